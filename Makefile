@@ -1,0 +1,60 @@
+# ComputeShare: `make` lists the targets.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DATASET ?= digits
+WORKERS ?= 2
+UV_VERSION := 0.13.9
+
+.PHONY: help install demo test check e2e bench up down migrate lock clean
+
+help: ## List the targets
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Make the virtual environment from the lock file
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "Python 3.11, 3.12 or 3.13 is needed; name one by PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable .
+	@touch $(STAMP)
+
+demo: install ## Train DATASET on this machine with WORKERS workers, all in one command
+	@$(BIN)/computeshare demo --dataset $(DATASET) --workers $(WORKERS)
+
+test: install ## Run the whole test suite
+	$(BIN)/python -m pytest
+
+check: install ## Format, lint, types, direction of imports, migrations, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit tests/integration/test_migrations.py
+
+e2e: install ## Run the tests that start processes and a browser
+	$(BIN)/python -m pytest tests/e2e
+
+bench: install ## Measure rounds per second beside torch DistributedDataParallel
+	$(BIN)/python -m bench.ddp
+
+up: install ## Start a control plane here, with WORKERS local workers
+	@$(BIN)/computeshare up --workers $(WORKERS)
+
+down: install ## Stop the control plane that runs here
+	@$(BIN)/computeshare down
+
+migrate: install ## Bring the database up to date (`computeshare up` does so by itself)
+	$(BIN)/alembic upgrade head
+
+lock: install ## Pin the newest versions that pyproject.toml allows, for Linux and macOS
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-header \
+		--generate-hashes --all-extras pyproject.toml --output-file requirements.lock
+
+clean: ## Remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache artifacts
