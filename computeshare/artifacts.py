@@ -1,0 +1,174 @@
+"""Checkpoints on disk: one folder a version, complete or absent.
+
+`ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
+reducer's full-precision parameters and optimizer state), `manifest.json`, and once scored `score.json`. A folder is
+written under another name, flushed to the disk, and renamed: what has a token's name is whole.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from computeshare.errors import ArtifactError
+from computeshare.types import Token
+
+WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
+
+
+class Manifest(BaseModel):
+    """What a checkpoint says of itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    token: str
+    version: int
+    sha256: str
+    """Over the tensors' bytes in `state_dict` order."""
+    bytes: int
+    """Size of the weights file."""
+    epoch: int
+    next_micro_batch: int
+
+
+class Artifacts:
+    """The checkpoints of one job."""
+
+    def __init__(self, root: Path, job_id: str) -> None:
+        self.folder = root / job_id
+
+    def path(self, token: Token, name: str = "") -> Path:
+        return self.folder / str(token) / name
+
+    def has(self, token: Token) -> bool:
+        return self.path(token, MANIFEST).exists()
+
+    def save(
+        self,
+        token: Token,
+        tensors: Mapping[str, npt.NDArray[np.generic]],
+        state: bytes,
+        sha256: str,
+        epoch: int,
+        next_micro_batch: int,
+    ) -> Manifest:
+        """Make a checkpoint durable; does nothing but read it back if it is there already."""
+        if self.has(token):
+            return self.manifest(token)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{token}.{uuid.uuid4().hex[:8]}"
+        temporary.mkdir()
+        try:
+            blob = save({name: np.asarray(a, order="C") for name, a in tensors.items()}, {"token": str(token)})
+            manifest = Manifest(
+                token=str(token),
+                version=token.version,
+                sha256=sha256,
+                bytes=len(blob),
+                epoch=epoch,
+                next_micro_batch=next_micro_batch,
+            )
+            _write(temporary / WEIGHTS, blob)
+            _write(temporary / STATE, state)
+            _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
+            _flush_folder(temporary)
+            with contextlib.suppress(OSError):  # another reducer wrote the same bytes first
+                os.rename(temporary, self.path(token))
+            _flush_folder(self.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return self.manifest(token)
+
+    def manifest(self, token: Token) -> Manifest:
+        """Raises ArtifactError where the checkpoint is missing or damaged."""
+        try:
+            return Manifest.model_validate_json(self.path(token, MANIFEST).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise ArtifactError(f"checkpoint {token} is missing or damaged: {error}") from error
+
+    def tensors(self, token: Token) -> dict[str, npt.NDArray[np.generic]]:
+        """The state dict of a checkpoint. Raises ArtifactError."""
+        try:
+            return dict(load_file(self.path(token, WEIGHTS)))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise ArtifactError(f"the weights of checkpoint {token} are missing or damaged: {error}") from error
+
+    def state(self, token: Token) -> bytes:
+        """The reducer's state of a checkpoint. Raises ArtifactError."""
+        try:
+            return self.path(token, STATE).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"the state of checkpoint {token} is missing: {error}") from error
+
+    def tokens(self) -> list[Token]:
+        """The checkpoints there are, oldest first."""
+        found = []
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            with contextlib.suppress(ValueError):
+                if not path.name.startswith("."):
+                    found.append(Token.parse(path.name))
+        return sorted(found, key=lambda token: (token.version, token.incarnation))
+
+    def score(self, token: Token) -> dict[str, Any] | None:
+        """The evaluator's verdict on a checkpoint, if it has one."""
+        try:
+            return dict(json.loads(self.path(token, SCORE).read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def save_score(self, token: Token, score: Mapping[str, Any]) -> None:
+        """Keep the evaluator's verdict beside the checkpoint."""
+        temporary = self.path(token, f".{SCORE}.{uuid.uuid4().hex[:8]}")
+        _write(temporary, json.dumps(score).encode())
+        os.replace(temporary, self.path(token, SCORE))
+
+    def drop_state(self, token: Token) -> None:
+        """Free what only a restart from this checkpoint would need."""
+        self.path(token, STATE).unlink(missing_ok=True)
+
+    def remove(self, token: Token) -> None:
+        """Remove one checkpoint."""
+        shutil.rmtree(self.path(token), ignore_errors=True)
+
+    def next_incarnation(self) -> int:
+        """Count one more opening of the job, durably: 1 for the first."""
+        path = self.folder / "incarnation"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            count = int(path.read_text()) + 1
+        except (OSError, ValueError):
+            count = 1 + max((token.incarnation for token in self.tokens()), default=0)
+        temporary = path.with_name(f".incarnation.{uuid.uuid4().hex[:8]}")
+        _write(temporary, str(count).encode())
+        os.replace(temporary, path)
+        _flush_folder(self.folder)
+        return count
+
+    def delete(self) -> None:
+        """Remove the job's checkpoints altogether."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,26 @@
+"""Connections to the broker (Redis or Valkey)."""
+
+from redis import Redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+BLOCK_MS = 4000
+"""Longest single blocking wait, in milliseconds; below the socket's timeout."""
+
+OUTAGES = (RedisConnectionError, RedisTimeoutError)
+"""What a call raises while the broker is away."""
+
+
+def connect(url: str, retries: int = 60) -> Redis:
+    """A client that rides out an outage of the broker: `retries` attempts with jitter, 5 s apart at most.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`, with the password inside.
+        retries: 0 for callers that would rather report the outage at once.
+    """
+    retry = Retry(ExponentialWithJitterBackoff(base=0.2, cap=5), retries)
+    return Redis.from_url(
+        url, socket_timeout=BLOCK_MS / 1000 + 6, socket_connect_timeout=5, retry=retry, health_check_interval=0
+    )

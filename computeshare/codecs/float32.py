@@ -1,0 +1,20 @@
+"""Full precision: four bytes a value."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from computeshare.codecs import frame
+from computeshare.types import Vector
+
+
+class Float32:
+    """Little-endian IEEE 754 single precision; exact."""
+
+    exact: ClassVar[bool] = True
+
+    def encode(self, vector: Vector) -> bytes:
+        return frame.pack(np.ascontiguousarray(vector, "<f4").data)
+
+    def decode(self, blob: bytes | memoryview, size: int) -> Vector:
+        return np.frombuffer(frame.unpack(blob, 4 * size), "<f4")

@@ -1,0 +1,61 @@
+"""The errors of ComputeShare: each named for its cause, each saying what to do."""
+
+
+class ComputeShareError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class SpecError(ComputeShareError):
+    """A job's specification cannot be carried out; the message names the field and what is allowed."""
+
+
+class SettingsError(ComputeShareError):
+    """A setting is missing or wrong."""
+
+
+class BrokerError(ComputeShareError):
+    """The Redis or Valkey server cannot be started or reached."""
+
+
+class DatasetError(ComputeShareError):
+    """A data set is missing, incomplete or not what it claims to be."""
+
+
+class CodecError(ComputeShareError):
+    """A blob is not what its sender claims: size, header, checksum, length or values."""
+
+
+class ShapeError(ComputeShareError):
+    """Two vectors that belong together differ in shape."""
+
+
+class ArtifactError(ComputeShareError):
+    """A checkpoint on disk is missing or damaged."""
+
+
+class RoundError(ComputeShareError):
+    """A step of the round protocol was refused because the job had moved on."""
+
+
+class StaleVersion(RoundError):
+    """The version compared against is no longer the current one."""
+
+
+class Fenced(RoundError):
+    """A newer session or reducer has taken this one's place."""
+
+
+class JobGone(RoundError):
+    """The job is not open: it ended, was deleted, or the broker lost it."""
+
+
+class Diverged(ComputeShareError):
+    """The training itself produced values that are not finite."""
+
+
+class ApiError(ComputeShareError):
+    """The control plane answered with a problem; carries the HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,123 @@
+"""Every Redis key of ComputeShare, with its type and its life; the only module that spells one.
+
+All keys of a job carry its id as the hash tag, so that a cluster keeps them in one slot and a worker's
+credential can be confined to them.
+"""
+
+from dataclasses import dataclass
+
+JOBS = "cs:jobs"
+"""set: ids of the jobs that reducers and evaluators look after; kept by the control plane."""
+
+CONTROL_LOCK = "cs:control"
+"""string: which control plane runs the dispatcher and reads the events; expires."""
+
+WORKERS = "cs:workers"
+"""set: ids of workers that registered; the control plane removes those whose `worker` key expired."""
+
+
+def worker(worker_id: str) -> str:
+    """hash: what a worker says of itself (name, device, queues, versions, memory); expires unless refreshed."""
+    return f"cs:worker:{worker_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """The keys of one job."""
+
+    job_id: str
+
+    def _key(self, *parts: object) -> str:
+        return ":".join(["cs", f"{{{self.job_id}}}", *map(str, parts)])
+
+    def spec(self) -> str:
+        """string: the JobSpec as JSON; written by the control plane until the job is deleted."""
+        return self._key("spec")
+
+    def round(self) -> str:
+        """hash: status, token, base, version, first, count, cursor; the job is open while it exists."""
+        return self._key("round")
+
+    def weights(self, token: str) -> str:
+        """string: the published weights of a version; the version before expires after a minute."""
+        return self._key("weights", token)
+
+    def state(self, token: str) -> str:
+        """string: the reducer's full-precision weights and optimizer state of a version; as `weights`."""
+        return self._key("state", token)
+
+    def staged(self, nonce: str) -> str:
+        """string: a blob not yet submitted or committed; expires."""
+        return self._key("staged", nonce)
+
+    def update(self, token: str, micro_batch: int) -> str:
+        """string: the accepted update of a micro-batch; kept until the state of the version it led to is stored."""
+        return self._key("update", token, micro_batch)
+
+    def leases(self) -> str:
+        """hash of the current round: micro-batch to `session|expires_ms|leased_ms|worker|count`."""
+        return self._key("leases")
+
+    def backups(self) -> str:
+        """hash of the current round: as `leases`, for the second lease on a slow micro-batch."""
+        return self._key("backups")
+
+    def free(self) -> str:
+        """list of the current round: micro-batches handed back, to be leased before any other."""
+        return self._key("free")
+
+    def received(self) -> str:
+        """hash of the current round: micro-batch to the JSON of its accepted submission."""
+        return self._key("received")
+
+    def sessions(self) -> str:
+        """hash: worker to its newest session; an older session is fenced."""
+        return self._key("sessions")
+
+    def speeds(self) -> str:
+        """hash: worker to its milliseconds per micro-batch, a moving average by the server's clock."""
+        return self._key("speeds")
+
+    def suspects(self) -> str:
+        """hash of the current round: micro-batch to the sessions whose update of it was not finite."""
+        return self._key("suspects")
+
+    def strikes(self) -> str:
+        """hash: worker to the number of its submissions that were refused."""
+        return self._key("strikes")
+
+    def nonce(self, nonce: str) -> str:
+        """string: the answer given to a submission; expires after ten minutes."""
+        return self._key("nonce", nonce)
+
+    def versions(self) -> str:
+        """stream: one entry per version or change of status, to wake those who wait; trimmed to the newest few."""
+        return self._key("versions")
+
+    def full(self) -> str:
+        """list: one element when a round is full, to wake the reducer; emptied by it."""
+        return self._key("full")
+
+    def reducer(self) -> str:
+        """string: the active reducer, `fence|host|pid|id`; expires unless refreshed."""
+        return self._key("reducer")
+
+    def fence(self) -> str:
+        """string: the newest reducer's fence, a counter."""
+        return self._key("fence")
+
+    def events(self) -> str:
+        """stream: what happened, in order; trimmed by the control plane once stored."""
+        return self._key("events")
+
+    def scoring(self, token: str) -> str:
+        """string: which evaluator scores this checkpoint; expires."""
+        return self._key("scoring", token)
+
+    def seats(self) -> str:
+        """hash: worker to its current seat's id, so that an older attempt leaves."""
+        return self._key("seats")
+
+    def pattern(self) -> str:
+        """Matches every key of the job, for deletion."""
+        return f"cs:{{{self.job_id}}}:*"

@@ -1,0 +1,139 @@
+"""How a model's `state_dict` lies in flat vectors. Pure NumPy: knows no torch.
+
+Weights are three vectors: the parameters (float32), the floating-point buffers (float32; BatchNorm's running
+statistics) and the counters (int64; BatchNorm's `num_batches_tracked`), each in `state_dict` order.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from computeshare.errors import ShapeError
+from computeshare.types import Counters, Vector
+
+Kind = Literal["parameter", "buffer", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model's state: parameters (d,) and buffers (b,) float32, counters (c,) int64."""
+
+    parameters: Vector
+    buffers: Vector
+    counters: Counters
+
+    def copy(self) -> "Weights":
+        return Weights(self.parameters.copy(), self.buffers.copy(), self.counters.copy())
+
+    def vector(self, kind: Kind) -> npt.NDArray[np.generic]:
+        vectors: dict[Kind, npt.NDArray[Any]] = {
+            "parameter": self.parameters,
+            "buffer": self.buffers,
+            "counter": self.counters,
+        }
+        return vectors[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One entry of the `state_dict`: where it lies in the vector of its kind."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The entries of a `state_dict`, in its order."""
+
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def build(cls, entries: Iterator[tuple[str, tuple[int, ...], Kind]]) -> "Layout":
+        """Lay out `(name, shape, kind)` entries one after the other."""
+        ends: dict[Kind, int] = {"parameter": 0, "buffer": 0, "counter": 0}
+        tensors = []
+        for name, shape, kind in entries:
+            start, ends[kind] = ends[kind], ends[kind] + int(np.prod(shape, dtype=np.int64))
+            tensors.append(Tensor(name, tuple(shape), kind, start, ends[kind]))
+        return cls(tuple(tensors))
+
+    def _size(self, kind: Kind) -> int:
+        return max((t.stop for t in self.tensors if t.kind == kind), default=0)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Length d of the parameter vector."""
+        return self._size("parameter")
+
+    @cached_property
+    def buffers(self) -> int:
+        """Length b of the buffer vector."""
+        return self._size("buffer")
+
+    @cached_property
+    def counters(self) -> int:
+        """Length c of the counter vector."""
+        return self._size("counter")
+
+    def check(self, weights: Weights) -> None:
+        """Raises ShapeError where `weights` are not of this layout."""
+        found = (weights.parameters.shape, weights.buffers.shape, weights.counters.shape)
+        expected = ((self.parameters,), (self.buffers,), (self.counters,))
+        if found != expected:
+            raise ShapeError(f"weights of shapes {found} do not fit a layout of {expected}")
+
+    def views(self, weights: Weights) -> dict[str, npt.NDArray[np.generic]]:
+        """The `state_dict` as NumPy views into the three vectors."""
+        self.check(weights)
+        return {t.name: weights.vector(t.kind)[t.start : t.stop].reshape(t.shape) for t in self.tensors}
+
+    def gather(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Weights:
+        """The weights from a `state_dict` of arrays. Raises ShapeError where its entries are others than these."""
+        weights = Weights(
+            np.empty(self.parameters, np.float32),
+            np.empty(self.buffers, np.float32),
+            np.empty(self.counters, np.int64),
+        )
+        views = self.views(weights)
+        if {n: v.shape for n, v in views.items()} != {n: t.shape for n, t in tensors.items()}:
+            raise ShapeError("the checkpoint's tensors are not those of this model")
+        for name, view in views.items():
+            view[...] = tensors[name]
+        return weights
+
+    def counted(self, counters: Counters) -> Counters:
+        """The counters (c,) one round later: `num_batches_tracked` one more, other integer buffers as they were."""
+        following = counters.copy()
+        for t in self.tensors:
+            if t.kind == "counter" and t.name.endswith("num_batches_tracked"):
+                following[t.start : t.stop] += 1
+        return following
+
+    def digest(self, weights: Weights) -> str:
+        """sha256, in hex, over all tensors' little-endian bytes in `state_dict` order."""
+        self.check(weights)
+        sha = hashlib.sha256()
+        for kind, start, stop in self._runs:
+            part = weights.vector(kind)[start:stop]
+            sha.update(part.astype(part.dtype.newbyteorder("<"), copy=False).data)
+        return sha.hexdigest()
+
+    @cached_property
+    def _runs(self) -> list[tuple[Kind, int, int]]:
+        """Neighbours of one kind joined, so that a digest takes few calls."""
+        runs: list[tuple[Kind, int, int]] = []
+        for t in self.tensors:
+            if runs and runs[-1][0] == t.kind and runs[-1][2] == t.start:
+                runs[-1] = (t.kind, runs[-1][1], t.stop)
+            else:
+                runs.append((t.kind, t.start, t.stop))
+        return runs

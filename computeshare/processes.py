@@ -1,0 +1,62 @@
+"""Manners of a process: end with the one that started it, end when asked."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+import structlog
+
+
+def exit_with_parent(on_orphaned: Callable[[], None] | None = None, every_s: float = 0.5) -> None:
+    """End this process soon after its parent, however that one died (SIGKILL leaves no other trace).
+
+    The parent is the one at the time of the call; `on_orphaned` runs before the end.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        tick = threading.Event()
+        while os.getppid() == parent:
+            tick.wait(every_s)
+        if on_orphaned:
+            on_orphaned()
+        os._exit(70)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM, SIGINT and SIGHUP set; a second signal ends the process at once."""
+    stop = threading.Event()
+
+    def handle(signum: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + signum)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, handle)
+    return stop
+
+
+def configure_logging() -> None:
+    """Plain log lines on standard error: time, level, event, fields."""
+    import logging
+    import sys
+
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def hostname() -> str:
+    return socket.gethostname()

@@ -1,0 +1,140 @@
+"""Where the services live: `COMPUTESHARE_*` variables, the home folder, and `run.json`.
+
+Only entry points read settings; everything below them gets plain values.
+"""
+
+import hmac
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Self
+
+import platformdirs
+from pydantic import BaseModel, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from computeshare.errors import SettingsError
+
+
+def _default_home() -> Path:
+    return Path(platformdirs.user_data_dir("computeshare", appauthor=False))
+
+
+class RunFile(BaseModel):
+    """What `computeshare up` tells the other commands on its machine (`$COMPUTESHARE_HOME/run.json`)."""
+
+    url: str
+    redis_url: str
+    pids: dict[str, list[int]] = Field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Replace the file in one step; only its owner may read it."""
+        write_private(path, self.model_dump_json(indent=1))
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The file's content, or None where nothing is running (or it is unreadable)."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+
+class Settings(BaseSettings):
+    """Every setting; each field is the variable `COMPUTESHARE_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="COMPUTESHARE_", extra="ignore")
+
+    home: Path = Field(default_factory=_default_home, description="database, checkpoints, token, run.json")
+    data: Path | None = Field(None, description="data sets in torchvision's layout; default HOME/data")
+    redis_url: str | None = Field(None, description="broker; default: the embedded one of `computeshare up`")
+    database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
+    url: str | None = Field(None, description="address of the control plane, for clients")
+    token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
+    appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")
+
+    @classmethod
+    def given(cls, **flags: object) -> Self:
+        """Settings in which flags win over variables; a flag that is None was not given."""
+        values: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+        return cls(**values)
+
+    @property
+    def data_dir(self) -> Path:
+        return self.data or self.home / "data"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        return self.home / "artifacts"
+
+    @property
+    def run_path(self) -> Path:
+        return self.home / "run.json"
+
+    @property
+    def token_path(self) -> Path:
+        return self.home / "token"
+
+    @property
+    def sqlite_url(self) -> str:
+        url = self.database_url or f"sqlite:///{self.home / 'computeshare.db'}"
+        if not url.startswith("sqlite:///"):
+            raise SettingsError(f"COMPUTESHARE_DATABASE_URL must start with sqlite:///, not {url.split(':')[0]}:")
+        return url
+
+    def resolve_redis_url(self) -> str:
+        """The broker's address: the setting, else the one that `up` wrote down. Raises SettingsError."""
+        if self.redis_url:
+            return self.redis_url
+        if run := RunFile.read(self.run_path):
+            return run.redis_url
+        raise SettingsError(
+            "no broker is known: start `computeshare up` on this machine, or set COMPUTESHARE_REDIS_URL "
+            "(for example redis://:PASSWORD@HOST:6379/0)"
+        )
+
+    def resolve_url(self) -> str:
+        """The control plane's address for a client. Raises SettingsError."""
+        if self.url:
+            return self.url.rstrip("/")
+        if run := RunFile.read(self.run_path):
+            return run.url
+        raise SettingsError("no control plane is known: start `computeshare up`, or set COMPUTESHARE_URL")
+
+    def resolve_token(self) -> str:
+        """The bearer token for a client. Raises SettingsError."""
+        if self.token:
+            return self.token
+        try:
+            return self.token_path.read_text().strip()
+        except OSError as error:
+            raise SettingsError(f"no token: set COMPUTESHARE_TOKEN, or let {self.token_path} hold it") from error
+
+    def ensure_token(self) -> str:
+        """The control plane's token, made on first use with mode 0600."""
+        if self.token:
+            return self.token
+        if not self.token_path.exists():
+            write_private(self.token_path, secrets.token_urlsafe(32) + "\n")
+        return self.token_path.read_text().strip()
+
+    def child_environment(self) -> dict[str, str]:
+        """These settings as variables for a child process (never as arguments, which anyone can read)."""
+        values = json.loads(self.model_dump_json(exclude_none=True))
+        return {f"COMPUTESHARE_{name.upper()}": str(value) for name, value in values.items()}
+
+
+def login_key(token: str) -> str:
+    """What the login link carries: proves knowledge of the token without holding it."""
+    return hmac.new(token.encode(), b"login", "sha256").hexdigest()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step, mode 0600."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)

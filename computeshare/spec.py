@@ -1,0 +1,190 @@
+"""JobSpec: what a user asks for, checked completely before anything is stored.
+
+Knows no torch: names, arguments and sizes come from the committed `catalog`.
+"""
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from computeshare.catalog import catalog
+from computeshare.sampling import Plan
+
+QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+CodecName = Literal["float32", "float16"]
+LARGEST_BYTES = 400_000_000
+"""Largest weights, in bytes of float32: they travel as one value, which the broker takes up to 512 MB."""
+Count = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SyncStrategy(_Part):
+    """Synchronous SGD: every version is made of all micro-batches of its round."""
+
+    kind: Literal["sync"] = "sync"
+    quorum: float = Field(1.0, ge=1, le=1, description="share of the round to wait for; 1 is all of it")
+    backup: bool = Field(True, description="lease a slow micro-batch a second time near the round's end")
+    combine: Literal["mean", "median", "trimmed_mean"] = "mean"
+    max_norm: float | None = Field(None, gt=0, description="clip each update to this Euclidean norm")
+
+
+class OptimizerSpec(BaseModel):
+    """A `torch.optim` optimizer by name, with its own arguments beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "SGD"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        known = catalog().optimizers
+        if self.name not in known:
+            raise ValueError(f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
+        arguments = known[self.name].arguments
+        for name, value in self.arguments.items():
+            if name not in arguments:
+                raise ValueError(f"{self.name} takes no argument {name!r}; allowed: {', '.join(sorted(arguments))}")
+            entry = arguments[name]
+            if not (_is_kind(value, entry.kind) or (value is None and entry.nullable)):
+                raise ValueError(f"{self.name}'s {name} must be a {entry.kind}, not {value!r}")
+        if self.arguments.get("lr", 0) < 0:
+            raise ValueError(f"lr must not be negative, is {self.arguments['lr']}")
+        return self
+
+
+class CodecSpec(_Part):
+    """How vectors travel: `up` for updates, `down` for weights."""
+
+    up: CodecName = "float16"
+    down: CodecName = "float32"
+
+
+class WorkerRange(_Part):
+    """How many workers a job waits for before it starts, and how many it takes at most."""
+
+    min: int = Field(1, ge=1, le=1024)
+    max: int = Field(8, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) must not be above max ({self.max})")
+        return self
+
+
+class JobSpec(_Part):
+    """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
+
+    name: str = Field("", max_length=100)
+    queue: str = Field("default", pattern=QUEUE_PATTERN)
+    dataset: str
+    model: str
+    input: tuple[int, int, int] | None = Field(None, description="channels, height, width; default the data set's")
+    micro_batch: int = Field(32, ge=1, le=65_536)
+    micro_batches_per_round: int = Field(4, ge=1, le=4096)
+    rounds: int | None = Field(None, ge=1, le=100_000_000)
+    epochs: int | None = Field(None, ge=1, le=1_000_000)
+    strategy: SyncStrategy = SyncStrategy()
+    optimizer: OptimizerSpec = Field(default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9))
+    lr_scaling: Literal["none", "linear"] = "none"
+    codec: CodecSpec = CodecSpec()
+    workers: WorkerRange = WorkerRange()
+    seed: int = Field(0, ge=0, lt=2**63)
+    threads: int = Field(0, ge=0, le=256)
+    checkpoint_every: Count = 100
+    evaluate_every: Count = 100
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if re.search(r"[\x00-\x1f\x7f]", value):
+            raise ValueError("name must not hold control characters")
+        return value.strip()
+
+    @field_validator("dataset", "model")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        known: dict[str, Any] = catalog().datasets if info.field_name == "dataset" else dict(catalog().models)
+        if value not in known:
+            raise ValueError(f"unknown {info.field_name} {value!r}; allowed: {', '.join(sorted(known))}")
+        return value
+
+    @field_validator("input")
+    @classmethod
+    def _bounded(cls, value: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        if value and (value[0] not in (1, 3) or not all(1 <= side <= 1024 for side in value[1:])):
+            raise ValueError(f"input must be [channels, height, width], 1 or 3 channels, sides 1 to 1024, not {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.rounds is not None and self.epochs is not None:
+            raise ValueError("give rounds or epochs, not both")
+        model, (_, height, width) = catalog().models[self.model], self.shape
+        if min(height, width) < model.min_size:
+            raise ValueError(
+                f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
+                f"{self.dataset} gives {height}x{width}: set input, for example [{self.shape[0]}, 32, 32], "
+                f"or take model mlp"
+            )
+        if 4 * model.parameters > LARGEST_BYTES:
+            raise ValueError(
+                f"model {self.model} has {model.parameters:,} parameters; this release takes models up to "
+                f"{LARGEST_BYTES // 4:,} (weights travel in one piece): choose a smaller one"
+            )
+        if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
+            raise ValueError(
+                f"micro_batch {self.micro_batch} leaves a last micro-batch of one sample, "
+                f"which the batch normalisation of {self.model} cannot take: choose another"
+            )
+        return self
+
+    @property
+    def title(self) -> str:
+        return self.name or f"{self.model} on {self.dataset}"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of what the model sees."""
+        return self.input or catalog().datasets[self.dataset].shape
+
+    @property
+    def plan(self) -> Plan:
+        """The division of the job's samples into micro-batches and rounds."""
+        samples = catalog().datasets[self.dataset].train
+        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round)
+
+    @property
+    def rounds_total(self) -> int:
+        if self.rounds is not None:
+            return self.rounds
+        return (self.epochs or 1) * self.plan.rounds_per_epoch
+
+    def wants_checkpoint(self, version: int) -> bool:
+        """Whether the weights of this version are to be kept on disk whatever the time."""
+        every = (self.checkpoint_every, self.evaluate_every)
+        return version == self.rounds_total or any(n and version % n == 0 for n in every)
+
+
+def _is_kind(value: object, kind: str) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    match kind:
+        case "number":
+            return number
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "boolean":
+            return isinstance(value, bool)
+        case "string":
+            return isinstance(value, str)
+        case _:
+            return isinstance(value, list | tuple) and all(v is None or _is_kind(v, "number") for v in value)

@@ -1,0 +1,38 @@
+"""Vectors and the values that pass between processes."""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+Counters = npt.NDArray[np.int64]
+
+Outcome = Literal["accepted", "stale", "duplicate", "lease_lost", "fenced", "refused"]
+JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A version's identity, `incarnation.version.digest16`, compared as a whole string.
+
+    `incarnation` grows whenever a job is restored from a checkpoint, so that work done on
+    weights the broker has since lost can never be mistaken for work on the current ones.
+    """
+
+    incarnation: int
+    version: int
+    digest16: str
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.version}.{self.digest16}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a token back. Raises ValueError if `text` is none."""
+        incarnation, version, digest16 = text.split(".")
+        if len(digest16) != 16:
+            raise ValueError(f"not a version token: {text!r}")
+        return cls(int(incarnation), int(version), digest16)

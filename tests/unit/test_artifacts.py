@@ -1,0 +1,88 @@
+"""Checkpoints: whole or absent, and numbered so that an incarnation never comes back."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from computeshare.artifacts import Artifacts
+from computeshare.errors import ArtifactError
+from computeshare.types import Token
+
+TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, np.int64)}
+
+
+def save(artifacts: Artifacts, version: int, incarnation: int = 1) -> Token:
+    token = Token(incarnation, version, f"{version:016x}")
+    artifacts.save(token, TENSORS, b"state", "ab" * 32, 0, 4 * version)
+    return token
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    token = save(artifacts, 7)
+    got = artifacts.tensors(token)
+    assert {name: (a.dtype, a.tolist()) for name, a in got.items()} == {
+        name: (a.dtype, a.tolist()) for name, a in TENSORS.items()
+    }
+    assert artifacts.state(token) == b"state"
+    manifest = artifacts.manifest(token)
+    assert (manifest.version, manifest.next_micro_batch) == (7, 28)
+    assert manifest.bytes == artifacts.path(token, "weights.safetensors").stat().st_size
+
+
+def test_a_second_writer_changes_nothing(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    token = save(artifacts, 1)
+    written = artifacts.path(token, "weights.safetensors").stat().st_mtime_ns
+    artifacts.save(token, {}, b"other", "cd" * 32, 0, 0)
+    assert artifacts.state(token) == b"state"
+    assert artifacts.path(token, "weights.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_half_written_checkpoint_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("computeshare.artifacts._flush_folder", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save(artifacts, 1)
+    assert artifacts.tokens() == []
+    assert list((tmp_path / "job").iterdir()) == []
+
+
+def test_checkpoints_are_listed_by_version_then_incarnation(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    saved = [save(artifacts, v, i) for v, i in [(10, 1), (2, 1), (10, 2)]]
+    assert artifacts.tokens() == [saved[1], saved[0], saved[2]]
+    assert Artifacts(tmp_path, "other").tokens() == []
+
+
+def test_missing_and_damaged_checkpoints_say_so(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    with pytest.raises(ArtifactError, match="missing or damaged"):
+        artifacts.manifest(Token(1, 1, "0" * 16))
+    token = save(artifacts, 1)
+    artifacts.path(token, "weights.safetensors").write_bytes(b"garbage")
+    with pytest.raises(ArtifactError, match="damaged"):
+        artifacts.tensors(token)
+
+
+def test_incarnations_grow_whatever_is_left_on_disk(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    assert [artifacts.next_incarnation() for _ in range(3)] == [1, 2, 3]
+    (tmp_path / "job" / "incarnation").write_text("garbage")
+    save(artifacts, 5, incarnation=9)
+    assert artifacts.next_incarnation() == 10
+
+
+def test_a_score_lies_beside_its_checkpoint(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    token = save(artifacts, 1)
+    assert artifacts.score(token) is None
+    artifacts.save_score(token, {"accuracy": 0.5})
+    assert artifacts.score(token) == {"accuracy": 0.5}
+    assert json.loads(artifacts.path(token, "score.json").read_text()) == {"accuracy": 0.5}

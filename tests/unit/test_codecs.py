@@ -1,0 +1,126 @@
+"""Codecs and messages: what is sent arrives, what is damaged is refused, and the wire format stays as it is."""
+
+import hashlib
+import zlib
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from computeshare.codecs import CODECS, frame
+from computeshare.codecs.messages import decode_update, decode_weights, encode_update, encode_weights
+from computeshare.errors import CodecError
+from computeshare.layout import Layout, Weights
+from computeshare.types import Vector
+
+GRADIENT = np.random.default_rng(0).normal(0, 1e-3, 5000).astype(np.float32)
+LAYOUT = Layout.build(
+    iter([("w", (3, 4), "parameter"), ("mean", (4,), "buffer"), ("seen", (), "counter"), ("b", (4,), "parameter")])
+)
+GOLDEN = {
+    "float32": "43534600edc10830000000bf0000c0be000080be000000be000000000000003e0000803e0000c03e",
+    "float16": "43534600926c2b4c00b800b600b400b00000003000340036",
+}
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(-60000, 60000, width=16)))
+def test_values_that_every_codec_can_hold_come_back_as_they_were(name: str, vector: Vector) -> None:
+    codec = CODECS[name]  # type: ignore[index]
+    assert np.array_equal(codec.decode(codec.encode(vector), len(vector)), vector)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_wire_format_is_pinned(name: str) -> None:
+    vector = (np.arange(8, dtype=np.float32) - 4) / 8
+    assert CODECS[name].encode(vector).hex() == GOLDEN[name]  # type: ignore[index]
+
+
+def test_exact_codecs_keep_every_bit() -> None:
+    codec = CODECS["float32"]
+    assert codec.exact and codec.decode(codec.encode(GRADIENT), GRADIENT.size).tobytes() == GRADIENT.tobytes()
+
+
+def test_float16_is_within_half_a_unit_in_the_last_place() -> None:
+    codec = CODECS["float16"]
+    error = np.abs(codec.decode(codec.encode(GRADIENT), GRADIENT.size) - GRADIENT)
+    assert not codec.exact and (error <= np.maximum(2.0**-11 * np.abs(GRADIENT), 2.0**-25)).all()
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(st.data())
+def test_a_damaged_blob_is_refused(name: str, data: st.DataObject) -> None:
+    codec = CODECS[name]  # type: ignore[index]
+    blob = bytearray(codec.encode(GRADIENT[:200]))
+    where = data.draw(st.integers(0, len(blob) - 1))
+    blob[where] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(CodecError):
+        codec.decode(bytes(blob), 200)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(garbage=st.binary(max_size=400))
+def test_garbage_is_refused(name: str, garbage: bytes) -> None:
+    with pytest.raises(CodecError):
+        CODECS[name].decode(garbage, 100)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("size", [0, 199, 201])
+def test_another_length_than_expected_is_refused(size: int) -> None:
+    with pytest.raises(CodecError, match="wrong length"):
+        CODECS["float32"].decode(CODECS["float32"].encode(GRADIENT[:200]), size)
+
+
+@pytest.mark.parametrize("states_size", [True, False])
+def test_a_compression_bomb_is_refused_before_it_is_inflated(states_size: bool) -> None:
+    compressor = zstandard.ZstdCompressor(level=19, write_content_size=states_size)
+    bomb = compressor.compress(bytes(200_000_000))
+    blob = b"CSF\x01" + zlib.crc32(bomb).to_bytes(4, "little") + bomb
+    with pytest.raises(CodecError, match="wrong length"):
+        frame.unpack(blob, 1_000_000)
+
+
+def test_bytes_after_the_compressed_frame_are_refused() -> None:
+    body = zstandard.ZstdCompressor().compress(bytes(1000)) + b"more"
+    with pytest.raises(CodecError, match="damaged compression"):
+        frame.unpack(b"CSF\x01" + zlib.crc32(body).to_bytes(4, "little") + body, 1000)
+
+
+def test_compression_is_left_out_where_it_does_not_win() -> None:
+    noise = np.random.default_rng(1).bytes(10_000)
+    assert len(frame.pack(noise)) == len(noise) + 8
+    assert len(frame.pack(bytes(10_000))) < 100
+
+
+def test_an_update_carries_gradient_and_buffers() -> None:
+    vector, buffers = np.arange(16, dtype=np.float32), np.ones(4, np.float32)
+    blob = encode_update(CODECS["float16"], vector, buffers)
+    got = decode_update(CODECS["float16"], blob, LAYOUT)
+    assert np.array_equal(got[0], vector) and np.array_equal(got[1], buffers)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 10, -1])
+def test_a_truncated_update_is_refused(cut: int) -> None:
+    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32))
+    with pytest.raises(CodecError, match="truncated"):
+        decode_update(CODECS["float32"], blob[:cut], LAYOUT)
+
+
+def test_bytes_after_an_update_are_refused() -> None:
+    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32))
+    with pytest.raises(CodecError, match="after the last part"):
+        decode_update(CODECS["float32"], blob + b"x", LAYOUT)
+
+
+def test_weights_carry_buffers_and_counters_exactly_and_their_digest_follows_the_state_dict() -> None:
+    weights = Weights(
+        np.linspace(0, 1, 16, dtype=np.float32), np.full(4, 1 / 3, np.float32), np.array([2**40 + 1], np.int64)
+    )
+    got = decode_weights(CODECS["float32"], encode_weights(CODECS["float32"], weights), LAYOUT)
+    assert LAYOUT.digest(got) == LAYOUT.digest(weights)
+    w, b = weights.parameters[:12], weights.parameters[12:]
+    in_order = w.tobytes() + weights.buffers.tobytes() + weights.counters.tobytes() + b.tobytes()
+    assert LAYOUT.digest(weights) == hashlib.sha256(in_order).hexdigest()

@@ -1,0 +1,78 @@
+"""JobSpec: good defaults, and every wrong field named with what is allowed."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from computeshare.spec import JobSpec
+
+
+def test_only_dataset_and_model_are_needed() -> None:
+    spec = JobSpec(dataset="mnist", model="lenet5")
+    assert spec.rounds_total == 469  # one epoch of 60,000 samples by 4 x 32
+    assert spec.title == "lenet5 on mnist"
+
+
+def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
+    spec = JobSpec(dataset="mnist", model="lenet5", micro_batch=7, micro_batches_per_round=1000, epochs=3)
+    assert spec.rounds_total == 3 * 9  # 8,572 micro-batches an epoch
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("dataset", "imagenet", "allowed: cifar10, digits, fashion-mnist, kmnist, mnist"),
+        ("model", "lenet6", "allowed: .*lenet5"),
+        ("micro_batch", 0, "greater than or equal to 1"),
+        ("queue", "a b", "pattern"),
+        ("name", "a\nb", "control characters"),
+        ("optimizer", {"name": "sgd"}, "unknown optimizer 'sgd'; allowed: .*SGD"),
+        ("optimizer", {"name": "SGD", "beta": 1}, "takes no argument 'beta'; allowed: .*momentum"),
+        ("optimizer", {"name": "SGD", "lr": "fast"}, "lr must be a number"),
+        ("optimizer", {"name": "SGD", "lr": float("nan")}, "lr must be a number"),
+        ("optimizer", {"name": "SGD", "lr": -1}, "must not be negative"),
+        ("strategy", {"kind": "gossip"}, "Input should be 'sync'"),
+        ("codec", {"up": "jpeg"}, "'float32' or 'float16'"),
+        ("workers", {"min": 3, "max": 2}, "must not be above max"),
+        ("input", [2, 32, 32], "1 or 3 channels"),
+        ("lr_scaling", "sqrt", "'none' or 'linear'"),
+        ("epoch", 3, "Extra inputs are not permitted"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_is_allowed(field: str, value: Any, says: str) -> None:
+    with pytest.raises(ValidationError, match=says) as caught:
+        JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", field: value})
+    assert caught.value.errors()[0]["loc"][0] == field
+
+
+def test_rounds_and_epochs_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="rounds or epochs, not both"):
+        JobSpec(dataset="mnist", model="lenet5", rounds=3, epochs=1)
+
+
+def test_a_model_that_cannot_see_the_data_set_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ValidationError, match=r"lenet5 needs an input of at least .* digits gives 8x8: set input"):
+        JobSpec(dataset="digits", model="lenet5")
+    assert JobSpec(dataset="digits", model="lenet5", input=(1, 32, 32)).shape == (1, 32, 32)
+
+
+def test_batch_norm_refuses_a_last_micro_batch_of_one_sample() -> None:
+    with pytest.raises(ValidationError, match="last micro-batch of one sample"):
+        JobSpec(dataset="mnist", model="resnet18", input=(3, 32, 32), micro_batch=59_999)
+
+
+@pytest.mark.parametrize(("version", "wanted"), [(99, False), (100, True), (250, True), (500, True), (499, False)])
+def test_checkpoints_come_at_either_interval_and_at_the_end(version: int, wanted: bool) -> None:
+    spec = JobSpec(dataset="mnist", model="mlp", rounds=500, checkpoint_every=100, evaluate_every=125)
+    assert spec.wants_checkpoint(version) is wanted
+
+
+def test_zero_means_only_at_the_end() -> None:
+    spec = JobSpec(dataset="mnist", model="mlp", rounds=500, checkpoint_every=0, evaluate_every=0)
+    assert [v for v in range(501) if spec.wants_checkpoint(v)] == [500]
+
+
+def test_a_model_too_large_for_one_value_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"vgg16 has 1\d\d,\d{3},\d{3} parameters; this release takes"):
+        JobSpec(dataset="mnist", model="vgg16", input=(3, 32, 32))
