@@ -1,0 +1,28 @@
+-- join.lua: begin a worker's session in a job; an older session of the same worker is fenced and its leases freed.
+-- KEYS  1 round   2 sessions   3 seats   4 leases   5 backups   6 free   7 versions   8 events
+-- ARGV  1 worker   2 session   3 seat   4 event (JSON)
+-- Returns {status, last id of the versions stream}; status is `unopened` if the job is not open,
+-- `fenced` if the worker's seat is another by now (nothing is changed in both cases).
+local status = redis.call("HGET", KEYS[1], "status")
+local last = redis.call("XREVRANGE", KEYS[7], "+", "-", "COUNT", 1)
+last = last[1] and last[1][1] or "0-0"
+if not status then return {"unopened", last} end
+local seat = redis.call("HGET", KEYS[3], ARGV[1])
+if seat and seat ~= ARGV[3] then return {"fenced", last} end
+if status ~= "running" then return {status, last} end
+local former = redis.call("HGET", KEYS[2], ARGV[1])
+if former then
+  for _, key in ipairs({KEYS[4], KEYS[5]}) do
+    local held = redis.call("HGETALL", key)
+    for i = 1, #held, 2 do
+      if held[i + 1]:match("^[^|]*") == former then
+        redis.call("HDEL", key, held[i])
+        if key == KEYS[4] then redis.call("RPUSH", KEYS[6], held[i]) end
+      end
+    end
+  end
+end
+redis.call("HSET", KEYS[2], ARGV[1], ARGV[2])
+local now = redis.call("TIME")
+redis.call("XADD", KEYS[8], "*", "type", "joined", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[4])
+return {status, last}

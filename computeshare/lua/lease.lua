@@ -1,0 +1,70 @@
+-- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
+-- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
+-- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events
+-- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
+--       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
+-- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
+-- `stale`, `fenced`, `gone` or the job's status if that is not running. Only `leased` changes anything.
+local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version")
+local status, token = round[1], round[2]
+if not status then return {"gone", "", 0} end
+if status ~= "running" then return {status, token, 0} end
+if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return {"fenced", token, 0} end
+if token ~= ARGV[1] then return {"stale", token, 0} end
+
+local clock = redis.call("TIME")
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local first, count, cursor = tonumber(round[3]), tonumber(round[4]), tonumber(round[5])
+local share = math.ceil(count / math.max(1, redis.call("HLEN", KEYS[2])))
+local speed = tonumber(redis.call("HGET", KEYS[7], ARGV[2])) or tonumber(ARGV[6])
+local granted, moved = {}, {}
+local again = 4000
+
+while #granted < share do
+  local freed = redis.call("LPOP", KEYS[6])
+  if freed then
+    if redis.call("HEXISTS", KEYS[5], freed) == 0 then granted[#granted + 1] = freed end
+  elseif cursor < count then
+    granted[#granted + 1] = string.format("%d", first + cursor)
+    cursor = cursor + 1
+  else
+    break
+  end
+end
+redis.call("HSET", KEYS[1], "cursor", cursor)
+
+local backups = {}
+if #granted == 0 then
+  local held = redis.call("HGETALL", KEYS[3])
+  for i = 1, #held, 2 do
+    local session, expires, leased, worker, size = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)|(.-)$")
+    expires, leased, size = tonumber(expires), tonumber(leased), tonumber(size)
+    local slow = leased + math.max(250, 3 * speed * size)
+    local take = #granted < share and (expires <= now or (ARGV[4] == "1" and session ~= ARGV[3] and slow <= now
+      and redis.call("HEXISTS", KEYS[4], held[i]) == 0))
+    if take then
+      granted[#granted + 1] = held[i]
+      backups[held[i]] = expires > now
+      moved[#moved + 1] = {from = worker, after_ms = now - leased, micro_batch = tonumber(held[i]), backup = expires > now}
+    else
+      again = math.min(again, expires - now)
+      if ARGV[4] == "1" and session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], held[i]) == 0 then
+        again = math.min(again, slow - now)
+      end
+    end
+  end
+end
+if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again))} end
+
+local life = math.max(tonumber(ARGV[5]), 4 * speed * #granted)
+local lease = string.format("%s|%.0f|%.0f|%s|%d", ARGV[3], now + life, now, ARGV[2], #granted)
+for _, micro_batch in ipairs(granted) do
+  redis.call("HSET", backups[micro_batch] and KEYS[4] or KEYS[3], micro_batch, lease)
+end
+for _, event in ipairs(moved) do
+  event.to, event.version = ARGV[2], tonumber(round[6])
+  redis.call("XADD", KEYS[8], "*", "type", "reassigned", "at", now, "data", cjson.encode(event))
+end
+local answer = {"leased", token, math.ceil(life)}
+for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
+return answer

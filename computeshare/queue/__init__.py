@@ -1,0 +1,9 @@
+"""Seats over RQ: which workers there are, and handing each a seat on a queue of its own.
+
+Every work-around for RQ lives in this package.
+"""
+
+from computeshare.queue.roster import WorkerInfo, list_workers, register, unregister
+from computeshare.queue.seats import Seat, SeatQueue
+
+__all__ = ["Seat", "SeatQueue", "WorkerInfo", "list_workers", "register", "unregister"]

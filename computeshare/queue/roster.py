@@ -1,0 +1,101 @@
+"""Which workers are alive, by the broker's clock."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from computeshare import keys
+
+ALIVE_MS = 10_000
+"""A worker that has not been heard of for this long is dead."""
+HEARTBEAT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself, and when it was last heard of (milliseconds by the broker's clock)."""
+
+    id: str
+    name: str
+    device: str
+    queues: tuple[str, ...]
+    versions: dict[str, str]
+    memory_bytes: int
+    host: str
+    pid: int
+    seat: str | None = None
+    state: str = "idle"
+    last_seen_ms: int = 0
+
+
+def register(redis: Redis, worker: WorkerInfo) -> None:
+    """Say that this worker is alive; repeated every `HEARTBEAT_S`, which also heals a broker that lost everything."""
+    values: dict[Any, str | int] = {
+        "name": worker.name,
+        "device": worker.device,
+        "queues": json.dumps(worker.queues),
+        "versions": json.dumps(worker.versions),
+        "memory_bytes": worker.memory_bytes,
+        "host": worker.host,
+        "pid": worker.pid,
+        "seat": worker.seat or "",
+        "state": worker.state,
+    }
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.hset(keys.worker(worker.id), mapping=values)
+    pipeline.pexpire(keys.worker(worker.id), ALIVE_MS)
+    pipeline.sadd(keys.WORKERS, worker.id)
+    pipeline.execute()
+
+
+def unregister(redis: Redis, worker_id: str) -> None:
+    """Say goodbye."""
+    redis.delete(keys.worker(worker_id))
+
+
+def list_workers(redis: Redis) -> list[WorkerInfo]:
+    """The workers alive, by id; those that are not are forgotten."""
+    members: Any = redis.smembers(keys.WORKERS)
+    ids = sorted(bytes(member).decode(errors="replace") for member in members)
+    pipeline = redis.pipeline(transaction=False)
+    pipeline.time()
+    for worker_id in ids:
+        pipeline.hgetall(keys.worker(worker_id))
+        pipeline.pttl(keys.worker(worker_id))
+    (seconds, microseconds), *answers = pipeline.execute()
+    now_ms = seconds * 1000 + microseconds // 1000
+    workers, dead = [], []
+    for worker_id, values, ttl in zip(ids, answers[::2], answers[1::2], strict=True):
+        worker = _read(worker_id, values, now_ms - ALIVE_MS + max(0, ttl)) if values else None
+        if worker:
+            workers.append(worker)
+        else:
+            dead.append(worker_id)
+    if dead:
+        redis.srem(keys.WORKERS, *dead)
+    return workers
+
+
+def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerInfo | None:
+    """A registration as far as it makes sense; None for one that does not (workers' words are not trusted)."""
+    try:
+        values = {name.decode(): value.decode()[:1000] for name, value in raw.items()}
+        queues = tuple(str(queue)[:64] for queue in json.loads(values["queues"]))
+        versions = {str(name)[:64]: str(version)[:64] for name, version in json.loads(values["versions"]).items()}
+        return WorkerInfo(
+            worker_id,
+            values["name"][:100],
+            values["device"][:100],
+            queues,
+            versions,
+            int(values["memory_bytes"]),
+            values["host"][:100],
+            int(values["pid"]),
+            values["seat"] or None,
+            values["state"][:32],
+            last_seen_ms,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,96 @@
+"""RQ's SpawnWorker, made safe for machines that sleep, lose the network and are watched by others."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from redis import Redis
+from rq import Queue, SpawnWorker
+from rq.executions import Execution
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from computeshare.queue.seats import Seat, SeatJob
+from computeshare.rounds import RoundStore
+
+_URL = "COMPUTESHARE_REDIS_URL"
+
+
+class SeatWorker(SpawnWorker):
+    """Runs one seat at a time in a process of its own.
+
+    Differs from SpawnWorker: only seats are run; the broker's address reaches the child by environment (RQ writes
+    it, password included, into the child's argv); the first signal lets the seat finish its work unit, the second
+    ends it; maintenance is the control plane's alone; a seat that dies hands its leases back.
+    """
+
+    job_class = SeatJob
+    leaving = False
+
+    def __init__(self, *arguments: Any, redis_url: str = "", **named: Any) -> None:
+        named |= {"serializer": JSONSerializer, "job_class": SeatJob, "job_monitoring_interval": 5}
+        super().__init__(*arguments, **named)
+        self.redis_url = redis_url
+
+    @property
+    def should_run_maintenance_tasks(self) -> bool:
+        return False
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        return 60
+
+    def _dump_worker_config(self) -> bytes:
+        return b""  # nothing is pickled: the child is told by its environment
+
+    @property
+    def current_seat(self) -> str | None:
+        """The id of the seat being run."""
+        return next((execution.job_id for execution in self.executions.values()), None)
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        execution = self.execution
+        assert execution is not None
+        told = {_URL: self.redis_url, "RQ_WORKER_ID": self.name, "RQ_JOB_ID": job.id, "RQ_EXECUTION_ID": execution.id}
+        command = [sys.executable, "-m", "computeshare.queue.horse"]
+        self._horse_pid = os.posix_spawn(sys.executable, command, {**os.environ, **told}, setpgroup=0)
+
+    def handle_work_horse_killed(self, job: Job, retpid: int, ret_val: int, rusage: Any) -> None:
+        seat = Seat.parse(job.id)
+        RoundStore(self.connection, seat.job).remove_worker(seat.worker, "its process died")
+
+    def _install_signal_handlers(self) -> None:
+        super()._install_signal_handlers()  # type: ignore[no-untyped-call]
+        signal.signal(signal.SIGHUP, self.request_stop)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.leaving = True
+        print("finishing this work unit, again to quit now", file=sys.stderr, flush=True)
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+    def handle_warm_shutdown_request(self) -> None:
+        if self.horse_pid:
+            self.kill_horse(signal.SIGTERM)
+
+    def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        if self.horse_pid:  # RQ would signal its own process group for 0
+            super().kill_horse(sig)
+
+    def setup_work_horse_signals(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run_horse() -> None:
+    """The child's side: run the seat that the environment names, report to RQ, exit."""
+    from computeshare.broker import connect
+
+    redis: Redis = connect(os.environ[_URL])
+    worker_id, job_id = os.environ["RQ_WORKER_ID"], os.environ["RQ_JOB_ID"]
+    queue = Queue(worker_id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
+    worker = SeatWorker([queue], worker_id, connection=redis, prepare_for_work=False)
+    job = SeatJob.fetch(job_id, connection=redis, serializer=JSONSerializer)
+    execution = Execution.fetch(os.environ["RQ_EXECUTION_ID"], job_id, connection=redis)
+    execution._job = job
+    worker.execution = execution
+    worker.main_work_horse(job, queue)

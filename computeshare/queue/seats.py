@@ -1,0 +1,144 @@
+"""A seat as an RQ job, reduced to the one function it may run."""
+
+import contextlib
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from redis import Redis
+from rq import Queue
+from rq.exceptions import DuplicateJobError, NoSuchJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from computeshare.keys import JobKeys
+
+FUNCTION = "computeshare.seat.serve"
+"""The only function a seat's RQ job may name, on both sides."""
+_FIELDS = frozenset(
+    [
+        "created_at",
+        "data",
+        "description",
+        "ended_at",
+        "enqueued_at",
+        "exc_info",
+        "failure_ttl",
+        "last_heartbeat",
+        "origin",
+        "result",
+        "result_ttl",
+        "started_at",
+        "status",
+        "timeout",
+        "worker_name",
+    ]
+)
+_LARGEST = 4096
+_SEAT = re.compile(r"([a-z0-9]{8,32})-([a-z0-9]{4,32})-(\d{1,4})-(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One worker's participation in one job: seat `number`, tried for the `attempt`-th time."""
+
+    worker: str
+    job: str
+    number: int
+    attempt: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.worker}-{self.job}-{self.number}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an id back. Raises ValueError."""
+        match = _SEAT.fullmatch(text)
+        if not match:
+            raise ValueError(f"not a seat: {text[:100]!r}")
+        worker, job, number, attempt = match.groups()
+        return cls(worker, job, int(number), int(attempt))
+
+
+class SeatJob(Job):
+    """An RQ job that can be nothing but a seat.
+
+    Whoever can write an RQ job's hash could otherwise make a worker import and call anything, run callbacks, send
+    web requests or inflate a small hash into gigabytes. Everything but a seat's own fields is dropped here.
+    """
+
+    def restore(self, raw_data: Any) -> Any:
+        """Take over a hash from Redis. Raises NoSuchJobError for one that is no seat, so that RQ passes over it."""
+        kept = {name: value for name, value in raw_data.items() if name.decode(errors="replace") in _FIELDS}
+        data = kept.get(b"data", b"")
+        if not _is_seat(data, self._id):
+            raise NoSuchJobError(f"refused RQ job {self._id}: it does not call {FUNCTION} with its own seat")
+        kept.pop(b"result", None)
+        return super().restore(kept)
+
+
+def _is_seat(data: bytes, job_id: str | None) -> bool:
+    try:
+        if len(data) > _LARGEST:
+            return False
+        text = zlib.decompressobj().decompress(data, _LARGEST)
+        function, instance, arguments, named = json.loads(text)
+        return function == FUNCTION and instance is None and arguments == [job_id] and named == {}
+    except (zlib.error, ValueError, TypeError, RecursionError):
+        return False
+
+
+class SeatQueue:
+    """Hands seats to workers, each through an RQ queue of its own, and looks after them."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+
+    def enqueue(self, seat: Seat) -> None:
+        """Hand a seat over; doing so again changes nothing."""
+        self.redis.hset(JobKeys(seat.job).seats(), seat.worker, seat.id)
+        with contextlib.suppress(DuplicateJobError):  # handed over already
+            self._queue(seat.worker).enqueue_call(
+                FUNCTION,
+                args=(seat.id,),
+                job_id=seat.id,
+                description=seat.id,
+                timeout=-1,
+                result_ttl=300,
+                failure_ttl=3600,
+                unique=True,
+            )
+
+    def state(self, seats: Iterable[Seat]) -> dict[str, str]:
+        """Seat id to `queued`, `started`, `finished`, `failed` or `missing` (the broker does not know it)."""
+        ids = [seat.id for seat in seats]
+        pipeline = self.redis.pipeline(transaction=False)
+        for seat_id in ids:
+            pipeline.hget(SeatJob.key_for(seat_id), "status")
+        names = {b"queued": "queued", b"created": "queued", b"started": "started", b"finished": "finished"}
+        statuses = pipeline.execute() if ids else []
+        return {
+            seat_id: "missing" if status is None else names.get(status, "failed")
+            for seat_id, status in zip(ids, statuses, strict=True)
+        }
+
+    def stop(self, seat: Seat) -> None:
+        """Make a seat end: at once if it has not begun, else by killing its process (ask politely first)."""
+        self._queue(seat.worker).remove(seat.id)
+        payload = json.dumps({"command": "stop-job", "job_id": seat.id})
+        self.redis.publish(f"rq:pubsub:{seat.worker}", payload)
+
+    def forget(self, seat: Seat) -> None:
+        """Remove every trace of a seat that is over."""
+        try:
+            SeatJob.fetch(seat.id, connection=self.redis, serializer=JSONSerializer).delete()
+        except NoSuchJobError:
+            self._queue(seat.worker).remove(seat.id)
+            self.redis.delete(SeatJob.key_for(seat.id))
+
+    def _queue(self, worker_id: str) -> Queue:
+        return Queue(worker_id, connection=self.redis, job_class=SeatJob, serializer=JSONSerializer)

@@ -1,0 +1,96 @@
+"""What the control plane does to a job's rounds, and reading their state."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from redis import Redis
+
+from computeshare.keys import JOBS, JobKeys
+from computeshare.rounds.scripts import Scripts
+from computeshare.types import Token
+
+FIELDS = ["status", "token", "base", "first", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """A job's current round: `count` micro-batches from `first` on turn `token`'s version into the next."""
+
+    status: str
+    token: Token
+    base: Token | None
+    first: int
+    count: int
+
+    @property
+    def version(self) -> int:
+        return self.token.version
+
+    @classmethod
+    def parse(cls, values: Any) -> "RoundState | None":
+        """From the values of `FIELDS` in a round's hash; None if there is no such hash."""
+        if values[0] is None:
+            return None
+        status, token, base, first, count = (bytes(value).decode() for value in values)
+        return cls(status, Token.parse(token), Token.parse(base) if base else None, int(first), int(count))
+
+
+class RoundStore:
+    """One job's keys, as the control plane sees them."""
+
+    def __init__(self, redis: Redis, job_id: str) -> None:
+        self.redis = redis
+        self.keys = JobKeys(job_id)
+        self.job_id = job_id
+        self.scripts = Scripts(redis)
+
+    def publish(self, spec_json: str) -> None:
+        """Make the job known to reducers, which open it; doing so again changes nothing."""
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.set(self.keys.spec(), spec_json)
+        pipeline.sadd(JOBS, self.job_id)
+        pipeline.execute()
+
+    def spec(self) -> str | None:
+        """The JobSpec as JSON, or None if the job is not (or no longer) published."""
+        raw: Any = self.redis.get(self.keys.spec())
+        return None if raw is None else bytes(raw).decode()
+
+    def read(self) -> RoundState | None:
+        """The current round, or None while the job is not open."""
+        return RoundState.parse(self.redis.hmget(self.keys.round(), FIELDS))
+
+    def status(self) -> str | None:
+        """`running`, `paused`, `finished` (all rounds committed) or how it ended; None while it is not open."""
+        raw: Any = self.redis.hget(self.keys.round(), "status")
+        return None if raw is None else bytes(raw).decode()
+
+    def end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
+        """Stop the job's rounds for good: workers leave, reducers let go."""
+        self.scripts.call("finish", [self.keys.round(), self.keys.versions()], [status])
+        self.redis.srem(JOBS, self.job_id)
+
+    def remove_worker(self, worker_id: str, reason: str) -> None:
+        """End the session of a worker that died, and free its leases."""
+        leave(self.scripts, self.keys, worker_id, "*", reason)
+
+    def append(self, kind: str, event: dict[str, Any], fence: str = "") -> bool:
+        """Append an event to a job that is published still; with a fence, only while that is the newest."""
+        names = [self.keys.spec(), self.keys.fence(), self.keys.events()]
+        return bool(self.scripts.call("announce", names, [fence, kind, json.dumps(event)]))
+
+    def purge(self) -> None:
+        """Delete every key of the job. The spec goes first, so that no script brings one back."""
+        self.redis.unlink(self.keys.spec(), self.keys.round())
+        self.redis.srem(JOBS, self.job_id)
+        for key in self.redis.scan_iter(self.keys.pattern(), count=1000):
+            self.redis.unlink(key)
+
+
+def leave(scripts: Scripts, keys: JobKeys, worker_id: str, session: str, reason: str) -> int:
+    """End a session; returns the number of micro-batches it hands back, -1 if it had ended already."""
+
+    event = json.dumps({"worker": worker_id, "reason": reason})
+    names = [keys.round(), keys.sessions(), keys.leases(), keys.backups(), keys.free(), keys.versions(), keys.events()]
+    return int(scripts.call("leave", names, [worker_id, session, event]))

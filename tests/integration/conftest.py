@@ -1,0 +1,70 @@
+"""One real broker per test session; a fresh job id per test, so that nothing has to be flushed."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from starlette.testclient import TestClient
+
+from api.database import Database
+from api.main import create_app
+from api.services.history import History
+from api.services.jobs import Jobs
+from computeshare.broker import connect
+from computeshare.embedded import EmbeddedBroker
+from computeshare.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log: Path = tmp_path_factory.mktemp("broker") / "broker.log"
+    broker = EmbeddedBroker.start(log)
+    yield broker.url
+    broker.stop()
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    client = connect(redis_url, retries=0)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def job_id() -> str:
+    return secrets.token_hex(4)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """A fresh control-plane database with its tables."""
+    database = Database(f"sqlite:///{tmp_path / 'computeshare.db'}")
+    database.migrate()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def jobs(database: Database, tmp_path: Path) -> Jobs:
+    return Jobs(database, tmp_path / "artifacts")
+
+
+@pytest.fixture
+def history(database: Database, tmp_path: Path) -> History:
+    return History(database, tmp_path / "artifacts")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, redis_url: str) -> Settings:
+    return Settings(home=tmp_path, redis_url=redis_url, token="secret")
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    """A client of a whole control plane, background loops included, with the token."""
+    headers = {"Authorization": "Bearer secret"}
+    app = create_app(settings)
+    with TestClient(app, base_url="http://localhost", headers=headers, raise_server_exceptions=False) as client:
+        yield client

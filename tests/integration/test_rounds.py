@@ -1,0 +1,492 @@
+"""The round protocol against a real server: one test per rule of the scripts."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from computeshare import keys
+from computeshare.errors import Fenced, JobGone
+from computeshare.rounds import Claim, Member, RoundStore
+from computeshare.sampling import Plan
+from computeshare.types import Token
+
+PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
+ZERO, ONE, TWO = (Token(1, version, str(version) * 16) for version in range(3))
+
+
+@pytest.fixture
+def store(redis: Redis, job_id: str) -> RoundStore:
+    store = RoundStore(redis, job_id)
+    store.publish("{}")
+    return store
+
+
+@pytest.fixture
+def claim(redis: Redis, store: RoundStore) -> Claim:
+    """The active reducer of a job that is open at version 0."""
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    assert claim.open(ZERO, b"weights 0", b"state 0", PLAN.round(0), {"version": 0})
+    return claim
+
+
+@pytest.fixture
+def join(redis: Redis, claim: Claim) -> Callable[..., Member]:
+    def join(worker: str, session: str | None = None, backup: bool = True) -> Member:
+        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", backup)
+        assert member.join(f"seat of {worker}", {"name": worker}) == "running"
+        return member
+
+    return join
+
+
+def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:
+    return member.submit(str(token), nonce, [(m, blob, 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
+
+
+def fill(join: Callable[..., Member], claim: Claim, worker: str = "filler") -> None:
+    member = join(worker)
+    state, _ = claim.progress()
+    assert state is not None
+    grant = member.lease(str(state.token))
+    assert send(member, state.token, *grant.micro_batches, nonce=f"{state.token}") == "accepted"
+
+
+def commit(claim: Claim, token: Token) -> bool:
+    state, _ = claim.progress()
+    assert state is not None
+    return claim.commit(state, token, b"weights", PLAN.round(token.version), {"version": token.version})
+
+
+def events(store: RoundStore, kind: str) -> list[dict[str, Any]]:
+    entries: Any = store.redis.xrange(store.keys.events())
+    return [json.loads(fields[b"data"]) for _, fields in entries if fields[b"type"].decode() == kind]
+
+
+def age(store: RoundStore, by_ms: int) -> None:
+    """Make every lease of the round older, as the server's clock would."""
+    for key in (store.keys.leases(), store.keys.backups()):
+        held: Any = store.redis.hgetall(key)
+        for micro_batch, lease in held.items():
+            session, expires, leased, worker, count = lease.decode().split("|")
+            store.redis.hset(
+                key, micro_batch, f"{session}|{int(expires) - by_ms}|{int(leased) - by_ms}|{worker}|{count}"
+            )
+
+
+# Claiming and opening
+
+
+def test_a_job_has_one_active_reducer_at_a_time(redis: Redis, store: RoundStore) -> None:
+    first, second = Claim(redis, store.job_id, "first"), Claim(redis, store.job_id, "second")
+    assert first.claim("host", 1, 60_000) and not second.claim("host", 2, 60_000)
+    assert first.renew(0)
+    assert second.claim("host", 2, 60_000) and second.fence > first.fence
+    assert not first.renew(60_000)
+    assert [event["fence"] for event in events(store, "reducer")] == [first.fence, second.fence]
+
+
+def test_a_claim_expires_by_itself(redis: Redis, store: RoundStore) -> None:
+    assert Claim(redis, store.job_id, "first").claim("host", 1, 1)
+    second = Claim(redis, store.job_id, "second")
+    tries = (second.claim("host", 2, 60_000) for _ in range(10_000))
+    assert any(tries)
+
+
+def test_a_deleted_job_cannot_be_claimed_or_opened(redis: Redis, store: RoundStore) -> None:
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    store.purge()
+    assert not claim.open(ZERO, b"w", b"s", PLAN.round(0), {})
+    assert not Claim(redis, store.job_id, "second").claim("host", 1, 60_000)
+    assert not claim.append("checkpoint", {})
+    claim.store_state(_state(ZERO), ONE, b"state")
+    left = {bytes(key).decode() for key in redis.scan_iter(store.keys.pattern())}
+    assert all(":staged:" in key and redis.ttl(key) > 0 for key in left)
+
+
+def test_opening_twice_changes_nothing(claim: Claim) -> None:
+    assert not claim.open(ONE, b"other", b"other", PLAN.round(1), {})
+    assert claim.read() is not None and claim.read().token == ZERO  # type: ignore[union-attr]
+
+
+def test_a_fenced_reducer_cannot_open(redis: Redis, store: RoundStore) -> None:
+    first = Claim(redis, store.job_id, "first")
+    assert first.claim("host", 1, 60_000) and first.renew(0)
+    assert Claim(redis, store.job_id, "second").claim("host", 2, 60_000)
+    assert not first.open(ZERO, b"w", b"s", PLAN.round(0), {})
+    assert store.read() is None
+
+
+# Joining and leaving
+
+
+def test_joining_before_the_job_is_open_says_so(redis: Redis, store: RoundStore) -> None:
+    assert Member(redis, store.job_id, "worker", "s").join("seat", {}) == "unopened"
+
+
+def test_the_newest_session_wins_and_the_older_is_fenced(join: Callable[..., Member]) -> None:
+    old = join("worker", "old")
+    assert old.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    new = join("worker", "new")
+    with pytest.raises(Fenced, match="newer session"):
+        old.lease(str(ZERO))
+    assert send(old, ZERO, 0) == "fenced"
+    assert new.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+
+
+def test_an_older_attempt_at_a_seat_cannot_join(redis: Redis, claim: Claim) -> None:
+    redis.hset(claim.keys.seats(), "worker", "seat-2")
+    member = Member(redis, claim.job_id, "worker", "s")
+    with pytest.raises(Fenced, match="another seat than seat-1"):
+        member.join("seat-1", {})
+    assert member.join("seat-2", {}) == "running"
+
+
+def test_one_who_leaves_hands_the_leases_back_and_wakes_the_others(join: Callable[..., Member]) -> None:
+    leaver, other = join("a"), join("b")
+    assert leaver.lease(str(ZERO)).micro_batches == (0, 1)
+    assert other.lease(str(ZERO)).micro_batches == (2, 3)
+    assert other.lease(str(ZERO)).answer == "wait"
+    woken = threading.Thread(target=lambda: other.wait(4000))
+    woken.start()
+    leaver.leave("asked to")
+    woken.join(3)
+    assert not woken.is_alive()
+    assert other.lease(str(ZERO)).micro_batches == (0, 1)
+    leaver.leave("twice")
+    assert len(events(RoundStore(other.redis, other.keys.job_id), "left")) == 1
+
+
+def test_the_control_plane_ends_a_dead_workers_session(store: RoundStore, join: Callable[..., Member]) -> None:
+    dead, other = join("dead"), join("b")
+    dead.lease(str(ZERO))
+    store.remove_worker("dead", "not heard of for 10 s")
+    assert other.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    with pytest.raises(Fenced):
+        dead.lease(str(ZERO))
+    assert events(store, "left")[0]["reason"] == "not heard of for 10 s"
+
+
+# Leasing
+
+
+def test_a_round_is_shared_out_evenly(join: Callable[..., Member]) -> None:
+    members = [join(name) for name in "abc"]
+    grants = [member.lease(str(ZERO)).micro_batches for member in members]
+    assert grants == [(0, 1), (2, 3), ()]
+
+
+def test_a_lease_on_another_version_is_stale_and_names_the_current_one(join: Callable[..., Member]) -> None:
+    grant = join("a").lease(str(ONE))
+    assert (grant.answer, grant.token) == ("stale", str(ZERO))
+
+
+def test_a_token_of_the_same_version_on_other_weights_is_stale(join: Callable[..., Member]) -> None:
+    assert join("a").lease(str(Token(1, 0, "f" * 16))).answer == "stale"
+    assert join("a").lease(str(Token(2, 0, "0" * 16))).answer == "stale"
+
+
+def test_an_expired_lease_goes_to_the_next_who_asks(store: RoundStore, join: Callable[..., Member]) -> None:
+    slow, quick = join("slow"), join("quick")
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    quick.lease(str(ZERO))
+    age(store, 3_600_000)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+    assert send(slow, ZERO, 0, 1) == "lease_lost"
+    assert [e["backup"] for e in events(store, "reassigned")] == [False, False]
+    assert events(store, "reassigned")[0]["from"] == "slow"
+
+
+def test_a_late_update_counts_while_nobody_else_has_the_lease(store: RoundStore, join: Callable[..., Member]) -> None:
+    member = join("slow")
+    member.lease(str(ZERO))
+    age(store, 3_600_000)
+    assert send(member, ZERO, 0, 1, 2, 3) == "accepted"
+
+
+def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(
+    store: RoundStore, join: Callable[..., Member]
+) -> None:
+    slow, quick, third = join("slow"), join("quick"), join("third")
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    assert quick.lease(str(ZERO)).micro_batches == (2, 3)
+    assert send(quick, ZERO, 2, 3, nonce="q") == "accepted"
+    age(store, 5000)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+    assert third.lease(str(ZERO)).answer == "wait"
+    assert send(slow, ZERO, 0, 1, nonce="s") == "accepted"
+    assert send(quick, ZERO, 0, 1, nonce="late") == "duplicate"
+    assert all(event["backup"] for event in events(store, "reassigned"))
+
+
+def test_without_backup_tasks_a_slow_micro_batch_is_waited_for(store: RoundStore, join: Callable[..., Member]) -> None:
+    slow, quick = join("slow"), join("quick", backup=False)
+    slow.lease(str(ZERO))
+    send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches)
+    age(store, 5000)
+    assert quick.lease(str(ZERO)).answer == "wait"
+
+
+def test_leases_last_as_long_as_the_workers_own_speed_suggests(store: RoundStore, join: Callable[..., Member]) -> None:
+    member = join("a")
+    store.redis.hset(store.keys.speeds(), "a", "1000")
+    assert member.lease(str(ZERO)).ask_again_ms == 4 * 1000 * 4
+
+
+# Submitting
+
+
+def test_a_submission_is_accepted_once_and_a_repeated_one_is_a_duplicate(
+    claim: Claim, join: Callable[..., Member]
+) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    assert send(member, ZERO, 0, 1) == "accepted"
+    assert send(member, ZERO, 0, 1) == "duplicate"
+    assert send(member, ZERO, 0, 1, nonce="another") == "duplicate"
+    state, received = claim.progress()
+    assert sorted(received) == [0, 1] and state is not None and state.count == 4
+    assert [e["counted"] for e in events(claim, "submission")] == [[0, 1], [], []]
+
+
+def test_a_submission_repeated_after_the_commit_is_a_duplicate_not_stale(
+    claim: Claim, join: Callable[..., Member]
+) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    assert send(member, ZERO, 0, 1, 2, 3) == "accepted"
+    assert commit(claim, ONE)
+    assert send(member, ZERO, 0, 1, 2, 3) == "duplicate"
+
+
+def test_a_submission_on_an_old_version_is_stale_and_changes_nothing(claim: Claim, join: Callable[..., Member]) -> None:
+    slow = join("slow")
+    fill(join, claim)
+    assert commit(claim, ONE)
+    receipt = slow.submit(str(ZERO), "n", [(0, b"late", 0.5)], {})
+    assert (receipt.outcome, receipt.token) == ("stale", str(ONE))
+    assert claim.progress()[1] == {}
+
+
+def test_an_update_without_a_lease_is_not_counted(join: Callable[..., Member]) -> None:
+    assert send(join("a"), ZERO, 0) == "lease_lost"
+
+
+def test_a_submission_of_which_only_a_part_is_leased_counts_that_part(
+    claim: Claim, join: Callable[..., Member]
+) -> None:
+    a, b = join("a"), join("b")
+    a.lease(str(ZERO)), b.lease(str(ZERO))
+    assert send(a, ZERO, 1, 2) == "accepted"
+    assert sorted(claim.progress()[1]) == [1]
+
+
+def test_a_report_that_is_no_json_object_changes_nothing(
+    redis: Redis, claim: Claim, join: Callable[..., Member]
+) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    k = claim.keys
+    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
+    names += [k.events(), k.free(), k.staged("n:0"), k.update(str(ZERO), 0)]
+    redis.set(k.staged("n:0"), b"x")
+    with pytest.raises(ResponseError):
+        claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", "{garbage", 60, 0, "{}"])
+    assert claim.progress()[1] == {}
+    assert not redis.exists(k.nonce("n"))
+
+
+def test_nothing_staged_is_left_behind(redis: Redis, claim: Claim, join: Callable[..., Member]) -> None:
+    member = join("a")
+    send(member, ZERO, 0, nonce="no lease")
+    send(member, ONE, 0, nonce="stale")
+    member.lease(str(ZERO))
+    send(member, ZERO, 0, nonce="good")
+    send(member, ZERO, 0, nonce="good")
+    assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
+
+
+def test_the_reducer_is_woken_when_the_round_is_full(redis: Redis, claim: Claim, join: Callable[..., Member]) -> None:
+    a, b = join("a"), join("b")
+    a.lease(str(ZERO)), b.lease(str(ZERO))
+    send(a, ZERO, 0, 1, nonce="a")
+    assert redis.llen(claim.keys.full()) == 0
+    send(b, ZERO, 2, 3, nonce="b")
+    assert redis.lrange(claim.keys.full(), 0, -1) == [str(ZERO).encode()]
+
+
+def test_many_workers_racing_count_each_micro_batch_once(redis_url: str, claim: Claim) -> None:
+    from computeshare.broker import connect
+
+    outcomes: list[str] = []
+
+    def work(worker: str) -> None:
+        member = Member(connect(redis_url), claim.job_id, worker, worker)
+        member.join("seat", {})
+        for turn in range(5):
+            grant = member.lease(str(ZERO))
+            if grant.micro_batches:
+                outcomes.append(send(member, ZERO, *grant.micro_batches, nonce=f"{worker}{turn}"))
+
+    threads = [threading.Thread(target=work, args=(f"worker{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counted = [m for event in events(claim, "submission") for m in event["counted"]]
+    assert sorted(counted) == [0, 1, 2, 3] and set(outcomes) <= {"accepted", "duplicate"}
+
+
+# Committing
+
+
+def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(claim: Claim, join: Callable[..., Member]) -> None:
+    waiting = join("waiting")
+    fill(join, claim)
+    assert commit(claim, ONE)
+    assert waiting.wait(1000) == str(ONE)
+    blob, grant = waiting.pull(str(ONE))
+    assert blob == b"weights" and grant.micro_batches == (4, 5)
+
+
+def test_late_reducer_cannot_overwrite_a_committed_round(
+    redis: Redis, claim: Claim, join: Callable[..., Member]
+) -> None:
+    fill(join, claim)
+    state, _ = claim.progress()
+    assert state is not None and claim.renew(0)
+    other = Claim(redis, claim.job_id, "other")
+    assert other.claim("host", 2, 60_000)
+    assert not claim.commit(state, TWO, b"late", PLAN.round(1), {})  # fenced, though the token still matches
+    assert other.commit(state, ONE, b"weights", PLAN.round(1), {})
+    assert not other.commit(state, TWO, b"again", PLAN.round(1), {})  # the token has moved on
+    assert claim.load(claim.keys.weights(str(ONE))) == b"weights"
+    assert len(events(claim, "version")) == 1
+
+
+def test_the_version_before_stays_readable_and_the_one_before_that_goes(
+    claim: Claim, join: Callable[..., Member]
+) -> None:
+    for index, token in enumerate((ONE, TWO)):
+        fill(join, claim, f"filler{index}")
+        assert commit(claim, token)
+    kept = [claim.load(claim.keys.weights(str(token))) is not None for token in (ZERO, ONE, TWO)]
+    assert kept == [False, True, True]
+
+
+def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, join: Callable[..., Member]) -> None:
+    fill(join, claim)
+    state, _ = claim.progress()
+    assert state is not None and commit(claim, ONE)
+    assert claim.updates(ZERO, range(4)) == [b"update"] * 4
+    claim.store_state(state, ONE, b"state 1")
+    assert claim.updates(ZERO, range(4)) == [None] * 4
+    assert claim.load(claim.keys.state(str(ONE))) == b"state 1"
+    assert claim.load(claim.keys.state(str(ZERO))) is None
+
+
+def test_the_last_commit_ends_the_rounds(claim: Claim, join: Callable[..., Member]) -> None:
+    from computeshare.sampling import Round
+
+    fill(join, claim)
+    state, _ = claim.progress()
+    assert state is not None and claim.commit(state, ONE, b"w", Round(1, 0, 4, 0, 0), {})
+    assert join_status(claim) == "finished"
+    assert Member(claim.redis, claim.job_id, "filler", "session of filler").lease(str(ONE)).answer == "finished"
+
+
+def join_status(claim: Claim) -> str:
+    return Member(claim.redis, claim.job_id, "late", "s").join("seat", {})
+
+
+# Refusing
+
+
+def test_a_refused_micro_batch_is_free_again_and_its_sender_gets_a_strike(
+    redis: Redis, claim: Claim, join: Callable[..., Member]
+) -> None:
+    liar = join("liar")
+    liar.lease(str(ZERO))
+    send(liar, ZERO, 0, 1, 2, 3)
+    _, received = claim.progress()
+    assert claim.refuse(ZERO, received[2], "checksum mismatch", not_finite=False) == (0, 0)
+    assert redis.hget(claim.keys.strikes(), "liar") == b"1"
+    assert sorted(claim.progress()[1]) == [0, 1, 3]
+    assert join("honest").lease(str(ZERO)).micro_batches == (2,)
+    assert events(claim, "refused")[0]["reason"] == "checksum mismatch"
+
+
+def test_values_that_are_not_finite_are_nobodys_strike_and_counted_by_session(
+    redis: Redis, claim: Claim, join: Callable[..., Member]
+) -> None:
+    for index, worker in enumerate(["a", "b"]):
+        member = join(worker)
+        grant = member.lease(str(ZERO))
+        assert 0 in grant.micro_batches
+        send(member, ZERO, 0, nonce=worker)
+        answer = claim.refuse(ZERO, claim.progress()[1][0], "not finite", not_finite=True)
+        assert answer == (index + 1, index + 1)
+    assert redis.hgetall(claim.keys.strikes()) == {}
+
+
+def test_a_reducer_that_lost_its_claim_cannot_refuse(redis: Redis, claim: Claim, join: Callable[..., Member]) -> None:
+    fill(join, claim)
+    part = claim.progress()[1][0]
+    assert claim.renew(0) and Claim(redis, claim.job_id, "other").claim("host", 2, 60_000)
+    assert claim.refuse(ZERO, part, "reason", not_finite=False) == (-1, -1)
+    assert len(claim.progress()[1]) == 4
+
+
+# Ending
+
+
+def test_an_ended_job_gives_no_leases_and_takes_no_submissions(claim: Claim, join: Callable[..., Member]) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    claim.end("cancelled")
+    assert member.lease(str(ZERO)).answer == "cancelled"
+    assert send(member, ZERO, 0) == "stale"
+    assert not commit(claim, ONE)
+    assert claim.job_id.encode() not in claim.redis.smembers(keys.JOBS)  # type: ignore[operator]
+
+
+def test_ending_wakes_those_who_wait(claim: Claim, join: Callable[..., Member]) -> None:
+    member = join("a")
+    woken = threading.Thread(target=lambda: member.wait(4000))
+    woken.start()
+    claim.end("cancelled")
+    woken.join(3)
+    assert not woken.is_alive()
+
+
+def test_a_deleted_job_comes_back_by_no_script(redis: Redis, claim: Claim, join: Callable[..., Member]) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    claim.purge()
+    with pytest.raises(JobGone):
+        member.lease(str(ZERO))
+    assert send(member, ZERO, 0) == "gone"
+    member.leave("late")
+    claim.append("checkpoint", {})
+    claim.end("failed")
+    assert [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" not in key] == []
+
+
+def test_scripts_are_loaded_again_after_the_broker_lost_them(redis: Redis, join: Callable[..., Member]) -> None:
+    member = join("a")
+    redis.script_flush()
+    assert member.lease(str(ZERO)).answer == "leased"
+    redis.script_flush()
+    assert send(member, ZERO, 0) == "accepted"
+
+
+def _state(token: Token) -> Any:
+    from computeshare.rounds import RoundState
+
+    return RoundState("running", token, None, 0, 4)
