@@ -1,0 +1,137 @@
+"""`python -m computeshare.training.catalog` writes `computeshare/catalog.json` anew, from what is installed."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import computeshare.catalog
+from computeshare.errors import SpecError
+from computeshare.training import datasets, models
+
+# Left out: LBFGS steps from a closure, SparseAdam from sparse gradients, and Muon takes only matrices, which no model
+# here consists of alone.
+_LEFT_OUT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}
+_NOT_OFFERED = {"params", "foreach", "fused", "capturable", "differentiable"}
+_LARGEST_SIZE = 320
+
+
+def generate() -> dict[str, Any]:
+    """The whole table, in the format of `computeshare.catalog.Catalog`. Takes about a minute."""
+    import torchvision
+
+    return {
+        "torch": _release(torch.__version__),
+        "torchvision": _release(torchvision.__version__),
+        "datasets": dataset_entries(),
+        "models": {name: {"min_size": min_size(name), **model_facts(name)} for name in model_names()},
+        "optimizers": optimizer_entries(),
+    }
+
+
+def dataset_entries() -> dict[str, Any]:
+    return {
+        name: {"shape": list(d.shape), "classes": d.classes, "train": d.train, "test": d.test, "source": d.source}
+        for name, d in datasets.DEFINITIONS.items()
+    }
+
+
+def optimizer_entries() -> dict[str, Any]:
+    """Every optimizer that steps from `.grad`, with the arguments its constructor has."""
+    found = inspect.getmembers(torch.optim, lambda c: inspect.isclass(c) and issubclass(c, torch.optim.Optimizer))
+    return {name: {"arguments": _arguments(optimizer)} for name, optimizer in found if name not in _LEFT_OUT}
+
+
+def model_names() -> list[str]:
+    from torchvision import models as vision
+
+    return [*models.OWN, *vision.list_models(module=vision)]
+
+
+def model_facts(name: str) -> dict[str, Any]:
+    """What is known of a model without running it: its entry, but for `min_size`."""
+    own = name in models.OWN
+    shape = (1, 28, 28) if own else (3, 224, 224)
+    module = build_without_memory(name, shape)
+    return {
+        "source": "computeshare" if own else "torchvision",
+        "batch_norm": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()),
+        "parameters": models.layout_of(module).parameters,
+        "reference_shape": list(shape),
+    }
+
+
+def takes(name: str, size: int) -> bool:
+    """Whether the model runs on square inputs of this size, in both modes, in batches of two."""
+    try:
+        module = build_without_memory(name, (3, size, size))
+        for mode in (True, False):
+            module.train(mode)(torch.empty(2, 3, size, size, device="meta"))
+    except (RuntimeError, ValueError, SpecError):
+        return False
+    return True
+
+
+def build_without_memory(name: str, shape: models.Shape) -> nn.Module:
+    """The model on the meta device, where tensors have shapes and no values: the whole table needs no gigabyte."""
+    with ParametersOnMeta(), torch.no_grad():
+        return models.build(name, shape, 10, 0).to("meta")
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Makes only what is uninitialised, so the parameters, on the meta device: RegNets compute widths in tensors."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function is torch.empty:
+            options["device"] = "meta"
+        return function(*args, **options)
+
+
+def min_size(name: str) -> int:
+    """The smallest square input: doubled until the model takes it, then bisected. Raises RuntimeError where none is."""
+    high = 1
+    while not takes(name, high):
+        high *= 2
+        if high > _LARGEST_SIZE:
+            raise RuntimeError(f"{name} takes no input up to {high // 2}")
+    low = high // 2  # is not taken, or is 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if takes(name, middle) else (middle, high)
+    return high
+
+
+def _arguments(optimizer: type[torch.optim.Optimizer]) -> dict[str, Any]:
+    parameters = inspect.signature(optimizer).parameters.values()
+    return {p.name: _argument(p.annotation, p.default) for p in parameters if p.name not in _NOT_OFFERED}
+
+
+def _argument(annotation: Any, default: Any) -> dict[str, Any]:
+    """Kind, default and whether null is allowed, of one argument."""
+    text = str(annotation)
+    if isinstance(default, tuple):
+        return {"kind": "numbers", "default": list(default)}
+    if isinstance(default, bool):
+        return {"kind": "boolean", "default": default}
+    if "float" in text:
+        return {"kind": "number", "default": float(default)}
+    kind = "string" if "str" in text else "integer"
+    return {"kind": kind, "default": default, "nullable": default is None}
+
+
+def _release(version: str) -> str:
+    """Without the build's suffix (`+cu132`), which says nothing about what is offered."""
+    return version.split("+", maxsplit=1)[0]
+
+
+def path() -> Path:
+    return Path(computeshare.catalog.__file__).with_suffix(".json")
+
+
+if __name__ == "__main__":
+    path().write_text(json.dumps(generate(), indent=1) + "\n")

@@ -1,0 +1,66 @@
+"""Which device a worker computes on. Importing this module imports no torch."""
+
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from computeshare.errors import SettingsError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def guess() -> Literal["cuda", "mps", "cpu"]:
+    """The kind of device this machine most likely has, without importing torch (which takes seconds)."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return "cuda"
+    return "mps" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
+
+
+def choose(preference: str | None = None) -> "torch.device":
+    """The device asked for ('cpu', 'mps', 'cuda', 'cuda:1'), else CUDA, else MPS, else the CPU.
+
+    Raises: SettingsError: the device asked for is unknown or not there.
+    """
+    import torch
+
+    if preference is None:
+        return torch.device(next(kind for kind, count in _counts().items() if count))
+    try:
+        device = torch.device(preference)
+    except RuntimeError as error:
+        raise SettingsError(f"unknown device {preference!r}: take cpu, mps, cuda or cuda:N") from error
+    if (device.index or 0) >= _counts().get(device.type, 0):
+        there = ", ".join(kind for kind, count in _counts().items() if count)
+        raise SettingsError(f"device {preference!r} is not on this machine, which has {there}: choose one, or none")
+    return device
+
+
+def describe(device: "torch.device") -> str:
+    """A device in words, for people: 'cuda (NVIDIA H200)', 'mps (arm64)', 'cpu (x86_64)'."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return f"{device.type} ({name})"
+
+
+def make_deterministic(device: "torch.device") -> None:
+    """Have cuDNN choose the same, deterministic kernels every time; process-wide, before the first computation.
+
+    The CPU, at a given number of threads, needs no telling. `torch.use_deterministic_algorithms` would add 4 s of
+    imports and refuse models over operations that have no such kernel.
+    """
+    import torch
+
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+
+
+def _counts() -> dict[str, int]:
+    """How many devices of each kind are there, the best kind first."""
+    import torch
+
+    mps = int(torch.backends.mps.is_available())
+    return {"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0, "mps": mps, "cpu": 1}

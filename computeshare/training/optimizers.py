@@ -1,0 +1,119 @@
+"""The server's optimizer: any of the catalog's, stepping on flat vectors, its state as bytes that hold no code."""
+
+import json
+from typing import Any, cast
+
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from computeshare.catalog import catalog
+from computeshare.errors import ArtifactError, ShapeError, SpecError
+from computeshare.layout import Layout
+from computeshare.spec import OptimizerSpec
+from computeshare.types import Vector
+
+
+class ServerOptimizer:
+    """A `torch.optim` optimizer over the tensors of a layout, on the CPU, with no module.
+
+    The parameters are views into one flat vector and their gradients into another, so that a step copies three vectors
+    and does nothing else beside the optimizer's own work. The first one made in a process takes seconds: `torch.optim`
+    imports `torch._dynamo`.
+    """
+
+    def __init__(self, layout: Layout, spec: OptimizerSpec, lr_factor: float = 1.0) -> None:
+        """`lr_factor` multiplies the rate. Raises SpecError with torch's words where it refuses the arguments."""
+        _try_out(spec, lr_factor)
+        self._name = spec.name
+        self._parameters, self._gradient = torch.zeros(layout.parameters), torch.zeros(layout.parameters)
+        self._list: list[nn.Parameter] = []
+        for t in layout.tensors:
+            if t.kind == "parameter":
+                parameter = nn.Parameter(self._parameters[t.start : t.stop].view(t.shape))
+                parameter.grad = self._gradient[t.start : t.stop].view(t.shape)
+                self._list.append(parameter)
+        self._optimizer = _build(spec, lr_factor, self._list)
+
+    def step(self, parameters: Vector, gradient: Vector) -> Vector:
+        """The next parameters (d,), a new array, from these and their gradient (d,). Raises ShapeError."""
+        if not parameters.shape == gradient.shape == self._parameters.shape:
+            expected = tuple(self._parameters.shape)
+            raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {expected}")
+        np.copyto(self._parameters.numpy(), parameters)
+        np.copyto(self._gradient.numpy(), gradient)
+        self._optimizer.step()
+        return self._parameters.numpy().copy()
+
+    def dump(self) -> bytes:
+        """Everything that later steps depend on beside the parameters, in the safetensors format."""
+        tensors: dict[str, Tensor] = {}
+        scalars: list[dict[str, Any]] = []
+        for index, parameter in enumerate(self._list):
+            state = self._optimizer.state.get(parameter, {})
+            tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
+            scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
+        rest = {"optimizer": self._name, "group": self._group(), "scalars": scalars}
+        metadata = {"state": json.dumps(rest)}  # one entry: safetensors writes several in any order
+        # through NumPy: one copy less than safetensors.torch makes
+        return safetensors.numpy.save({name: t.contiguous().numpy() for name, t in tensors.items()}, metadata)
+
+    def load(self, blob: bytes) -> None:
+        """Go on from what `dump` gave, of the same optimizer over the same layout. Raises ArtifactError."""
+        try:
+            tensors, rest = safetensors.torch.load(blob), _rest(blob)
+            name, group, scalars = rest["optimizer"], rest["group"], rest["scalars"]
+            states: list[dict[str, Any]] = [dict(values) for values in scalars]
+            for path, tensor in tensors.items():
+                index, key = path.split(".", 1)
+                states[int(index)][key] = tensor
+        except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise ArtifactError(f"the optimizer's state is damaged ({error}): take an earlier checkpoint") from error
+        if (name, len(states)) != (self._name, len(self._list)):
+            raise ArtifactError(
+                f"the state is that of {name} over {len(states)} tensors, not of {self._name} over {len(self._list)}"
+            )
+        self._optimizer.param_groups[0].update({key: _tuples(value) for key, value in group.items()})
+        self._optimizer.state.clear()
+        self._optimizer.state.update({p: s for p, s in zip(self._list, states, strict=True) if s})
+
+    def _group(self) -> dict[str, Any]:
+        return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
+
+
+def _build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    arguments = {key: _tuples(value) for key, value in spec.arguments.items()}
+    known = catalog().optimizers[spec.name].arguments
+    for key, value in arguments.items():
+        if isinstance(value, tuple) and len(value) != len(defaults := cast(list[float], known[key].default)):
+            raise ValueError(f"{key} must be {len(defaults)} numbers")  # torch would ignore a third
+    rate = arguments.pop("lr", known["lr"].default)
+    group = {"params": parameters}  # a bare list must not be empty, a group may
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)([group], lr=rate * lr_factor, **arguments)
+    return optimizer
+
+
+def _try_out(spec: OptimizerSpec, lr_factor: float) -> None:
+    """One step on one number: some arguments are refused by the constructor, some only by a step."""
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    try:
+        _build(spec, lr_factor, [parameter]).step()
+    except Exception as error:  # torch checks few arguments itself; the others fail as they may
+        raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
+
+
+def _rest(blob: bytes) -> dict[str, Any]:
+    """What `dump` put beside the tensors: in the JSON header, whose length a safetensors file starts with."""
+    length = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + length])
+    rest: dict[str, Any] = json.loads(header["__metadata__"]["state"])
+    return rest
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists are tuples in torch.optim."""
+    return tuple(value) if isinstance(value, list) else value

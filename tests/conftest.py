@@ -1,0 +1,19 @@
+"""What tests of every kind share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """Where real MNIST is, in torchvision's layout: COMPUTESHARE_DATA, else shared/data beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("COMPUTESHARE_DATA") or beside)
+    if not (folder / "MNIST" / "raw" / "train-images-idx3-ubyte").is_file():
+        message = f"no MNIST in {folder}: set COMPUTESHARE_DATA to a folder that holds it in torchvision's layout"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder

@@ -1,0 +1,100 @@
+"""The committed table says what the installed torch and torchvision offer."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from computeshare.catalog import catalog
+from computeshare.errors import SpecError
+from computeshare.training import catalog as generator
+from computeshare.training import models
+
+REMEDY = "run `python -m computeshare.training.catalog`"
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(generator.path().read_text())
+    return table
+
+
+def test_data_sets_and_optimizers_are_those_installed(committed: dict[str, Any]) -> None:
+    assert committed["datasets"] == generator.dataset_entries(), REMEDY
+    assert committed["optimizers"] == generator.optimizer_entries(), REMEDY
+
+
+def test_models_and_their_facts_are_those_installed(committed: dict[str, Any]) -> None:
+    assert list(committed["models"]) == generator.model_names(), REMEDY
+    for name, entry in committed["models"].items():
+        facts = {key: value for key, value in entry.items() if key != "min_size"}
+        assert facts == generator.model_facts(name), f"{name}: {REMEDY}"
+
+
+def test_the_table_is_of_the_installed_versions(committed: dict[str, Any]) -> None:
+    import torchvision
+
+    assert torch.__version__.startswith(committed["torch"]), REMEDY
+    assert torchvision.__version__.startswith(committed["torchvision"]), REMEDY
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "lenet5", "simplenet", "squeezenet1_1", "googlenet", "vit_b_32", "inception_v3"]
+)
+def test_the_smallest_size_is_found_again(name: str) -> None:
+    assert generator.min_size(name) == catalog().models[name].min_size
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lenet5", "simplenet", "resnet18", "squeezenet1_1", "shufflenet_v2_x0_5", "densenet121", "swin_t", "googlenet"],
+)
+def test_the_smallest_size_holds_where_tensors_have_values(name: str) -> None:
+    def logits(size: int) -> torch.Tensor:
+        result: torch.Tensor = models.build(name, (1, size, size), 10, 0).train()(torch.zeros(2, 1, size, size))
+        return result
+
+    size = catalog().models[name].min_size
+    assert logits(size).shape == (2, 10)
+    if size > 1:
+        with pytest.raises((RuntimeError, ValueError, SpecError)):
+            logits(size - 1)
+
+
+@pytest.mark.parametrize("name", list(catalog().models))
+def test_every_model_takes_grey_images_of_any_allowed_size_and_gives_one_tensor(name: str) -> None:
+    size = max(33, catalog().models[name].min_size)
+    with generator.ParametersOnMeta(), torch.no_grad():
+        module = models.build(name, (1, size, size + 4), 7, 0).to("meta").train()
+        assert module(torch.empty(2, 1, size, size + 4, device="meta")).shape == (2, 7)
+
+
+def test_a_torchvision_model_is_initialised_from_the_seed() -> None:
+    first, again, other = (models.build("resnet18", (3, 32, 32), 10, seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["layer1.0.conv1.weight"], other["layer1.0.conv1.weight"])
+
+
+def test_an_untouched_torchvision_model_is_torchvisions_own() -> None:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(4)
+    expected = resnet18(num_classes=10).state_dict()
+    state = models.build("resnet18", (3, 32, 32), 10, 4).state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_first_convolution_keeps_all_but_its_channels() -> None:
+    grey, colour = (models.build("resnet18", (channels, 32, 32), 10, 0).conv1 for channels in (1, 3))
+    assert isinstance(grey, torch.nn.Conv2d)
+    assert isinstance(colour, torch.nn.Conv2d)
+    for name in ("out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"):
+        assert getattr(grey, name) == getattr(colour, name)
+    assert grey.in_channels == 1
+    assert (grey.bias is None) == (colour.bias is None)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(SpecError, match="unknown model 'fcn_resnet50'"):
+        models.build("fcn_resnet50", (3, 32, 32), 10, 0)

@@ -1,0 +1,98 @@
+"""Rounds through replica and optimizer are plain training."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from computeshare.layout import Weights
+from computeshare.sampling import Plan
+from computeshare.spec import OptimizerSpec
+from computeshare.training import models
+from computeshare.training.datasets import Split, open_split
+from computeshare.training.optimizers import ServerOptimizer
+from computeshare.training.replica import Replica
+from computeshare.training.scoring import score
+
+CPU = torch.device("cpu")
+MOMENTUM = OptimizerSpec(name="SGD", lr=0.02, momentum=0.9)
+TOLERANCE = 1e-5  # 1.8e-7 was seen; at a rate of 0.05 rounding alone grows to 2e-2
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: OptimizerSpec) -> Weights:
+    """What a job does, without the processes: each micro-batch apart, their mean stepped on."""
+    shape = split.normalise.shape
+    module = models.build(name, shape, 10, 0)
+    layout = models.layout_of(module)
+    weights = models.weights_of(module, layout)
+    replica, server = Replica(module, layout, plan, split, CPU), ServerOptimizer(layout, optimizer)
+    for version in range(rounds):
+        replica.load(weights)
+        this = plan.round(version)
+        numbers = range(this.first, this.first + this.count)
+        updates = [replica.compute(m) for m in numbers]
+        gradient = np.average([u.vector for u in updates], axis=0, weights=[plan.size(m) for m in numbers])
+        weights = Weights(
+            server.step(weights.parameters, gradient.astype(np.float32)), updates[-1].buffers, weights.counters
+        )
+    return weights
+
+
+def plain(name: str, split: Split, batches: list[np.ndarray], seed_of: Callable[[int], int]) -> Weights:
+    """The loop of every tutorial."""
+    module = models.build(name, split.normalise.shape, 10, 0).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
+    for number, indices in enumerate(batches):
+        images, labels = split.batch(indices)
+        torch.manual_seed(seed_of(number))
+        optimizer.zero_grad()
+        functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return models.weights_of(module, models.layout_of(module))
+
+
+def test_sixty_rounds_of_two_micro_batches_are_sixty_plain_steps_of_twice_the_batch(mnist_dir: Path) -> None:
+    split = open_split("mnist", "train", mnist_dir, (1, 28, 28))
+    plan = Plan(seed=3, samples=len(split), micro_batch=32, micro_batches_per_round=2)
+    ours = train("lenet5", plan, split, 60, MOMENTUM)
+    batches = [np.concatenate([plan.indices(2 * v), plan.indices(2 * v + 1)]) for v in range(60)]
+    expected = plain("lenet5", split, batches, seed_of=lambda _: 0)  # has no dropout
+    np.testing.assert_allclose(ours.parameters, expected.parameters, rtol=0, atol=TOLERANCE)
+
+    module = models.build("lenet5", (1, 28, 28), 10, 1)
+    result = score(module, models.layout_of(module), ours, open_split("mnist", "test", mnist_dir, (1, 28, 28)))
+    assert result.samples == 10_000
+    assert result.accuracy > 0.65
+
+
+def test_sixty_rounds_of_one_micro_batch_are_a_plain_loop_with_the_same_dropout(mnist_dir: Path) -> None:
+    split = open_split("mnist", "train", mnist_dir, (1, 28, 28))
+    plan = Plan(seed=3, samples=len(split), micro_batch=32, micro_batches_per_round=1)
+    ours = train("simplenet", plan, split, 60, MOMENTUM)
+    expected = plain("simplenet", split, [plan.indices(m) for m in range(60)], plan.generator_seed)
+    np.testing.assert_allclose(ours.parameters, expected.parameters, rtol=0, atol=TOLERANCE)
+
+
+def test_training_twice_gives_the_same_bits(tmp_path: Path) -> None:
+    split = open_split("digits", "train", tmp_path, (3, 16, 16))
+    plan = Plan(seed=1, samples=len(split), micro_batch=16, micro_batches_per_round=2)
+    first, second = (train("resnet18", plan, split, 2, OptimizerSpec(name="AdamW")) for _ in range(2))
+    for kind in ("parameter", "buffer", "counter"):
+        assert first.vector(kind).tobytes() == second.vector(kind).tobytes()
+
+
+def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
+    train_split, test_split = (open_split("digits", s, tmp_path, (1, 8, 8)) for s in ("train", "test"))
+    plan = Plan(seed=0, samples=len(train_split), micro_batch=32, micro_batches_per_round=4)
+    optimizer = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
+    weights = train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, optimizer)
+    module = models.build("mlp", (1, 8, 8), 10, 0)
+    assert score(module, models.layout_of(module), weights, test_split).accuracy > 0.96

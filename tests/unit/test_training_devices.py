@@ -1,0 +1,53 @@
+"""Which device a worker computes on."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from computeshare.errors import SettingsError
+from computeshare.training import devices
+
+
+def test_the_device_asked_for_is_chosen() -> None:
+    assert devices.choose("cpu") == torch.device("cpu")
+
+
+def test_without_a_preference_the_best_device_is_chosen() -> None:
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert devices.choose().type == best
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "cpu:1", "meta"])
+def test_a_device_that_is_not_there_is_an_error_that_names_those_that_are(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"not on this machine, which has .*cpu"):
+        devices.choose(name)
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "cuda:x"])
+def test_a_device_that_does_not_exist_is_an_error_that_names_the_kinds(name: str) -> None:
+    with pytest.raises(SettingsError, match="unknown device"):
+        devices.choose(name)
+
+
+def test_a_description_begins_with_the_kind() -> None:
+    assert devices.describe(torch.device("cpu")).startswith("cpu (")
+
+
+def test_guessing_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "import computeshare.training\n"
+        "from computeshare.training import devices, idx, cifar\n"
+        "assert devices.guess() in ('cuda', 'mps', 'cpu')\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_guess_is_what_would_be_chosen_where_drivers_are_whole() -> None:
+    if devices.guess() == "cpu":
+        assert devices.choose().type == "cpu"
+    else:
+        assert devices.choose().type in (devices.guess(), "cpu")

@@ -1,0 +1,110 @@
+"""Models by name: their sizes, their seeds, and their weights as vectors."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from computeshare.errors import ShapeError, SpecError
+from computeshare.training.models import build, layout_of, load_weights, weights_of
+
+MNIST = (1, 28, 28)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(("name", "count"), [("lenet5", 61_706), ("simplenet", 21_840)])
+def test_models_have_the_published_number_of_parameters(name: str, count: int) -> None:
+    assert layout_of(build(name, MNIST, 10, 0)).parameters == count
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "simplenet"])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 16, 40), (3, 17, 16)])
+def test_models_take_other_sizes_and_channels(name: str, shape: tuple[int, int, int]) -> None:
+    assert build(name, shape, 7, 0)(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    first, again, other = (weights_of(m, layout_of(m)) for m in (build("lenet5", MNIST, 10, s) for s in (1, 1, 2)))
+    assert first.parameters.tobytes() == again.parameters.tobytes()
+    assert not np.array_equal(first.parameters, other.parameters)
+
+
+def test_initial_weights_are_those_of_a_plainly_seeded_model() -> None:
+    torch.manual_seed(5)
+    plain = [nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5), nn.Linear(320, 50), nn.Linear(50, 10)]
+    expected = torch.cat([p.detach().reshape(-1) for layer in plain for p in layer.parameters()]).numpy()
+    module = build("simplenet", MNIST, 10, 5)
+    assert weights_of(module, layout_of(module)).parameters.tobytes() == expected.tobytes()
+
+
+def test_building_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    build("mlp", MNIST, 10, 0)
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize(("name", "size"), [("lenet5", 11), ("simplenet", 15)])
+def test_a_size_too_small_is_refused_with_the_smallest_allowed(name: str, size: int) -> None:
+    with pytest.raises(SpecError, match=f"{size + 1}x{size + 1}"):
+        build(name, (1, 28, size), 10, 0)
+    build(name, (1, 28, size + 1), 10, 0)
+
+
+def test_layout_tells_parameters_buffers_and_counters_apart_in_state_dict_order() -> None:
+    module = normalised()
+    layout = layout_of(module)
+    assert [t.name for t in layout.tensors] == list(module.state_dict())
+    kinds = {t.name: t.kind for t in layout.tensors}
+    assert kinds["1.weight"] == "parameter"
+    assert kinds["1.running_mean"] == "buffer"
+    assert kinds["1.num_batches_tracked"] == "counter"
+    assert (layout.parameters, layout.buffers, layout.counters) == (18 + 2 + 4 + 27, 4, 1)
+
+
+def test_weights_survive_the_way_into_another_module() -> None:
+    source, target = normalised(), normalised()
+    source(torch.randn(4, 1, 4, 4))  # moves the running statistics and the counter
+    layout = layout_of(source)
+    load_weights(target, layout, weights_of(source, layout))
+    for (name, a), b in zip(source.state_dict().items(), target.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_weights_are_a_copy() -> None:
+    module = normalised()
+    weights = weights_of(module, layout_of(module))
+    before = weights.parameters.copy()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1)
+    assert np.array_equal(weights.parameters, before)
+
+
+def test_weights_of_another_layout_are_refused() -> None:
+    module, other = normalised(), nn.Linear(2, 2)
+    with pytest.raises(ShapeError):
+        load_weights(module, layout_of(module), weights_of(other, layout_of(other)))
+
+
+def test_buffers_that_are_not_saved_are_not_weights() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("scratch", torch.zeros(5), persistent=False)
+    assert [t.name for t in layout_of(module).tensors] == ["weight", "bias"]
+
+
+def test_shared_weights_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    with pytest.raises(SpecError, match=r"1\.weight and 0\.weight are one tensor"):
+        layout_of(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_floating_types_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(SpecError, match=f"weight is {dtype}"):
+        layout_of(nn.Linear(2, 2).to(dtype))

@@ -1,0 +1,181 @@
+"""The server's optimizer: torch's own steps on flat vectors, and a state that survives as bytes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from computeshare.catalog import catalog
+from computeshare.errors import ArtifactError, ShapeError, SpecError
+from computeshare.layout import Layout
+from computeshare.spec import OptimizerSpec
+from computeshare.training.models import layout_of, weights_of
+from computeshare.training.optimizers import ServerOptimizer
+from computeshare.types import Vector
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in sorted(catalog().optimizers)),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3, "maximize": True}),
+    ("Adam", {"amsgrad": True, "betas": [0.8, 0.99], "weight_decay": 0.1}),
+    ("AdamW", {"lr": 1, "amsgrad": True}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adafactor", {"eps": [None, 0.01], "d": 2.0}),
+    ("Adafactor", {"eps": [1e-12, 0.01]}),
+    ("Adagrad", {"initial_accumulator_value": 0.25, "lr_decay": 0.1}),
+    ("ASGD", {"t0": 2.0}),
+    ("Rprop", {"etas": [0.4, 1.3], "step_sizes": [1e-5, 0.2]}),
+]
+every_variant = pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=str)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4))
+
+
+def gradients(layout: Layout, count: int) -> list[Vector]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(layout.parameters, dtype=np.float32) for _ in range(count)]
+
+
+def run(optimizer: ServerOptimizer, parameters: Vector, steps: list[Vector]) -> Vector:
+    for gradient in steps:
+        parameters = optimizer.step(parameters, gradient)
+    return parameters
+
+
+@every_variant
+def test_steps_are_those_of_torch_on_the_module(name: str, arguments: dict[str, Any]) -> None:
+    module = model()
+    layout = layout_of(module)
+    start, steps = weights_of(module, layout).parameters, gradients(layout, 5)
+    ours = run(ServerOptimizer(layout, OptimizerSpec(name=name, **arguments), 1.0), start, steps)
+
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    optimizer = getattr(torch.optim, name)(module.parameters(), **plain)
+    sizes = [p.numel() for p in module.parameters()]
+    for gradient in steps:
+        for parameter, part in zip(module.parameters(), torch.split(torch.from_numpy(gradient), sizes), strict=True):
+            parameter.grad = part.reshape(parameter.shape)
+        optimizer.step()
+    assert ours.tobytes() == weights_of(module, layout).parameters.tobytes()
+    assert not np.array_equal(ours, start)
+
+
+@every_variant
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_a_fresh_optimizer_goes_on_from_the_dumped_state_to_the_bit(
+    name: str, arguments: dict[str, Any], before: int
+) -> None:
+    module = model()
+    layout, spec = layout_of(module), OptimizerSpec(name=name, **arguments)
+    start, steps = weights_of(module, layout).parameters, gradients(layout, before + 3)
+    through, resumed = ServerOptimizer(layout, spec, 1.0), ServerOptimizer(layout, spec, 1.0)
+    middle = run(through, start, steps[:before])
+    resumed.load(through.dump())
+    assert resumed.dump() == through.dump()
+    expected = run(through, middle, steps[before:])
+    assert run(resumed, middle, steps[before:]).tobytes() == expected.tobytes()
+    assert resumed.dump() == through.dump()
+
+
+def test_loading_replaces_what_was_there() -> None:
+    module = model()
+    layout, spec = layout_of(module), OptimizerSpec(name="Adam")
+    start, steps = weights_of(module, layout).parameters, gradients(layout, 2)
+    used, fresh = ServerOptimizer(layout, spec), ServerOptimizer(layout, spec)
+    initial = used.dump()
+    first = run(used, start, steps)
+    used.load(initial)
+    assert run(used, start, steps).tobytes() == first.tobytes() == run(fresh, start, steps).tobytes()
+
+
+def test_the_arguments_of_a_step_are_left_alone_and_its_result_is_new() -> None:
+    module = model()
+    layout = layout_of(module)
+    start, (gradient, other) = weights_of(module, layout).parameters, gradients(layout, 2)
+    copies = start.copy(), gradient.copy()
+    start.setflags(write=False)
+    gradient.setflags(write=False)
+    optimizer = ServerOptimizer(layout, OptimizerSpec(name="SGD", lr=0.5))
+    following = optimizer.step(start, gradient)
+    kept = following.copy()
+    optimizer.step(following, other)
+    assert np.array_equal(start, copies[0])
+    assert np.array_equal(gradient, copies[1])
+    assert np.array_equal(following, kept)
+    np.testing.assert_allclose(following, start - 0.5 * gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"lr": 0.25}])
+def test_the_rate_is_scaled_whether_given_or_default(arguments: dict[str, Any]) -> None:
+    module = model()
+    layout = layout_of(module)
+    start, (gradient,) = weights_of(module, layout).parameters, gradients(layout, 1)
+    once = ServerOptimizer(layout, OptimizerSpec(name="SGD", **arguments), 1.0).step(start, gradient)
+    four = ServerOptimizer(layout, OptimizerSpec(name="SGD", **arguments), 4.0).step(start, gradient)
+    np.testing.assert_allclose(four - start, 4 * (once - start), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum"),
+        ("Adam", {"betas": [1.5, 0.9]}, "Invalid beta"),
+        ("Adam", {"betas": [0.9, 0.99, 0.999]}, "betas must be 2 numbers"),
+        ("Adam", {"betas": [0.9, None]}, "betas"),
+        ("RMSprop", {"momentum": -1}, "Invalid momentum"),
+    ],
+)
+def test_arguments_that_torch_refuses_are_an_error_of_the_specification(
+    name: str, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        ServerOptimizer(layout_of(model()), OptimizerSpec(name=name, **arguments))
+
+
+def test_an_optimizer_over_nothing_can_be_made_to_have_its_imports_done() -> None:
+    empty = np.zeros(0, np.float32)
+    assert ServerOptimizer(Layout(()), OptimizerSpec()).step(empty, empty).shape == (0,)
+
+
+def test_vectors_of_another_length_are_refused() -> None:
+    layout = layout_of(model())
+    good, short = np.zeros(layout.parameters, np.float32), np.zeros(layout.parameters - 1, np.float32)
+    optimizer = ServerOptimizer(layout, OptimizerSpec())
+    for parameters, gradient in ((good, short), (short, good), (short, short)):
+        with pytest.raises(ShapeError):
+            optimizer.step(parameters, gradient)
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
+    layout = layout_of(model())
+    optimizer = ServerOptimizer(layout, OptimizerSpec(name="Adam"))
+    run(optimizer, np.zeros(layout.parameters, np.float32), gradients(layout, 2))
+    blob = optimizer.dump()
+    for damaged in (b"", blob[:7], blob[:100], blob[:-1], b"\xff" * 8 + blob[8:], blob.replace(b"scalars", b"skalars")):
+        with pytest.raises(ArtifactError, match="earlier checkpoint"):
+            optimizer.load(damaged)
+    assert optimizer.dump() == blob
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("SGD", model()), ("Adam", nn.Linear(2, 2))], ids=["other optimizer", "other model"]
+)
+def test_the_state_of_something_else_is_refused(name: str, module: nn.Module) -> None:
+    blob = ServerOptimizer(layout_of(model()), OptimizerSpec(name="Adam")).dump()
+    with pytest.raises(ArtifactError, match="state is that of Adam"):
+        ServerOptimizer(layout_of(module), OptimizerSpec(name=name)).load(blob)
+
+
+def test_the_state_holds_no_pickle() -> None:
+    layout = layout_of(model())
+    optimizer = ServerOptimizer(layout, OptimizerSpec(name="SGD", momentum=0.9))
+    run(optimizer, np.zeros(layout.parameters, np.float32), gradients(layout, 1))
+    blob = optimizer.dump()
+    length = int.from_bytes(blob[:8], "little")
+    assert blob[8:9] == b"{"  # a JSON header, then nothing but the momentum
+    assert len(blob) == 8 + length + 4 * layout.parameters

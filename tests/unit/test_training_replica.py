@@ -1,0 +1,176 @@
+"""What a micro-batch yields depends on the weights and its number, and on nothing else."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from computeshare.errors import ShapeError
+from computeshare.layout import Layout, Weights
+from computeshare.sampling import Plan
+from computeshare.training import replica as replica_module
+from computeshare.training.datasets import Split
+from computeshare.training.images import Normaliser
+from computeshare.training.models import build, layout_of, weights_of
+from computeshare.training.replica import FlatTensors, Replica, Update
+
+CPU = torch.device("cpu")
+SHAPE = (1, 16, 16)
+PLAN = Plan(seed=7, samples=50, micro_batch=8, micro_batches_per_round=3)
+
+
+def split() -> Split:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (PLAN.samples, *SHAPE), dtype=np.uint8)
+    labels = rng.integers(0, 10, PLAN.samples)
+    return Split(images, labels, Normaliser.build(SHAPE, 255.0, (0.5,), (0.25,)))
+
+
+def normalised(seed: int = 0) -> nn.Module:
+    """A model with everything that could carry something over: batch normalisation and dropout."""
+    torch.manual_seed(seed)
+    features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(196, 10))
+
+
+def replica(seed: int = 0) -> Replica:
+    module = normalised(seed)
+    return Replica(module, layout_of(module), PLAN, split(), CPU)
+
+
+def weights(seed: int = 0) -> Weights:
+    module = normalised(seed)
+    return weights_of(module, layout_of(module))
+
+
+def bits(update: Update) -> tuple[bytes, bytes, float]:
+    return update.vector.tobytes(), update.buffers.tobytes(), update.loss
+
+
+def test_a_micro_batch_yields_the_same_bits_every_time() -> None:
+    r = replica()
+    assert bits(r.compute(3)) == bits(r.compute(3))
+
+
+def test_the_order_of_micro_batches_changes_nothing() -> None:
+    numbers = [0, 4, 6, 7, 13]
+    first, second = replica(), replica()
+    forwards = {m: bits(first.compute(m)) for m in numbers}
+    backwards = {m: bits(second.compute(m)) for m in reversed(numbers)}
+    assert forwards == backwards
+    assert len(set(forwards.values())) == len(numbers)
+
+
+def test_another_replica_with_the_same_weights_yields_the_same_bits() -> None:
+    r, other = replica(seed=0), replica(seed=1)
+    other.compute(2)  # on weights of its own
+    other.load(weights(seed=0))
+    assert bits(other.compute(5)) == bits(r.compute(5))
+
+
+def test_what_others_draw_from_the_generator_changes_nothing() -> None:
+    r = replica()
+    expected = bits(r.compute(1))
+    torch.rand(100)
+    assert bits(r.compute(1)) == expected
+
+
+def test_a_batch_fetched_ahead_changes_nothing() -> None:
+    r = replica()
+    expected = bits(r.compute(4))
+    r.prefetch(4)
+    r.load(weights())
+    assert bits(r.compute(4)) == expected
+    r.prefetch(6)
+    assert bits(r.compute(4)) == expected  # not the one that was fetched
+
+
+def test_loading_weights_changes_what_is_computed_and_loading_them_back_restores_it() -> None:
+    r = replica()
+    expected = bits(r.compute(2))
+    r.load(weights(seed=9))
+    assert bits(r.compute(2)) != expected
+    r.load(weights())
+    assert bits(r.compute(2)) == expected
+
+
+def test_loaded_weights_are_copied() -> None:
+    r, loaded = replica(), weights(seed=9)
+    r.load(loaded)
+    expected = bits(r.compute(2))
+    for vector in (loaded.parameters, loaded.buffers, loaded.counters):
+        vector.fill(0)
+    assert bits(r.compute(2)) == expected
+
+
+def test_read_only_weights_can_be_loaded(recwarn: pytest.WarningsRecorder) -> None:
+    w = weights(seed=9)
+    r = replica()
+    for vector in (w.parameters, w.buffers, w.counters):
+        vector.setflags(write=False)
+    r.load(w)
+    other = replica(seed=9)
+    assert bits(r.compute(0)) == bits(other.compute(0))
+    assert not recwarn.list
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    module = build("mlp", SHAPE, 10, 0)
+    with pytest.raises(ShapeError):
+        replica().load(weights_of(module, layout_of(module)))
+
+
+def test_an_update_is_the_gradient_of_the_mean_loss_and_the_moved_buffers() -> None:
+    number = 6  # the epoch's last micro-batch, of two samples
+    update = replica().compute(number)
+    module = normalised().train()
+    images, labels = split().batch(PLAN.indices(number))
+    assert len(labels) == 2
+    torch.manual_seed(PLAN.generator_seed(number))
+    loss = functional.cross_entropy(module(images), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+    np.testing.assert_allclose(update.vector, expected.numpy(), rtol=1e-6, atol=1e-7)
+    moved = weights_of(module, layout_of(module))
+    np.testing.assert_allclose(update.buffers, moved.buffers, rtol=1e-6)
+    assert not np.allclose(update.buffers, weights().buffers)
+    assert update.loss == pytest.approx(loss.item())
+    assert update.vector.dtype == update.buffers.dtype == np.float32
+
+
+def test_an_update_is_not_overwritten_by_the_next() -> None:
+    r = replica()
+    update = r.compute(0)
+    before = bits(update)
+    r.compute(1)
+    assert bits(update) == before
+
+
+def test_a_parameter_the_loss_does_not_touch_has_a_gradient_of_zero() -> None:
+    module = normalised()
+    module.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    layout = layout_of(module)
+    r = Replica(module, layout, PLAN, split(), CPU)
+    entry = next(t for t in layout.tensors if t.name == "unused")
+    assert np.array_equal(r.compute(0).vector[entry.start : entry.stop], np.zeros(3))
+
+
+def test_tensors_with_storage_of_their_own_yield_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [bits(replica().compute(m)) for m in (0, 5)]
+
+    def apart(tensors: list[torch.Tensor], dtype: torch.dtype, device: torch.device, apart: bool) -> FlatTensors:
+        assert not apart
+        return FlatTensors(tensors, dtype, device, apart=True)
+
+    monkeypatch.setattr(replica_module, "FlatTensors", apart)  # as on CUDA and MPS
+    r = replica(seed=1)
+    r.compute(5)
+    r.load(weights())
+    assert [bits(r.compute(m)) for m in (0, 5)] == expected
+
+
+def test_a_model_without_buffers_has_empty_buffers() -> None:
+    module = build("mlp", SHAPE, 10, 0)
+    layout: Layout = layout_of(module)
+    assert Replica(module, layout, PLAN, split(), CPU).compute(0).buffers.shape == (0,)

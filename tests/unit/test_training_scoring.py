@@ -1,0 +1,66 @@
+"""Scores are those of the whole split, in evaluation mode."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from computeshare.errors import ShapeError
+from computeshare.training.datasets import Split
+from computeshare.training.images import Normaliser
+from computeshare.training.models import build, layout_of, weights_of
+from computeshare.training.scoring import score
+
+SHAPE = (1, 6, 6)
+
+
+def split(samples: int = 37) -> Split:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 17, (samples, *SHAPE), dtype=np.uint8)
+    return Split(images, rng.integers(0, 10, samples), Normaliser.build(SHAPE, 16.0, (0.5,), (0.25,)))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(), nn.Flatten(), nn.Linear(64, 10), nn.Dropout()
+    )
+
+
+def test_a_score_is_the_mean_over_every_sample_without_dropout() -> None:
+    module = model()
+    layout = layout_of(module)
+    result = score(module, layout, weights_of(module, layout), split(), batch=8)
+    images, labels = split().batch(np.arange(37))
+    logits = model().eval()(images)
+    assert result.samples == 37
+    assert result.loss == pytest.approx(functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert result.accuracy == (logits.argmax(1) == labels).sum().item() / 37
+
+
+def test_scoring_is_repeatable_and_moves_no_statistics() -> None:
+    module = model()
+    layout = layout_of(module)
+    weights = weights_of(module, layout)
+    first = score(module, layout, weights, split())
+    assert score(module, layout, weights, split()) == first
+    assert layout.digest(weights_of(module, layout)) == layout.digest(weights)
+
+
+def test_the_given_weights_are_scored_not_the_modules_own(recwarn: pytest.WarningsRecorder) -> None:
+    module, other = build("mlp", SHAPE, 10, 0), build("mlp", SHAPE, 10, 1)
+    layout = layout_of(module)
+    frozen = weights_of(other, layout)
+    frozen.parameters.setflags(write=False)
+    assert score(module, layout, frozen, split()) == score(other, layout, frozen, split())
+    assert score(module, layout, weights_of(build("mlp", SHAPE, 10, 0), layout), split()) != score(
+        module, layout, frozen, split()
+    )
+    assert not recwarn.list
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    module, other = model(), build("mlp", SHAPE, 10, 0)
+    with pytest.raises(ShapeError):
+        score(module, layout_of(module), weights_of(other, layout_of(other)), split())
