@@ -1,0 +1,42 @@
+"""The plain single-process loop a job is compared with: same data, same order, same batches, no ComputeShare round."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from computeshare.catalog import catalog
+from computeshare.spec import JobSpec
+from computeshare.training import datasets, models
+from computeshare.training.scoring import score
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """What the loop ended with: the parameters (d,), and the share of the test set it gets right."""
+
+    parameters: np.ndarray
+    accuracy: float
+
+
+def train(spec: JobSpec, data_dir: Path) -> Plain:
+    """Run a job's rounds as one batch each, with torch alone."""
+    torch.set_num_threads(spec.threads or torch.get_num_threads())
+    classes = catalog().datasets[spec.dataset].classes
+    module = models.build(spec.model, spec.shape, classes, spec.seed)
+    layout = models.layout_of(module)
+    split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
+    optimizer = getattr(torch.optim, spec.optimizer.name)(module.parameters(), **spec.optimizer.arguments)
+    module.train()
+    for version in range(spec.rounds_total):
+        following = spec.plan.round(version)
+        numbers = range(following.first, following.first + following.count)
+        images, labels = split.batch(np.concatenate([spec.plan.indices(m) for m in numbers]))
+        optimizer.zero_grad()
+        functional.cross_entropy(module(images), labels).backward()
+        optimizer.step()
+    weights = models.weights_of(module, layout)
+    test = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
+    return Plain(weights.parameters, score(module, layout, weights, test).accuracy)

@@ -1,0 +1,129 @@
+"""The evaluator process: scores each checkpoint on the test set."""
+
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+from redis import Redis
+
+from computeshare import keys
+from computeshare.artifacts import Artifacts
+from computeshare.broker import OUTAGES, connect
+from computeshare.catalog import catalog
+from computeshare.commands.run import run_command
+from computeshare.errors import ComputeShareError
+from computeshare.processes import configure_logging, exit_with_parent, stop_event
+from computeshare.rounds import RoundStore
+from computeshare.settings import Settings
+from computeshare.spec import JobSpec
+from computeshare.types import Token
+
+CLAIM_MS = 60_000
+LOOK_S = 0.5
+
+log = structlog.get_logger()
+
+
+class Evaluator:
+    """Scores whatever checkpoint of an open job has no score yet, oldest first; any number of them may run."""
+
+    def __init__(self, redis: Redis, artifacts: Path, data_dir: Path, stop: threading.Event) -> None:
+        self.redis, self.root, self.data_dir, self.stop = redis, artifacts, data_dir, stop
+        self.id = uuid.uuid4().hex
+        self._announced: set[tuple[str, str]] = set()
+        self._loaded: tuple[str, Any] | None = None
+
+    def run(self) -> None:
+        """Score until told to stop; an outage of the broker is waited out."""
+        while not self.stop.is_set():
+            try:
+                if not self._turn():
+                    self.stop.wait(LOOK_S)
+            except OUTAGES as outage:
+                log.warning("broker away", error=str(outage))
+                self.stop.wait(1)
+
+    def _turn(self) -> bool:
+        """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
+        members: Any = self.redis.smembers(keys.JOBS)
+        for job_id in sorted(bytes(member).decode() for member in members):
+            artifacts = Artifacts(self.root, job_id)
+            for token in artifacts.tokens():
+                if (job_id, str(token)) not in self._announced and self._settle(artifacts, job_id, token):
+                    return True
+        return False
+
+    def _settle(self, artifacts: Artifacts, job_id: str, token: Token) -> bool:
+        rounds = RoundStore(self.redis, job_id)
+        score = artifacts.score(token)
+        if score is None:
+            claimed = self.redis.set(rounds.keys.scoring(str(token)), self.id, nx=True, px=CLAIM_MS)
+            raw = rounds.spec()
+            if not claimed or raw is None:
+                return False
+            try:
+                score = self._score(artifacts, job_id, JobSpec.model_validate_json(raw), token)
+            except ComputeShareError as error:
+                log.error("cannot score", job=job_id, token=str(token), error=str(error))
+                return False  # tried again once the claim has expired
+        rounds.append("scored", {"token": str(token), "version": token.version, **score})
+        self._announced.add((job_id, str(token)))
+        return True
+
+    def _score(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> dict[str, Any]:
+        from computeshare.training import datasets, models
+        from computeshare.training.scoring import score
+
+        if self._loaded is None or self._loaded[0] != job_id:
+            datasets.prepare(spec.dataset, self.data_dir)
+            split = datasets.open_split(spec.dataset, "test", self.data_dir, spec.shape)
+            module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+            self._loaded = (job_id, (module, models.layout_of(module), split))
+        module, layout, split = self._loaded[1]
+        result = score(module, layout, layout.gather(artifacts.tensors(token)), split)
+        scored = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+        artifacts.save_score(token, scored)
+        log.info("scored", job=job_id, version=token.version, accuracy=round(result.accuracy, 4))
+        return scored
+
+
+def serve(settings: Settings) -> None:
+    """Run one evaluator in this process until a signal ends it."""
+    import torch
+
+    stop = stop_event()
+    configure_logging()
+    os.nice(5)  # scoring can wait, training cannot
+    torch.set_num_threads(1)
+    redis = connect(settings.resolve_redis_url())
+    log.info("evaluator ready", pid=os.getpid())
+    Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop).run()
+
+
+def child(values: dict[str, str]) -> None:
+    """Entry point for `computeshare up`: as `serve`, ending with the process that started it."""
+    os.environ.update(values)
+    exit_with_parent()
+    serve(Settings())
+
+
+def command(
+    redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of checkpoints and run.json.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
+) -> None:
+    """Score every checkpoint on its job's test set."""
+    serve(Settings.given(redis_url=redis_url, home=home, data=data))
+
+
+def main() -> None:
+    """The command `computeshare-evaluator`."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The reducer process: averages a round's updates and commits the next version.
+
+Any number of them may run. Each job has one active reducer, by a claim that expires; another takes over from what
+lies in Redis, or, if Redis came back empty, from the last checkpoint on disk.
+"""
+
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+from redis import Redis
+
+from computeshare import keys
+from computeshare.broker import OUTAGES, connect
+from computeshare.commands.run import run_command
+from computeshare.errors import ComputeShareError
+from computeshare.layout import Layout
+from computeshare.processes import configure_logging, exit_with_parent, hostname, stop_event
+from computeshare.reduction import JobReducer, LostClaim
+from computeshare.rounds import Claim
+from computeshare.settings import Settings
+from computeshare.spec import OptimizerSpec
+
+CLAIM_MS = 2000
+RENEW_S = 0.5
+LOOK_S = 0.25
+"""How often an idle reducer looks for jobs without one."""
+
+log = structlog.get_logger()
+
+
+class Reducer:
+    """Serves every job it can claim."""
+
+    def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
+        self.redis, self.artifacts, self.stop = redis, artifacts, stop
+        self.id = uuid.uuid4().hex[:12]
+        self.jobs: dict[str, JobReducer] = {}
+        self._claims: dict[str, Claim] = {}
+        self._looked = 0.0
+        self._settled: set[str] = set()
+
+    def run(self) -> None:
+        """Serve until told to stop; an outage of the broker is waited out."""
+        threading.Thread(target=self._keep_claims, name="claims", daemon=True).start()
+        while not self.stop.is_set():
+            try:
+                self._turn()
+            except OUTAGES as outage:
+                log.warning("broker away", error=str(outage))
+                self.stop.wait(1)
+        for job_id in list(self.jobs):
+            self._release(job_id)
+
+    def _turn(self) -> None:
+        """Claim what nobody looks after, then sleep until a round is full (or a moment passed) and reduce it."""
+        if time.monotonic() - self._looked > LOOK_S:
+            self._looked = time.monotonic()
+            self._claim_jobs()
+        if not self.jobs:
+            self.stop.wait(LOOK_S)
+            return
+        full = {job.rounds.keys.full(): job_id for job_id, job in self.jobs.items()}
+        signalled: Any = self.redis.blpop(list(full), timeout=LOOK_S)
+        due = [full[signalled[0].decode()]] if signalled else list(self.jobs)
+        for job_id in due:
+            self._serve(job_id)
+
+    def _serve(self, job_id: str) -> None:
+        """Let one job advance; whatever goes wrong with it is that job's affair alone."""
+        job = self.jobs[job_id] = self.jobs.pop(job_id)  # to the end: the others' turn comes first
+        try:
+            if job.advance():
+                return
+            self._settled.add(job_id)
+        except LostClaim as lost:
+            log.warning("lost claim", job=job_id, reason=str(lost))
+        except OUTAGES:
+            raise
+        except ComputeShareError as error:
+            job.fail(str(error), type(error).__name__)
+        except Exception as error:
+            log.exception("job failed", job=job_id)
+            job.fail(f"{type(error).__name__}: {error}", "in the reducer")
+        self._release(job_id)
+
+    def _claim_jobs(self) -> None:
+        members: Any = self.redis.smembers(keys.JOBS)
+        for job_id in sorted(bytes(member).decode() for member in members):
+            rounds = Claim(self.redis, job_id, self.id)
+            if rounds.status() is None:
+                self._settled.discard(job_id)  # to be opened, perhaps again
+            if job_id in self.jobs or job_id in self._settled:
+                continue
+            if not rounds.claim(hostname(), os.getpid(), CLAIM_MS):
+                continue
+            log.info("claimed", job=job_id, fence=rounds.fence)
+            self._claims[job_id] = rounds  # renewed from now on: building a model may take longer than a claim
+            self.jobs[job_id] = JobReducer(rounds, self.artifacts)
+            self._serve(job_id)
+
+    def _release(self, job_id: str) -> None:
+        job = self.jobs.pop(job_id)
+        job.close()
+        if rounds := self._claims.pop(job_id, None):
+            rounds.renew(0)
+
+    def _keep_claims(self) -> None:
+        """Renew every claim; the commit's own compare catches a claim lost meanwhile."""
+        while not self.stop.wait(RENEW_S):
+            for rounds in list(self._claims.values()):
+                try:
+                    rounds.renew(CLAIM_MS)
+                except OUTAGES:
+                    break
+
+
+def warm() -> None:
+    """Import what takes seconds (the first optimizer above all), so that a reducer standing by takes over at once."""
+    import computeshare.training.models  # noqa: F401
+    from computeshare.training.optimizers import ServerOptimizer
+
+    ServerOptimizer(Layout.build(iter([("one", (1,), "parameter")])), OptimizerSpec())
+
+
+def serve(settings: Settings) -> None:
+    """Run one reducer in this process until a signal ends it."""
+    import torch
+
+    stop = stop_event()
+    configure_logging()
+    torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
+    redis = connect(settings.resolve_redis_url())
+    warm()
+    log.info("reducer ready", pid=os.getpid())
+    Reducer(redis, settings.artifacts_dir, stop).run()
+
+
+def child(values: dict[str, str]) -> None:
+    """Entry point for `computeshare up`: as `serve`, ending with the process that started it."""
+    os.environ.update(values)
+    exit_with_parent()
+    serve(Settings())
+
+
+def command(
+    redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of checkpoints and run.json.")] = None,
+) -> None:
+    """Average the updates of every job that has no other reducer, and commit versions."""
+    serve(Settings.given(redis_url=redis_url, home=home))
+
+
+def main() -> None:
+    """The command `computeshare-reducer`."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

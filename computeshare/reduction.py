@@ -1,0 +1,309 @@
+"""One job's rounds in a reducer: open or resume, gather, check, combine, step, commit, checkpoint."""
+
+import functools
+import struct
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from computeshare.artifacts import Artifacts, Manifest
+from computeshare.catalog import catalog
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import decode_update, decode_weights, encode_weights
+from computeshare.errors import ArtifactError, CodecError, Diverged
+from computeshare.layout import Layout, Weights
+from computeshare.rounds import Claim, Received, RoundState
+from computeshare.sampling import Round
+from computeshare.spec import JobSpec
+from computeshare.strategies import sync
+from computeshare.types import Token, Vector
+
+CHECKPOINT_S = 30.0
+"""A running job is checkpointed at least this often, in seconds."""
+NOT_FINITE_TIMES = 3
+"""A micro-batch sent this often with values that are not finite is nobody's fault, even if one worker sent it."""
+
+
+class LostClaim(Exception):
+    """Another reducer has taken over, or the job is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What the reducer holds of a version: its full-precision parameters and the weights as published."""
+
+    token: Token
+    master: Vector
+    weights: Weights
+
+
+class JobReducer:
+    """Turns full rounds into versions, from wherever the job stands."""
+
+    def __init__(self, rounds: Claim, artifacts: Path) -> None:
+        self.rounds = rounds
+        self.artifacts = Artifacts(artifacts, rounds.job_id)
+        self.current: Version | None = None
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._writing: Future[None] | None = None
+        self._checkpointed = time.monotonic()
+
+    def advance(self) -> bool:
+        """Do whatever is due; False once there is nothing left to do for this job."""
+        state, parts = self.rounds.progress()
+        if state is None:
+            if not self._prepare():
+                return False
+            self._open()
+            return True
+        if state.status not in ("running", "paused", "finished"):
+            return False
+        if self.current is None:
+            if not self._prepare():
+                return False
+            self._resume(state)
+        assert self.current is not None
+        if self.current.token != state.token:
+            raise LostClaim(f"version {state.token} was committed by another reducer")
+        if state.status == "finished":
+            self._settle()
+            return False
+        if len(parts) == state.count:
+            self._reduce(state, parts)
+        return True
+
+    def fail(self, error: str, detail: str) -> None:
+        """Tell the control plane that the job cannot go on."""
+        if self.rounds.announce("failed", {"error": error, "detail": detail}):
+            self.rounds.end("failed")
+
+    def close(self) -> None:
+        """Let checkpoints that are being written finish."""
+        self._disk.shutdown(wait=True)
+
+    # What the job needs: built once
+
+    def _prepare(self) -> bool:
+        raw = self.rounds.spec()
+        if raw is None:
+            return False
+        from computeshare.training import models
+        from computeshare.training.optimizers import ServerOptimizer
+
+        spec = JobSpec.model_validate_json(raw)
+        self.spec, self.plan = spec, spec.plan
+        self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
+        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        self.layout: Layout = models.layout_of(module)
+        self.initial: Weights = models.weights_of(module, self.layout)
+        factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
+        self.optimizer = ServerOptimizer(self.layout, spec.optimizer, factor)
+        return True
+
+    # Opening and resuming
+
+    def _open(self) -> None:
+        """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
+        restored = self._restore()
+        incarnation = self.artifacts.next_incarnation()
+        version = restored.token.version if restored else 0
+        weights = restored.weights if restored else self.initial
+        master = restored.master if restored else weights.parameters
+        blob, weights = self._publishable(master, weights)
+        sha256 = self.layout.digest(weights)
+        token = Token(incarnation, version, sha256[:16])
+        following = self._following(version)
+        event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
+        event |= {"sha256": sha256, "restored": restored is not None, "bytes": len(blob)}
+        event |= {"parameters": self.layout.parameters}
+        if not self.rounds.open(token, blob, self._state(master), following, event):
+            raise LostClaim("the job was opened by another reducer")
+        self.current = Version(token, master, weights)
+
+    def _restore(self) -> Version | None:
+        """The newest whole checkpoint on disk; the optimizer takes over its state."""
+        for token in reversed(self.artifacts.tokens()):
+            try:
+                state, tensors = self.artifacts.state(token), self.artifacts.tensors(token)
+            except ArtifactError:
+                continue
+            weights = self.layout.gather(tensors)
+            return Version(token, self._load_state(state, weights), weights)
+        return None
+
+    def _resume(self, state: RoundState) -> None:
+        """Take over a running job from Redis: its weights, and its optimizer's state or what that came from."""
+        blob = self.rounds.load(self.rounds.keys.weights(str(state.token)))
+        if blob is None:
+            raise LostClaim(f"the weights of version {state.token} are gone")
+        weights = decode_weights(self.down, blob, self.layout)
+        raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
+        master = self._replay(state) if raw is None else self._load_state(raw, weights)
+        self.current = Version(state.token, master, weights)
+        if self.spec.wants_checkpoint(state.version):
+            self._checkpoint(self.current)  # the reducer before may have died between commit and file
+
+    def _replay(self, state: RoundState) -> Vector:
+        """Repeat the step that led to the current version, from the state before and the round's submissions."""
+        base = state.base
+        raw = self.rounds.load(self.rounds.keys.state(str(base))) if base else None
+        blob = self.rounds.load(self.rounds.keys.weights(str(base))) if base else None
+        if base is None or raw is None or blob is None:
+            raise LostClaim(f"the state before version {state.token} is gone")
+        master = self._load_state(raw, decode_weights(self.down, blob, self.layout))
+        following = self._following(base.version)
+        numbers = range(following.first, following.first + following.count)
+        updates = [self._decode(blob)[0] for blob in self.rounds.updates(base, numbers)]
+        gradient = sync.combine(self.spec.strategy, updates, [self.plan.size(m) for m in numbers])
+        master = self.optimizer.step(master, gradient)
+        before = RoundState("running", base, None, following.first, following.count)
+        self.rounds.store_state(before, state.token, self._state(master))
+        return master
+
+    # The round
+
+    def _reduce(self, base: RoundState, parts: dict[int, Received]) -> None:
+        """One round: gather, check, combine, step, commit, and keep the state in the next round's shadow."""
+        assert self.current is not None
+        clock = _Clock()
+        numbers = range(base.first, base.first + base.count)
+        checked = self._checked(base, [parts[m] for m in numbers])
+        if checked is None:
+            return  # something was refused; the round goes on
+        updates, buffers = checked
+        clock.lap("decode")
+        samples = [self.plan.size(m) for m in numbers]
+        gradient = sync.combine(self.spec.strategy, updates, samples)
+        mean_buffers = sync.mean(buffers, samples) if self.layout.buffers else self.current.weights.buffers
+        clock.lap("combine")
+        master = self.optimizer.step(self.current.master, gradient)
+        if not np.isfinite(master).all():
+            raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
+        clock.lap("step")
+        counters = self.layout.counted(self.current.weights.counters)
+        blob, weights = self._publishable(master, Weights(master, mean_buffers, counters))
+        sha256 = self.layout.digest(weights)
+        token = Token(base.token.incarnation, base.version + 1, sha256[:16])
+        event = self._event(base, token, sha256, [parts[m] for m in numbers], samples)
+        clock.lap("encode")
+        if not self.rounds.commit(base, token, blob, self._following(token.version), {**event, "seconds": clock.laps}):
+            raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
+        self.current = Version(token, master, weights)
+        self.rounds.store_state(base, token, self._state(master))
+        self._keep(self.current)
+
+    def _event(
+        self, base: RoundState, token: Token, sha256: str, parts: list[Received], samples: list[int]
+    ) -> dict[str, Any]:
+        loss = sum(part.loss * count for part, count in zip(parts, samples, strict=True)) / sum(samples)
+        counted = [[part.micro_batch, part.worker, count] for part, count in zip(parts, samples, strict=True)]
+        epoch = base.version // self.plan.rounds_per_epoch
+        event: dict[str, Any] = {"token": str(token), "version": token.version, "base": str(base.token)}
+        return event | {"epoch": epoch, "loss": loss, "sha256": sha256, "counted": counted}
+
+    def _checked(self, base: RoundState, parts: list[Received]) -> tuple[list[Vector], list[Vector]] | None:
+        """Every update and its buffers, decoded; None if any had to be refused."""
+        updates, buffers = [], []
+        blobs = self.rounds.updates(base.token, [part.micro_batch for part in parts])
+        for part, blob in zip(parts, blobs, strict=True):
+            try:
+                update, buffer = self._decode(blob)
+            except CodecError as error:
+                self._refuse(base, part, str(error), not_finite=False)
+                continue
+            if np.isfinite(update).all() and np.isfinite(buffer).all() and np.isfinite(part.loss):
+                updates.append(update)
+                buffers.append(buffer)
+            else:
+                self._refuse(base, part, "values that are not finite", not_finite=True)
+        return (updates, buffers) if len(updates) == len(parts) else None
+
+    def _decode(self, blob: bytes | None) -> tuple[Vector, Vector]:
+        if blob is None:
+            raise CodecError("the blob is gone")
+        return decode_update(self.up, blob, self.layout)
+
+    def _refuse(self, base: RoundState, part: Received, reason: str, not_finite: bool) -> None:
+        sessions, times = self.rounds.refuse(base.token, part, reason, not_finite)
+        if sessions >= 2 or times >= NOT_FINITE_TIMES:
+            raise Diverged(
+                f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "
+                f"{times} times, from {sessions} worker(s). Try a lower learning rate."
+            )
+
+    # Publishing and keeping
+
+    def _following(self, version: int) -> Round:
+        """The round from `version`; without micro-batches after the last one."""
+        following = self.plan.round(version)
+        if version < self.spec.rounds_total:
+            return following
+        return Round(version, following.epoch, following.first, 0, 0)
+
+    def _publishable(self, master: Vector, weights: Weights) -> tuple[bytes, Weights]:
+        """The blob to publish and the weights as workers will hold them."""
+        full = Weights(master, weights.buffers, weights.counters)
+        blob = encode_weights(self.down, full)
+        return blob, full if self.down.exact else decode_weights(self.down, blob, self.layout)
+
+    def _state(self, master: Vector) -> bytes:
+        """The optimizer's state, and the full-precision parameters where what is published has lost some."""
+        kept = b"" if self.down.exact else master.tobytes()
+        return struct.pack("<Q", len(kept)) + kept + self.optimizer.dump()
+
+    def _load_state(self, raw: bytes, weights: Weights) -> Vector:
+        (length,) = struct.unpack_from("<Q", raw)
+        self.optimizer.load(raw[8 + length :])
+        return np.frombuffer(raw, np.float32, length // 4, 8) if length else weights.parameters
+
+    def _keep(self, version: Version) -> None:
+        idle = self._writing is None or self._writing.done()
+        timed = idle and time.monotonic() - self._checkpointed >= CHECKPOINT_S
+        if timed or self.spec.wants_checkpoint(version.token.version):
+            self._checkpoint(version)
+
+    def _checkpoint(self, version: Version) -> None:
+        """Write a checkpoint beside the rounds, one at a time."""
+        if self._writing:
+            self._writing.result()
+        self._checkpointed = time.monotonic()
+        state = self._state(version.master)
+        self._writing = self._disk.submit(functools.partial(self._write, version, state))
+
+    def _write(self, version: Version, state: bytes) -> None:
+        token, epoch = version.token, version.token.version // self.plan.rounds_per_epoch
+        tensors = self.layout.views(version.weights)
+        first = self._following(token.version).first
+        manifest = self.artifacts.save(token, tensors, state, self.layout.digest(version.weights), epoch, first)
+        self._announce(manifest)
+
+    def _announce(self, manifest: Manifest) -> None:
+        event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
+        self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
+
+    def _settle(self) -> None:
+        """Make sure that the last version is on disk before letting the job go."""
+        assert self.current is not None
+        if self._writing:
+            self._writing.result()
+        if self.artifacts.has(self.current.token):
+            self._announce(self.artifacts.manifest(self.current.token))
+        else:
+            self._checkpoint(self.current)
+
+
+class _Clock:
+    """Seconds between laps, by name."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 6)
+        self._last = now

@@ -1,0 +1,176 @@
+"""One seat: a worker's participation in one job, in a process of its own.
+
+The loop reads like docs/protocol.md: pull the version and a lease, compute, submit, wait for the next version.
+"""
+
+import os
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import structlog
+from redis import Redis
+
+from computeshare.broker import connect
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import decode_weights, encode_update
+from computeshare.errors import Fenced, JobGone
+from computeshare.processes import configure_logging, exit_with_parent, hostname
+from computeshare.queue import Seat
+from computeshare.rounds import Grant, Member, RoundStore
+from computeshare.settings import Settings
+from computeshare.spec import JobSpec
+
+log = structlog.get_logger()
+
+
+def serve(seat_id: str) -> str:
+    """Run a seat until its job ends, the worker leaves, or another session takes over; returns why it ended."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    exit_with_parent()
+    configure_logging()
+    settings = Settings()
+    redis = connect(settings.resolve_redis_url())
+    seat = Seat.parse(seat_id)
+    spec = RoundStore(redis, seat.job).spec()
+    if spec is None:
+        return "the job is gone"
+    session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings.data_dir, stop)
+    return session.run(os.environ.get("COMPUTESHARE_DEVICE"))
+
+
+class SeatSession:
+    """The state of one seat: its model, its session in the round protocol, and the clock of its report."""
+
+    def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, data_dir: Path, stop: threading.Event) -> None:
+        self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
+        self.data_dir = data_dir
+        session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
+        self.member = Member(redis, seat.job, seat.worker, session, spec.strategy.backup)
+        self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
+        self.bytes_down = 0
+        self.waiting_s = 0.0
+        self.uploading_s = 0.0  # of the submission before: none can report its own
+
+    def run(self, device_name: str | None) -> str:
+        """Load what the job needs, join, take part, leave."""
+        self._load(device_name)
+        reason = "left"
+        try:
+            if not self._join():
+                return "the job has ended"
+            reason = self._take_part()
+        except Fenced as fenced:
+            reason = str(fenced)
+        except JobGone as gone:
+            reason = str(gone)
+        except BaseException as error:
+            reason = f"failed: {type(error).__name__}: {error}"
+            raise
+        finally:
+            self.member.leave(reason)
+            log.info("left", job=self.seat.job, reason=reason)
+        return reason
+
+    def _load(self, device_name: str | None) -> None:
+        """Import torch, open the data set, build the model: everything slow, before any work is claimed."""
+        import torch
+
+        from computeshare.catalog import catalog
+        from computeshare.training import datasets, devices, models
+        from computeshare.training.replica import Replica
+
+        spec = self.spec
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        device = devices.choose(device_name)
+        devices.make_deterministic(device)
+        self.device = devices.describe(device)
+        datasets.prepare(spec.dataset, self.data_dir)
+        split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
+        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        self.layout = models.layout_of(module)
+        self.replica = Replica(module, self.layout, spec.plan, split, device)
+
+    def _join(self) -> bool:
+        """Begin the session once the job is open; False if it has ended."""
+        about: dict[str, Any] = {"name": os.environ.get("COMPUTESHARE_NAME") or hostname(), "device": self.device}
+        while not self.stop.is_set():
+            status = self.member.join(self.seat.id, about)
+            if status == "running":
+                log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device)
+                return True
+            if status != "unopened":
+                return False
+            self.member.wait(1000)
+        return False
+
+    def _take_part(self) -> str:
+        """Compute and submit until there is a reason to end, which is returned."""
+        loaded = ""
+        grant = self.member.lease(loaded)
+        while not self.stop.is_set():
+            match grant.answer:
+                case "stale":
+                    blob, grant = self.member.pull(grant.token)
+                    if grant.answer == "stale":
+                        continue  # superseded while it was on its way
+                    if blob is None:
+                        raise JobGone(f"the weights of version {grant.token} are gone")
+                    self.replica.load(decode_weights(self.down, blob, self.layout))
+                    self.bytes_down += len(blob)
+                    loaded = grant.token
+                case "leased":
+                    grant = self._work(grant)
+                case "wait":
+                    grant = self._wait(loaded, grant.ask_again_ms)
+                case status:
+                    return f"the job is {status}"
+        return "the worker was asked to leave"
+
+    def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
+        """Sleep until the next version, which is then to be pulled, or until it is worth asking for a lease again."""
+        started = time.perf_counter()
+        token = self.member.wait(min(ask_again_ms, 1000))  # a signal to leave is looked at once a second
+        self.waiting_s += time.perf_counter() - started
+        if token and token != loaded:
+            return Grant("stale", token, 0, ())
+        return self.member.lease(loaded)
+
+    def _work(self, grant: Grant) -> Grant:
+        """Compute a leased work unit and submit it."""
+        computing_s = encoding_s = 0.0
+        updates = []
+        for micro_batch in grant.micro_batches:
+            started = time.perf_counter()
+            update = self.replica.compute(micro_batch)
+            computed = time.perf_counter()
+            updates.append((micro_batch, encode_update(self.up, update.vector, update.buffers), update.loss))
+            computing_s += computed - started
+            encoding_s += time.perf_counter() - computed
+        seconds = {"waiting": self.waiting_s, "computing": computing_s, "encoding": encoding_s}
+        return self._submit(grant.token, updates, {name: round(s, 6) for name, s in seconds.items()})
+
+    def _submit(self, token: str, updates: list[tuple[int, bytes, float]], seconds: dict[str, float]) -> Grant:
+        report: dict[str, Any] = {
+            "bytes_up": sum(len(blob) for _, blob, _ in updates),
+            "bytes_down": self.bytes_down,
+            "seconds": {**seconds, "uploading": round(self.uploading_s, 6)},
+        }
+        started = time.perf_counter()
+        receipt = self.member.submit(token, uuid.uuid4().hex, updates, report)
+        self.uploading_s = time.perf_counter() - started
+        self.bytes_down, self.waiting_s = 0, 0.0
+        if receipt.outcome == "gone":
+            raise JobGone(f"job {self.seat.job} is not open")
+        if receipt.outcome == "fenced":
+            raise Fenced(f"a newer session of worker {self.seat.worker} has taken over")
+        if receipt.token != token:
+            return Grant("stale", receipt.token, 0, ())
+        if receipt.unleased or receipt.status != "running":
+            return self.member.lease(token)
+        return Grant("wait", token, 500, ())

@@ -1,0 +1,346 @@
+"""`computeshare up`: every process of a control plane on this machine, watched and restarted."""
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import structlog
+
+from computeshare import evaluator, reducer
+from computeshare.embedded import EmbeddedBroker, free_port, is_server, stop_process
+from computeshare.errors import BrokerError, SettingsError
+from computeshare.processes import stop_event
+from computeshare.settings import RunFile, Settings, login_key
+
+READY_S = 120.0
+WATCH_S = 0.1
+REDUCERS = 2
+"""One at work and one standing by."""
+_LOG_BYTES = 10_000_000
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `computeshare up` takes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 0
+    queue: str = "default"
+    home: Path | None = None
+
+
+class Handle(Protocol):
+    """A process that was started."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+
+class Forked:
+    """A process of multiprocessing, with the face of a Popen."""
+
+    def __init__(self, target: Callable[[dict[str, str]], None], environment: dict[str, str], log_path: Path) -> None:
+        made: dict[str, Any] = {"target": _logged, "args": (target, environment, str(log_path))}
+        # A fork server imports torch once: the second reducer and every restart are there in milliseconds.
+        # macOS' own libraries do not survive a fork.
+        if sys.platform == "darwin":
+            self._process: BaseProcess = multiprocessing.get_context("spawn").Process(**made)
+        else:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["computeshare.preload"])
+            self._process = context.Process(**made)
+        self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+
+def _logged(target: Callable[[dict[str, str]], None], environment: dict[str, str], log_path: str) -> None:
+    with open(log_path, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    target(environment)
+
+
+@dataclass
+class Child:
+    """One process that is to run, however often it has to be started."""
+
+    role: str
+    start: Callable[[], Handle]
+    handle: Handle | None = None
+    started: float = 0.0
+    pause_s: float = 0.0
+
+    def ensure(self, now: float) -> bool:
+        """Start it if it is not running and its pause is over; True if it was started now."""
+        if self.handle is not None and self.handle.poll() is None:
+            return False
+        if self.handle is not None and now - self.started < self.pause_s:
+            return False
+        # At once after a long life, later and later after short ones.
+        self.pause_s = 0.2 if now - self.started > 10 else min(10.0, 2 * self.pause_s + 0.2)
+        self.handle, self.started = self.start(), now
+        return True
+
+
+@dataclass
+class Stack:
+    """The processes of one control plane."""
+
+    settings: Settings
+    options: UpOptions
+    broker: EmbeddedBroker | None = None
+    children: list[Child] = field(default_factory=list)
+    redis_url: str = ""
+    _watching: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: bool = False
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
+        return f"http://{host}:{self.options.port}"
+
+    @property
+    def login_url(self) -> str:
+        return f"{self.url}/login?key={login_key(self.settings.ensure_token())}"
+
+    def start(self) -> None:
+        """Start everything, `run.json` first."""
+        settings = self.settings
+        self._stop_leftovers()
+        settings.ensure_token()
+        if settings.redis_url:
+            self.redis_url = settings.redis_url
+        else:
+            self._start_broker()
+        self._describe_children()
+        self._write_run_file()  # before the API can say that it is ready
+        threading.Thread(target=self._keep, name="watch", daemon=True).start()
+
+    def _keep(self) -> None:
+        while not self._stopped:
+            self.watch()
+            time.sleep(WATCH_S)
+
+    def check(self) -> None:
+        """Raises BrokerError once the embedded broker is gone: everything it held went with it."""
+        if self.broker and self.broker.poll() is not None:
+            raise BrokerError(f"the embedded broker died; its log is {self._log('broker')}. Start again.")
+
+    def watch(self) -> None:
+        """Start what is not running; keep `run.json` true."""
+        with self._watching:
+            if self._stopped:
+                return
+            now = time.monotonic()
+            for child in self.children:
+                if child.ensure(now):
+                    self._write_run_file()
+
+    def _write_run_file(self) -> None:
+        RunFile(url=self.url, redis_url=self.redis_url, pids=self.pids()).write(self.settings.run_path)
+
+    def pids(self) -> dict[str, list[int]]:
+        """The process ids by role."""
+        found: dict[str, list[int]] = {"broker": [self.broker.pid]} if self.broker else {}
+        for child in self.children:
+            if child.handle and child.handle.pid:
+                found.setdefault(child.role, []).append(child.handle.pid)
+        return found
+
+    def is_ready(self) -> bool:
+        """Whether the API answers that everything it needs is there."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError, ValueError):
+            return False
+
+    def stop(self) -> None:
+        """End every process: workers first, the broker last."""
+        with self._watching:
+            self._stopped = True
+        for role in ("worker", "evaluator", "reducer", "api"):
+            pids = self.pids().get(role, [])
+            threads = [threading.Thread(target=stop_process, args=(pid,)) for pid in pids]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if self.broker:
+            self.broker.stop()
+        self.settings.run_path.unlink(missing_ok=True)
+
+    def _start_broker(self) -> None:
+        data_dir = self.settings.home / "broker" if self.settings.appendonly else None
+        self.broker = EmbeddedBroker.start(self._log("broker"), data_dir, self.settings.appendonly)
+        self.redis_url = self.broker.url
+
+    def _stop_leftovers(self) -> None:
+        """A killed `up` leaves its broker behind; the other processes end by themselves."""
+        left = RunFile.read(self.settings.run_path)
+        for pid in left.pids.get("broker", []) if left else []:
+            if is_server(pid):
+                stop_process(pid)
+
+    def _describe_children(self) -> None:
+        environment = self.settings.model_copy(update={"redis_url": self.redis_url}).child_environment()
+        options = self.options
+        api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
+        api += ["--owns-broker"] if self.broker else []
+        self.children = [Child("api", lambda: self._spawn(api, environment, "api"))]
+        worker = [sys.executable, "-m", "computeshare.worker", "--queue", options.queue, "--child"]
+        for number in range(1, options.workers + 1):
+            name = ["--name", f"worker-{number}"]
+            self.children.append(Child("worker", lambda name=name: self._spawn(worker + name, environment, "worker")))  # type: ignore[misc]
+        for _ in range(REDUCERS):
+            self.children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
+        self.children.append(Child("evaluator", lambda: Forked(evaluator.child, environment, self._log("evaluator"))))
+
+    def _spawn(self, command: list[str], environment: dict[str, str], role: str) -> Handle:
+        with self._open_log(role) as file:
+            # In a session of its own: Ctrl-C is for `up`, which ends the others in order.
+            return subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def _log(self, role: str) -> Path:
+        path = self.settings.home / "logs" / f"{role}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _open_log(self, role: str) -> IO[bytes]:
+        path = self._log(role)
+        if path.exists() and path.stat().st_size > _LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return open(path, "ab")
+
+
+@contextmanager
+def running(options: UpOptions) -> Iterator[Stack]:
+    """A started stack, stopped at the end whatever happens. Raises SettingsError if one runs on this home already."""
+    settings = Settings.given(home=options.home)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with open(settings.home / "up.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            run = RunFile.read(settings.run_path)
+            where = f" at {run.url}" if run else ""
+            raise SettingsError(f"`computeshare up` runs already on {settings.home}{where}; stop it first") from error
+        stack = Stack(settings, options)
+        try:
+            stack.start()
+            yield stack
+        finally:
+            stack.stop()
+
+
+def wait_until_ready(stack: Stack, stop: threading.Event) -> None:
+    """Until every part answers. Raises SettingsError after two minutes, with where to look."""
+    deadline = time.monotonic() + READY_S
+    while not stack.is_ready():
+        if stop.wait(WATCH_S):
+            return
+        stack.check()
+        if time.monotonic() > deadline:
+            raise SettingsError(f"the control plane did not become ready; look at {stack.settings.home / 'logs'}")
+
+
+def up(options: UpOptions) -> int:
+    """Run a control plane until a signal ends it; returns the exit code."""
+    stop = stop_event()
+    _check_port(options)
+    with running(options) as stack:
+        wait_until_ready(stack, stop)
+        if not stop.is_set():
+            print(f"ComputeShare is ready: {stack.login_url}", flush=True)
+        while not stop.wait(WATCH_S):
+            stack.check()
+    return 0
+
+
+def _check_port(options: UpOptions) -> None:
+    import socket
+
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host, options.port))
+        except OSError as error:
+            raise SettingsError(f"cannot listen on {options.host}:{options.port}: {error}; try --port") from error
+
+
+def demo_spec(dataset: str, workers: int) -> dict[str, object]:
+    """A small job that learns this data set in a minute or so."""
+    from computeshare.catalog import catalog
+
+    small = catalog().datasets[dataset].train < 10_000 if dataset in catalog().datasets else False
+    return {
+        "name": f"demo: {dataset}",
+        "queue": "demo",
+        "dataset": dataset,
+        "model": "mlp" if small else "lenet5",
+        "micro_batch": 32,
+        "micro_batches_per_round": max(2, min(4, workers)),
+        "epochs": 20 if small else 2,
+        "optimizer": {"name": "SGD", "lr": 0.05 if small else 0.02, "momentum": 0.9},
+        "workers": {"min": 1, "max": max(1, workers)},
+        "threads": 1,
+        "evaluate_every": 200,
+    }
+
+
+def demo(dataset: str, workers: int) -> int:
+    """Everything on this machine: trains `dataset`, shows progress, ends with one line of JSON."""
+    from computeshare.client import Client
+    from computeshare.commands.watch import watch_job
+    from computeshare.spec import JobSpec
+
+    started = time.monotonic()
+    spec = JobSpec.model_validate(demo_spec(dataset, workers))
+    home = Settings().home / "demo"
+    stop = stop_event()
+    with running(UpOptions(port=free_port(), workers=workers, queue="demo", home=home)) as stack:
+        print("starting: broker, API, two reducers, evaluator, workers ...", file=sys.stderr, flush=True)
+        wait_until_ready(stack, stop)
+        client = Client(stack.url, stack.settings.resolve_token())
+        job = client.create(spec.model_dump(mode="json", exclude_unset=True))
+        page = f"{stack.url}/jobs/{job['id']}"
+        print(f"the job's page: {stack.login_url}&next=/jobs/{job['id']}", file=sys.stderr, flush=True)
+        job = watch_job(client, job["id"], stop)
+        accuracy, status = job["accuracy"], job["status"]
+        print(f"{status}: test accuracy {accuracy:.2%}" if accuracy is not None else f"{status}: {job['error']}")
+        seconds = round(time.monotonic() - started, 1)
+        line = {"status": status, "accuracy": accuracy, "seconds": seconds, "workers": workers, "url": page}
+        print(json.dumps(line), flush=True)
+    return 0 if status == "completed" else 1

@@ -1,0 +1,138 @@
+"""The worker of one machine: registers itself, waits for seats, runs each in a process of its own."""
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import structlog
+import typer
+from redis import Redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from computeshare import __version__
+from computeshare.broker import OUTAGES, connect
+from computeshare.commands.run import run_command
+from computeshare.processes import configure_logging, exit_with_parent, hostname
+from computeshare.queue import WorkerInfo, register, unregister
+from computeshare.queue.roster import HEARTBEAT_S
+from computeshare.queue.rq_worker import SeatWorker
+from computeshare.queue.seats import SeatJob
+from computeshare.settings import Settings
+from computeshare.training.devices import guess
+
+log = structlog.get_logger()
+
+
+def describe(name: str, device: str, queues: tuple[str, ...]) -> WorkerInfo:
+    """This machine as a worker, under a new id."""
+    versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
+    return WorkerInfo(
+        id=secrets.token_hex(6),
+        name=name,
+        device=device,
+        queues=queues,
+        versions={"computeshare": __version__, "python": ".".join(map(str, sys.version_info[:3])), **versions},
+        memory_bytes=psutil.virtual_memory().total,
+        host=hostname(),
+        pid=os.getpid(),
+    )
+
+
+class Heartbeat(threading.Thread):
+    """Says that the worker is alive, with the seat it has, until stopped."""
+
+    def __init__(self, redis: Redis, worker: WorkerInfo) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.redis, self.worker = redis, worker
+        self.rq_worker: SeatWorker | None = None
+        self._stop_request = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop_request.is_set():
+            try:
+                self.beat()
+            except OUTAGES as outage:
+                log.warning("broker away", error=str(outage))
+            self._stop_request.wait(HEARTBEAT_S)
+
+    def beat(self) -> None:
+        """Register once."""
+        seat = self.rq_worker.current_seat if self.rq_worker else None
+        state = "busy" if seat else "idle"
+        values = {field: getattr(self.worker, field) for field in self.worker.__dataclass_fields__}
+        register(self.redis, WorkerInfo(**{**values, "seat": seat, "state": state}))
+
+    def stop(self) -> None:
+        """Stop and say goodbye."""
+        self._stop_request.set()
+        with contextlib.suppress(*OUTAGES):  # it expires by itself
+            unregister(self.redis, self.worker.id)
+
+
+def serve(redis_url: str, worker: WorkerInfo) -> None:
+    """Take seats until a signal ends it; whatever else goes wrong is logged and tried again."""
+    redis = connect(redis_url)
+    heartbeat = Heartbeat(connect(redis_url, retries=0), worker)
+    heartbeat.start()
+    log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=",".join(worker.queues))
+    pause_s = 0.5
+    try:
+        while True:
+            queue = Queue(worker.id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
+            rq_worker = SeatWorker([queue], worker.id, connection=redis, redis_url=redis_url)
+            heartbeat.rq_worker = rq_worker
+            started = time.monotonic()
+            try:
+                rq_worker.work(logging_level="WARNING")
+            except OUTAGES as outage:
+                log.warning("broker away", error=str(outage))
+            finally:
+                rq_worker.kill_horse()
+            if rq_worker.leaving:
+                return
+            pause_s = 0.5 if time.monotonic() - started > 60 else min(30.0, 2 * pause_s)
+            log.warning("starting over", in_s=pause_s)
+            time.sleep(pause_s)
+    finally:
+        heartbeat.stop()
+
+
+def command(
+    queue: Annotated[list[str] | None, typer.Option(help="Queue to serve; may be given several times.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the pages call this machine; default: its host name.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of run.json.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="End with the process that started it.")] = False,
+) -> None:
+    """Train on this machine, for the jobs of the queues it serves."""
+    if child:
+        exit_with_parent()
+    configure_logging()
+    settings = Settings.given(redis_url=redis_url, home=home, data=data)
+    url = settings.resolve_redis_url()
+    os.environ.update(settings.child_environment())
+    os.environ.pop("COMPUTESHARE_REDIS_URL", None)
+    if device:
+        os.environ["COMPUTESHARE_DEVICE"] = device
+    worker = describe(name or hostname(), device or guess(), tuple(queue or ["default"]))
+    os.environ["COMPUTESHARE_NAME"] = worker.name
+    serve(url, worker)
+
+
+def main() -> None:
+    """The command `computeshare-worker`."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""A reducer's job on a real broker: the same bits whoever computes, whoever dies, wherever it starts again."""
+
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from redis import Redis
+
+from bench import plain
+from computeshare.artifacts import Artifacts
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import decode_weights, encode_update
+from computeshare.errors import Diverged
+from computeshare.reduction import JobReducer, LostClaim
+from computeshare.rounds import Claim, Grant, Member, RoundStore
+from computeshare.spec import JobSpec
+from computeshare.training import datasets, models
+from computeshare.training.replica import Replica
+
+ADAM = {"name": "Adam", "lr": 0.01}
+
+
+def spec_of(**changes: Any) -> JobSpec:
+    values = {"dataset": "digits", "model": "mlp", "micro_batch": 16, "rounds": 6, "checkpoint_every": 3}
+    values |= {"optimizer": ADAM, "evaluate_every": 0, "threads": 1}
+    return JobSpec.model_validate(values | changes)
+
+
+class Hand:
+    """A worker in this process, moved by hand."""
+
+    def __init__(self, redis: Redis, job_id: str, spec: JobSpec, worker: str) -> None:
+        torch.set_num_threads(1)
+        module = models.build(spec.model, spec.shape, 10, spec.seed)
+        self.layout = models.layout_of(module)
+        split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
+        self.replica = Replica(module, self.layout, spec.plan, split, torch.device("cpu"))
+        self.member = Member(redis, job_id, worker, f"session of {worker}")
+        self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
+        self.member.join("seat", {})
+
+    def pull(self) -> Grant:
+        """Load the current version and lease a share of its round."""
+        blob, grant = self.member.pull(self.member.lease("").token)
+        assert blob is not None
+        self.replica.load(decode_weights(self.down, blob, self.layout))
+        return grant
+
+    def send(self, grant: Grant, spoil: Callable[[bytes], bytes] = lambda blob: blob) -> str:
+        """Compute and submit a grant, `spoil`ed if need be."""
+        updates = []
+        for m in grant.micro_batches:
+            update = self.replica.compute(m)
+            updates.append((m, spoil(encode_update(self.up, update.vector, update.buffers)), update.loss))
+        return self.member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
+
+
+class Job:
+    """A job with its reducer and any number of hands."""
+
+    def __init__(self, redis: Redis, job_id: str, spec: JobSpec, root: Path) -> None:
+        self.redis, self.job_id, self.spec, self.root = redis, job_id, spec, root
+        self.store = RoundStore(redis, job_id)
+        self.store.publish(spec.model_dump_json())
+        self.reducer = self.new_reducer()
+        assert self.reducer.advance()
+
+    def new_reducer(self) -> JobReducer:
+        """What a reducer is that takes over: it knows nothing but Redis and the disk."""
+        self.redis.delete(self.store.keys.reducer())
+        claim = Claim(self.redis, self.job_id, "reducer")
+        assert claim.claim("host", 1, 60_000)
+        return JobReducer(claim, self.root)
+
+    def hand(self, worker: str) -> Hand:
+        return Hand(self.redis, self.job_id, self.spec, worker)
+
+    def round(self, *hands: Hand) -> None:
+        """One round by these hands, in this order."""
+        state = self.store.read()
+        assert state is not None
+        grants = [hand.pull() for hand in hands]
+        for hand, grant in zip(hands, grants, strict=True):
+            if grant.micro_batches:
+                assert hand.send(grant) == "accepted"
+        self.reducer.advance()
+
+    def finish(self, *hands: Hand) -> str:
+        """The remaining rounds; the digest of the last version."""
+        while (state := self.store.read()) and state.status == "running":
+            self.round(*hands)
+        self.reducer.close()
+        return self.digest()
+
+    def digest(self) -> str:
+        state = self.store.read()
+        assert state is not None
+        return state.token.digest16
+
+
+@pytest.fixture
+def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
+    count = iter(range(100))
+
+    def start(**changes: Any) -> Job:
+        number = next(count)
+        job_id = f"{tmp_path.name[-4:].replace('_', '0')}{number:04d}"
+        RoundStore(redis, job_id).purge()
+        return Job(redis, job_id, spec_of(**changes), tmp_path / str(number))
+
+    return start
+
+
+def test_the_weights_do_not_depend_on_how_many_workers_there_are_or_who_they_are(start: Callable[..., Job]) -> None:
+    alone, many = start(), start()
+    one = alone.finish(alone.hand("solo"))
+    hands = [many.hand(name) for name in "abc"]
+    for turn in range(3):
+        many.round(*hands[turn:], *hands[:turn])
+    assert many.finish(hands[0]) == one
+
+
+def test_the_weights_are_those_of_a_plain_loop(start: Callable[..., Job]) -> None:
+    job = start(codec={"up": "float32"}, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9}, rounds=40)
+    hand = job.hand("solo")
+    job.finish(hand)
+    artifacts = Artifacts(job.root, job.job_id)
+    token = artifacts.tokens()[-1]
+    assert token.version == 40
+    ours = hand.layout.gather(artifacts.tensors(token)).parameters
+    assert np.abs(ours - plain.train(job.spec, Path()).parameters).max() < 1e-5
+
+
+def test_one_who_takes_over_between_commit_and_state_recomputes_the_same_bits(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = broken.hand("solo")
+    broken.round(hand)
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "store_state", lambda *_: None)  # dies just before
+        broken.round(hand)
+    broken.reducer = broken.new_reducer()
+    assert broken.reducer.advance()
+    assert broken.finish(hand) == expected
+
+
+def test_one_who_takes_over_a_full_round_commits_it_once(start: Callable[..., Job]) -> None:
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    grant = hand.pull()
+    hand.send(grant)
+    late = job.reducer
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    state = job.store.read()
+    assert state is not None and state.version == 1
+    with pytest.raises(LostClaim):
+        late.advance()
+    assert job.finish(hand) == expected
+
+
+def test_a_late_reducer_that_computed_the_same_round_commits_nothing(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start()
+    hand = job.hand("solo")
+    hand.send(hand.pull())
+    late, claim_commit = job.reducer, Claim.commit
+
+    def slow_commit(self: Claim, *arguments: Any) -> bool:
+        monkeypatch.setattr(Claim, "commit", claim_commit)
+        job.reducer = job.new_reducer()  # meanwhile another takes over and is quicker
+        assert job.reducer.advance()
+        return claim_commit(self, *arguments)
+
+    monkeypatch.setattr(Claim, "commit", slow_commit)
+    with pytest.raises(LostClaim, match="reduced by another"):
+        late.advance()
+    state = job.store.read()
+    assert state is not None and state.version == 1
+
+
+def test_an_emptied_broker_is_restored_from_the_last_checkpoint_to_the_same_weights(start: Callable[..., Job]) -> None:
+    whole, emptied = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = emptied.hand("solo")
+    for _ in range(5):
+        emptied.round(hand)
+    emptied.reducer.close()
+    emptied.store.purge()
+    emptied.store.publish(emptied.spec.model_dump_json())
+    emptied.reducer = emptied.new_reducer()
+    assert emptied.reducer.advance()
+    state = emptied.store.read()
+    assert state is not None and (state.token.incarnation, state.version) == (2, 3)
+    assert emptied.finish(emptied.hand("another")) == expected
+
+
+def test_what_a_lost_incarnation_computed_is_stale(start: Callable[..., Job]) -> None:
+    job = start()
+    hand = job.hand("solo")
+    grant = hand.pull()
+    job.store.purge()
+    job.store.publish(job.spec.model_dump_json())
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    hand.member.join("seat", {})
+    assert hand.send(grant) == "stale"  # the same version and digest, another incarnation
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda blob: b"", "truncated"),
+        (lambda blob: b"garbage" * 100, "truncated|wrong length|header"),
+        (lambda blob: blob[:-5], "truncated"),
+        (lambda blob: blob[:30] + bytes([blob[30] ^ 1]) + blob[31:], "checksum"),
+        (lambda blob: blob + b"more", "after the last part"),
+    ],
+)
+def test_garbage_is_refused_with_its_reason_and_the_job_goes_on(
+    start: Callable[..., Job], spoil: Callable[[bytes], bytes], reason: str
+) -> None:
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    liar, honest = job.hand("liar"), job.hand("honest")
+    grants = liar.pull(), honest.pull()
+    assert liar.send(grants[0], spoil) == "accepted"  # received; the reducer judges it
+    assert honest.send(grants[1]) == "accepted"
+    assert job.reducer.advance()
+    refused = [f for _, f in job.redis.xrange(job.store.keys.events()) if f[b"type"] == b"refused"]  # type: ignore[union-attr]
+    assert len(refused) == len(grants[0].micro_batches)
+    assert re.search(reason, refused[0][b"data"].decode())
+    assert job.redis.hget(job.store.keys.strikes(), "liar") == b"2"
+    while (state := job.store.read()) and state.version == 0:
+        job.round(honest)
+    assert job.finish(honest) == expected
+
+
+def nan(hand: Hand) -> Callable[[bytes], bytes]:
+    vector = np.full(hand.layout.parameters, np.nan, np.float32)
+    return lambda _: encode_update(hand.up, vector, np.zeros(0, np.float32))
+
+
+def test_one_workers_nan_is_refused_and_anothers_values_count(start: Callable[..., Job]) -> None:
+    job = start()
+    broken, honest = job.hand("broken"), job.hand("honest")
+    grants = broken.pull(), honest.pull()
+    broken.send(grants[0], nan(broken))
+    honest.send(grants[1])
+    assert job.reducer.advance()
+    while (state := job.store.read()) and state.version == 0:
+        job.round(honest)
+    assert job.redis.hget(job.store.keys.strikes(), "broken") is None
+
+
+def test_nan_from_two_sessions_is_divergence_and_says_where(start: Callable[..., Job]) -> None:
+    job = start()
+    first = job.hand("first")
+    first.send(first.pull(), nan(first))
+    assert job.reducer.advance()
+    first.member.leave("done")
+    second = job.hand("second")
+    second.send(second.pull(), nan(second))
+    with pytest.raises(Diverged, match=r"diverged at version 0: micro-batch 0 .* 2 times, from 2 worker"):
+        job.reducer.advance()
+
+
+def test_a_rate_that_makes_the_weights_explode_fails_as_divergence(start: Callable[..., Job]) -> None:
+    job = start(optimizer={"name": "SGD", "lr": 1e30}, rounds=20)
+    hand = job.hand("solo")
+    with pytest.raises(Diverged, match="diverged at version"):
+        for _ in range(20):
+            job.round(hand)
+
+
+def test_a_lossy_downlink_publishes_what_workers_hold_and_steps_on_full_precision(start: Callable[..., Job]) -> None:
+    job = start(codec={"up": "float32", "down": "float16"})
+    hand = job.hand("solo")
+    job.round(hand)
+    hand.pull()
+    current = job.reducer.current
+    assert current is not None
+    published = current.weights.parameters
+    assert np.array_equal(published, published.astype(np.float16).astype(np.float32))
+    assert not np.array_equal(published, current.master)
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    assert job.reducer.current is not None
+    assert np.array_equal(job.reducer.current.master, current.master)
