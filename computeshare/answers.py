@@ -1,0 +1,127 @@
+"""What the REST API answers, as its clients see it: jobs, checkpoints, events, problems."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import httpx2
+
+from computeshare.errors import ApiError
+from computeshare.types import JobStatus
+
+
+class Problem(ApiError):
+    """The control plane refused; `errors` are the fields it names, each with what is wrong with it."""
+
+    def __init__(self, detail: str, status: int, errors: Sequence[tuple[str, str]] = ()) -> None:
+        named = [f"{field}: {message}" if field else message for field, message in errors]
+        super().__init__("\n".join(named) or detail, status)
+        self.detail = detail
+        self.errors = tuple(errors)
+
+
+class Job(TypedDict):
+    """A job; times are ISO 8601, sizes bytes, `accuracy` a fraction."""
+
+    id: str
+    name: str
+    title: NotRequired[str]
+    queue: str
+    spec: dict[str, Any]
+    status: JobStatus
+    reason: str | None
+    error: str | None
+    version: int
+    rounds_total: int
+    epoch: int
+    loss: float | None
+    accuracy: float | None
+    best_version: int | None
+    best_accuracy: NotRequired[float | None]
+    durable_version: int
+    weights_sha256: str | None
+    samples_per_s: float
+    workers: int
+    accepted: int
+    stale: int
+    duplicate: int
+    bytes_up: int
+    bytes_down: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    last_event_id: NotRequired[int]
+
+
+class Checkpoint(TypedDict):
+    """A version whose weights can be downloaded."""
+
+    version: int
+    sha256: str
+    bytes: int
+    accuracy: float | None
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An entry of a job's event stream; `job` carries the whole job, `lost` says that the stream is being reopened."""
+
+    id: int
+    type: str
+    data: dict[str, Any]
+
+
+def event(message: httpx2.ServerSentEvent) -> Event:
+    """Read a server-sent event; one without an id has 0."""
+    try:
+        data = message.json()
+    except ValueError:
+        data = message.data
+    number = int(message.id) if message.id.isascii() and message.id.isdecimal() else 0
+    return Event(number, message.event, data if isinstance(data, dict) else {"value": data})
+
+
+def document(response: httpx2.Response) -> dict[str, Any]:
+    """The JSON object of an answer. Raises Problem where there is none."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
+    return found
+
+
+def items(response: httpx2.Response) -> tuple[list[Any], str | None]:
+    """The items of a list's page, and the cursor of the next one. Raises Problem where there are none."""
+    page = document(response)
+    if not isinstance(page.get("items"), list):
+        raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
+    return page["items"], page.get("next_cursor")
+
+
+def raise_for_problem(response: httpx2.Response) -> None:
+    """Raises Problem for any answer but success."""
+    if response.is_success:
+        return
+    if response.is_redirect:
+        where = response.headers.get("Location", "elsewhere")
+        raise Problem(f"{response.url} redirects to {where}: is COMPUTESHARE_URL right?", response.status_code)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    body = body if isinstance(body, dict) else {}
+    detail = str(body.get("detail") or body.get("title") or f"{response.status_code} {response.reason_phrase}")
+    if response.status_code == 401:
+        detail += ": set COMPUTESHARE_TOKEN to the control plane's token (the file HOME/token on its machine)"
+    raise Problem(detail, response.status_code, list(_field_errors(body.get("errors"))))
+
+
+def _field_errors(errors: object) -> Iterator[tuple[str, str]]:
+    """Field and message of each of a problem's `errors`, whose field may be a JSON pointer."""
+    for error in errors if isinstance(errors, list) else ():
+        if isinstance(error, dict):
+            field = str(error.get("field") or error.get("pointer") or "").lstrip("#/").replace("/", ".")
+            yield field.removeprefix("body."), str(error.get("message") or error.get("detail") or "is wrong")

@@ -1,0 +1,89 @@
+"""The command `computeshare`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from computeshare import __version__
+from computeshare.commands import jobs
+from computeshare.commands.connection import Home, Json, Url, settings
+from computeshare.commands.output import console, print_json
+from computeshare.commands.run import FAILED, run, run_command
+
+__all__ = ["app", "main", "run_command"]
+
+app = typer.Typer(name="computeshare", no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(jobs.app, name="jobs")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"computeshare {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train a PyTorch model on the machines you already own."""
+
+
+@app.command()
+def up(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines too.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to run on this machine.")] = 0,
+    queue: Annotated[str, typer.Option(help="Queue that these workers serve.")] = "default",
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", show_default=False, help="Folder of database, checkpoints and token.")
+    ] = None,
+) -> None:
+    """Run a control plane on this machine until Ctrl-C."""
+    from computeshare import stack
+
+    raise typer.Exit(stack.up(stack.UpOptions(host=host, port=port, workers=workers, queue=queue, home=home)))
+
+
+@app.command()
+def demo(
+    dataset: Annotated[str, typer.Option(help="Data set to train on.")] = "digits",
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers to run on this machine.")] = 2,
+) -> None:
+    """Run everything on this machine and train a small model."""
+    from computeshare import stack
+
+    raise typer.Exit(stack.demo(dataset, workers))
+
+
+@app.command()
+def doctor(
+    url: Url = None,
+    home: Home = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that `computeshare up` is to take.")] = 8000,
+    as_json: Json = False,
+) -> None:
+    """Check this machine and its connections, and say what to do."""
+    from computeshare.doctor import Machine, diagnose, table
+
+    screen = console(stderr=True)
+    with screen.status("checking this machine"):
+        checks = diagnose(Machine(settings(url, home), port))
+    if as_json:
+        print_json({"ok": all(c.status != "fail" for c in checks), "checks": [c.as_dict() for c in checks]})
+    else:
+        console().print(table(checks))
+    raise typer.Exit(FAILED if any(check.status == "fail" for check in checks) else 0)
+
+
+def main() -> None:
+    """The command `computeshare`."""
+    sys.exit(run(app))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""`computeshare jobs`: create, list, show, watch, cancel, delete, download."""
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from computeshare.answers import Checkpoint, Problem
+from computeshare.commands.connection import Home, JobId, Json, Url, connect, page
+from computeshare.commands.create import create
+from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, title
+from computeshare.commands.watch import follow_to_end
+
+app = typer.Typer(no_args_is_help=True, help="Create, watch and fetch jobs.")
+app.command()(create)
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[
+        list[str] | None, typer.Option("--status", help="Only jobs in this state. May be repeated.", show_default=False)
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with connect(url, home) as client:
+        jobs = list(client.jobs(state or (), queue, limit or None))
+    if as_json:
+        print_json({"items": jobs})
+    elif jobs:
+        console().print(job_table(jobs, datetime.now(UTC)))
+    else:
+        console().print("no jobs here; create one: computeshare jobs create --dataset digits --model mlp", markup=False)
+
+
+@app.command()
+def show(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Show one job."""
+    with connect(url, home) as client:
+        job = client.show(job_id)
+        if as_json:
+            print_json(job)
+        else:
+            console().print(job_details(job, page(client, job["id"]), datetime.now(UTC)))
+
+
+@app.command()
+def watch(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Watch a job until it ends. Ctrl-C stops watching, not the job."""
+    with connect(url, home) as client:
+        follow_to_end(client, job_id, as_json)
+
+
+@app.command()
+def cancel(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Stop a job for good."""
+    with connect(url, home) as client:
+        job = client.cancel(job_id)
+    if as_json:
+        print_json(job)
+    else:
+        console().print(status(job), plain(job["id"]), markup=False)
+
+
+@app.command()
+def delete(
+    job_id: JobId,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Forget a job that has ended, and remove its checkpoints."""
+    with connect(url, home) as client:
+        if sys.stdin.isatty() and not yes:
+            job = client.show(job_id)
+            typer.confirm(f"Remove job {plain(job['id'])} ({title(job)}) and its checkpoints?", abort=True, err=True)
+        client.delete(job_id)
+    if as_json:
+        print_json({"id": job_id, "deleted": True})
+    else:
+        console().print(f"deleted {plain(job_id)}", markup=False)
+
+
+@app.command()
+def download(
+    job_id: JobId,
+    version: Annotated[str, typer.Option(metavar="latest|best|N", help="Which version.")] = "latest",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="File or folder to write to (default JOB-vN.safetensors).",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it is there.")] = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Download a version's weights as safetensors."""
+    with connect(url, home) as client:
+        chosen = pick(client.checkpoints(job_id), version, job_id)
+        path = target(output, f"{job_id}-v{chosen['version']}.safetensors")
+        if path.exists() and not force:
+            raise typer.BadParameter(
+                f"{path} is there already: choose another name, or give --force", param_hint="--output"
+            )
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        screen = console(stderr=True)
+        with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
+            task = progress.add_task("", total=chosen["bytes"])
+            sha256 = client.download(
+                job_id, chosen["version"], path, lambda done, total: progress.update(task, completed=done, total=total)
+            )
+    written = path.stat().st_size
+    if as_json:
+        print_json({"path": str(path), "version": chosen["version"], "bytes": written, "sha256": sha256})
+    else:
+        console().print(f"{path}: version {chosen['version']}, {size(written)}", markup=False)
+
+
+def pick(checkpoints: Sequence[Checkpoint], version: str, job_id: str) -> Checkpoint:
+    """The checkpoint that `latest`, `best` or a number means, of a list newest first. Raises Problem."""
+    for checkpoint in checkpoints:
+        if version in ("latest", str(checkpoint["version"])) or (version == "best" and checkpoint["best"]):
+            return checkpoint
+    there = ", ".join(str(c["version"]) for c in checkpoints) or "none yet"
+    raise Problem(f"job {job_id} has no checkpoint {version}; there are: {there}", 404)
+
+
+def target(output: Path | None, name: str) -> Path:
+    """The file to write: `output`, or `name` in it where it is a folder, or in the current one."""
+    if output is None:
+        return Path(name)
+    return output / name if output.is_dir() else output

@@ -1,0 +1,168 @@
+"""How values, jobs and documents look in a terminal. Pure but for `console` and `print_json`.
+
+What comes from a control plane may hold anything: it is shown as plain text, never as markup or control sequences.
+"""
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+from rich import filesize
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from computeshare.answers import Job
+from computeshare.spec import JobSpec
+
+NOTHING = "–"
+_PIPE_WIDTH = 200
+_LOOKS = {
+    "queued": ("○", "yellow"),
+    "running": ("▶", "cyan"),
+    "paused": ("‖", "yellow"),
+    "completed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "cancelled": ("■", "dim"),
+}
+
+
+def console(stderr: bool = False) -> Console:
+    """Where people read; a pipe gets long lines rather than broken ones."""
+    found = Console(stderr=stderr, highlight=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on standard output."""
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def plain(text: object) -> str:
+    """Text on one line, without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+
+
+def title(job: Job) -> str:
+    """What the job is called."""
+    return plain(job.get("title") or job["name"] or f"{job['spec'].get('model')} on {job['spec'].get('dataset')}")
+
+
+def status(job: Job) -> Text:
+    """The job's state as icon and word."""
+    icon, style = _LOOKS.get(job["status"], ("?", ""))
+    return Text(f"{icon} {plain(job['status'])}", style)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def percent(fraction: float | None) -> str:
+    return NOTHING if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def size(count: int) -> str:
+    return filesize.decimal(count)
+
+
+def duration(seconds: float | None) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds is None:
+        return NOTHING
+    total = max(0, round(seconds))
+    for unit, name, below, below_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if total >= unit:
+            return f"{total // unit} {name} {total % unit // below} {below_name}"
+    return f"{total} s"
+
+
+def instant(text: str | None) -> datetime | None:
+    """An ISO 8601 time of the API; None for what is none."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def age(text: str | None, now: datetime) -> str:
+    """How long ago a time of the API was."""
+    moment = instant(text)
+    return duration((now - moment).total_seconds() if moment else None)
+
+
+def elapsed(job: Job, now: datetime) -> str:
+    """How long the job has been, or was, at work."""
+    started = instant(job["started_at"])
+    return duration(((instant(job["finished_at"]) or now) - started).total_seconds() if started else None)
+
+
+def seconds_left(job: Job) -> float | None:
+    """What the remaining rounds take at the present speed; None while that is unknown."""
+    try:
+        plan = JobSpec.model_validate(job["spec"]).plan
+    except ValidationError:  # a job of a newer control plane
+        return None
+    if job["status"] != "running" or job["samples_per_s"] <= 0:
+        return None
+    samples_per_round = plan.samples / plan.rounds_per_epoch
+    return (job["rounds_total"] - job["version"]) * samples_per_round / job["samples_per_s"]
+
+
+def job_table(jobs: list[Job], now: datetime) -> Table:
+    """Jobs, one a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("Job", "Name", "State", "Queue"):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    for heading in ("Version", "Loss", "Accuracy", "Workers", "Age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for job in jobs:
+        table.add_row(
+            Text(plain(job["id"])),
+            Text(title(job)),
+            status(job),
+            Text(plain(job["queue"])),
+            f"{job['version']}/{job['rounds_total']}",
+            number(job["loss"]),
+            percent(job["accuracy"]),
+            str(job["workers"]),
+            age(job["created_at"], now),
+        )
+    return table
+
+
+def job_details(job: Job, page: str, now: datetime) -> Table:
+    """One job, a fact a row, what is wrong first."""
+    rows: list[tuple[str, Any]] = [("Job", Text.assemble(plain(job["id"]), "  ", status(job)))]
+    if job["error"]:
+        rows.append(("Error", Text("\n".join(map(plain, job["error"].splitlines())), "red")))
+    if job["reason"]:
+        rows.append(("Reason", plain(job["reason"])))
+    best = f", best {percent(job.get('best_accuracy'))} at {job['best_version']}" if job["best_version"] else ""
+    refused = f"{job['stale']} stale, {job['duplicate']} duplicate"
+    rows += [
+        ("Name", title(job)),
+        ("Page", plain(page)),
+        ("Queue", plain(job["queue"])),
+        ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),
+        ("Epoch", str(job["epoch"])),
+        ("Loss", number(job["loss"])),
+        ("Accuracy", percent(job["accuracy"]) + best),
+        ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),
+        ("Elapsed", elapsed(job, now)),
+        ("Left", duration(seconds_left(job))),
+        ("Submissions", f"{job['accepted']} accepted, {refused}"),
+        ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
+        ("Weights", plain(job["weights_sha256"] or NOTHING)),
+        ("Spec", plain(json.dumps(job["spec"]))),
+    ]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value) if isinstance(value, str) else value)
+    return table

@@ -1,0 +1,245 @@
+"""Each check of `computeshare doctor`, against what it is there to find."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_server import Answer, FakeServer, serving
+
+from computeshare import doctor
+from computeshare.cli import app
+from computeshare.commands.run import run
+from computeshare.doctor import Machine
+from computeshare.settings import RunFile, Settings
+
+READY = {"status": "ready", "dependencies": {"sqlite": {"ok": True, "detail": "readable"}}}
+PROBE = {
+    "device": "cpu (x86_64)",
+    "threads": 2,
+    "seconds": 3.2,
+    "torchvision": "",
+    "data_sets": {"digits": "", "mnist": "missing"},
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine with an empty home, knowing no server."""
+    return Machine(Settings(home=tmp_path, redis_url=None, url=None, token=None), free_port())
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as fake:
+        fake.on("GET /readyz", Answer(READY, headers={}))
+        yield fake
+
+
+def of(server: FakeServer, home: Path, token: str = "secret") -> Machine:
+    return Machine(Settings(home=home, url=server.url, token=token), free_port())
+
+
+def with_probe(machine: Machine, **changes: Any) -> Machine:
+    machine.__dict__["probe"] = {**PROBE, **changes}  # what the cached property would keep
+    return machine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ended_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_installed_python_and_packages_pass(machine: Machine) -> None:
+    assert doctor.python(machine).status == "ok"
+    check = doctor.packages(machine)
+    assert check.status == "ok"
+    assert "torch 2." in check.finding and "rq 3.0." in check.finding
+
+
+def test_a_missing_package_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("torch", "no-such-package"))
+    check = doctor.packages(machine)
+    assert (check.status, check.finding) == ("fail", "no-such-package is not installed")
+
+
+def test_the_device_is_named_with_its_threads(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
+    assert doctor.device(with_probe(machine)).finding == "cpu (x86_64), 2 threads; torch loads in 3 s"
+
+
+def test_a_card_that_torch_cannot_use_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cuda")
+    assert doctor.device(with_probe(machine)).status == "warn"
+    assert doctor.device(with_probe(machine, device="cuda (H200)")).status == "ok"
+
+
+def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Machine) -> None:
+    check = doctor.device(with_probe(machine, error="ImportError: libcudart.so"))
+    assert (check.status, check.finding) == ("fail", "ImportError: libcudart.so")
+
+
+def test_a_probe_that_dies_is_reported_and_not_believed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert machine.probe == {"error": "it died without a word"}
+
+
+def test_a_probe_that_hangs_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hanging))
+    monkeypatch.setattr(doctor, "PROBE_S", 0.1)
+    assert "was not there after" in machine.probe["error"]
+
+
+def test_a_home_that_is_not_there_yet_can_be_made(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    check = doctor.home(Machine(Settings(home=folder), 1))
+    assert (check.status, check.finding) == ("ok", f"{folder} can be made")
+    assert not folder.exists() and list(tmp_path.iterdir()) == []
+
+
+def test_a_home_that_cannot_be_written_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    check = doctor.home(machine)
+    assert check.status == "fail"
+    assert "COMPUTESHARE_HOME" in check.advice
+
+
+@pytest.mark.parametrize(("free", "status"), [(10**8, "fail"), (10**9, "warn"), (10**10, "ok")])
+def test_disk_space_is_judged(machine: Machine, monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**12, 0, free))
+    assert doctor.disk(machine).status == status
+
+
+def test_no_stack_running_here_is_no_fault(machine: Machine) -> None:
+    assert doctor.processes(machine).status == "ok"
+
+
+def test_processes_of_a_killed_stack_fail_and_single_dead_ones_warn(machine: Machine) -> None:
+    dead = ended_pid()
+    RunFile(url="http://h:1", redis_url="r", pids={"api": [dead]}).write(machine.settings.run_path)
+    assert doctor.processes(machine).status == "fail"
+    RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()], "reducer": [os.getpid(), dead]}).write(
+        machine.settings.run_path
+    )
+    check = doctor.processes(Machine(machine.settings, 1))
+    assert (check.status, check.finding) == ("warn", f"not there: reducer {dead}")
+    RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()]}).write(machine.settings.run_path)
+    assert doctor.processes(Machine(machine.settings, 1)).status == "ok"
+
+
+def test_a_port_in_use_suggests_the_next(machine: Machine) -> None:
+    assert doctor.port(machine).status == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        check = doctor.port(Machine(machine.settings, number))
+        assert check.status == "warn"
+        assert check.advice == f"start with another: computeshare up --port {number + 1}"
+        RunFile(url=f"http://127.0.0.1:{number}", redis_url="r", pids={"api": [os.getpid()]}).write(
+            machine.settings.run_path
+        )
+        assert doctor.port(Machine(machine.settings, number)).status == "ok"
+
+
+def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Machine) -> None:
+    for check in (doctor.broker(machine), doctor.control_plane(machine)):
+        assert (check.status, check.finding) == ("warn", "none is known here")
+        assert "computeshare up" in check.advice
+    assert doctor.token(machine).status == doctor.clock(machine).status == "warn"
+
+
+def test_a_broker_that_does_not_answer_fails_without_showing_the_password(tmp_path: Path) -> None:
+    url = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
+    check = doctor.broker(Machine(Settings(home=tmp_path, redis_url=url), 1))
+    assert check.status == "fail"
+    assert "127.0.0.1" in check.finding
+    assert "hunter2" not in check.finding + check.advice
+
+
+def test_a_broker_address_that_is_none_fails(tmp_path: Path) -> None:
+    assert doctor.broker(Machine(Settings(home=tmp_path, redis_url="nonsense"), 1)).status == "fail"
+
+
+def test_a_ready_control_plane_that_takes_the_token_passes(server: FakeServer, tmp_path: Path) -> None:
+    server.on("GET /v1/jobs?limit=1", Answer({"items": [], "next_cursor": None}))
+    machine = of(server, tmp_path)
+    assert [check(machine).status for check in (doctor.control_plane, doctor.token, doctor.clock)] == ["ok"] * 3
+    assert len(server.asked("GET /readyz")) == 1
+
+
+def test_a_control_plane_that_is_not_ready_names_what_it_lacks(server: FakeServer, tmp_path: Path) -> None:
+    dependencies = {"sqlite": {"ok": True, "detail": "readable"}, "broker": {"ok": False, "detail": "refused"}}
+    server.on("GET /readyz", Answer({"status": "not ready", "dependencies": dependencies}, 503))
+    check = doctor.control_plane(of(server, tmp_path))
+    assert (check.status, check.finding) == ("fail", "broker: refused")
+
+
+def test_another_server_at_the_address_fails(server: FakeServer, tmp_path: Path) -> None:
+    server.on("GET /readyz", Answer(b"<html>"))
+    assert "is COMPUTESHARE_URL right" in doctor.control_plane(of(server, tmp_path)).finding
+
+
+def test_a_refused_token_fails(server: FakeServer, tmp_path: Path) -> None:
+    server.on("GET /v1/jobs?limit=1", Answer({"detail": "Not logged in"}, 401))
+    check = doctor.token(of(server, tmp_path, "wrong"))
+    assert check.status == "fail"
+    assert "COMPUTESHARE_TOKEN" in check.advice
+
+
+@pytest.mark.parametrize(("ahead_s", "status"), [(0, "ok"), (3600, "warn"), (-3600, "warn")])
+def test_a_clock_that_is_off_is_a_warning(server: FakeServer, tmp_path: Path, ahead_s: int, status: str) -> None:
+    machine, now = of(server, tmp_path), time.time()
+    machine.__dict__["readiness"] = (READY, {"Date": formatdate(now - ahead_s)}, now)
+    check = doctor.clock(machine)
+    assert check.status == status
+    assert ("ahead of" in check.finding, "behind" in check.finding) == (ahead_s > 0, ahead_s < 0)
+
+
+def test_data_sets_that_are_missing_are_fine_and_damaged_ones_are_not(machine: Machine) -> None:
+    check = doctor.data_sets(with_probe(machine))
+    assert (check.status, check.finding) == ("ok", "digits here; downloaded when first used: mnist")
+    damaged = doctor.data_sets(with_probe(machine, data_sets={"mnist": "its header promises more"}))
+    assert (damaged.status, damaged.finding) == ("fail", "mnist: its header promises more")
+
+
+def test_the_command_reports_every_check_and_fails_with_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Machine, "probe", PROBE)
+    monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
+    for name in [name for name in os.environ if name.startswith("COMPUTESHARE_")]:
+        monkeypatch.delenv(name)
+    arguments = ["doctor", "--home", str(tmp_path), "--port", str(free_port()), "--json"]
+    assert run(app, arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is True
+    assert [check["name"] for check in document["checks"]] == [
+        "python", "packages", "device", "home", "disk", "processes", "port", "broker", "control plane", "token",
+        "clock", "data sets",
+    ]  # fmt: skip
+    monkeypatch.setenv("COMPUTESHARE_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
+    assert run(app, arguments) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+    assert run(app, arguments[:-1]) == 1
+    assert "→ start `computeshare up`" in capsys.readouterr().out
