@@ -10,7 +10,8 @@ from computeshare import __version__
 from computeshare.commands import jobs
 from computeshare.commands.connection import Home, Json, Url, settings
 from computeshare.commands.output import console, print_json
-from computeshare.commands.run import FAILED, run, run_command
+from computeshare.commands.run import FAILED, NO_SERVER, run, run_command
+from computeshare.settings import login_key
 
 __all__ = ["app", "main", "run_command"]
 
@@ -47,6 +48,23 @@ def up(
     from computeshare import stack
 
     raise typer.Exit(stack.up(stack.UpOptions(host=host, port=port, workers=workers, queue=queue, home=home)))
+
+
+@app.command()
+def down(home: Home = None) -> None:
+    """Stop the control plane that runs on this machine."""
+    from computeshare import stack
+
+    found = stack.down(settings(None, home))
+    console(stderr=True).print("stopped" if found else "no control plane runs here")
+    raise typer.Exit(0 if found else NO_SERVER)
+
+
+@app.command()
+def login(url: Url = None, home: Home = None) -> None:
+    """Print the link that logs a browser in."""
+    found = settings(url, home)
+    print(f"{found.resolve_url()}/login?key={login_key(found.resolve_token())}")
 
 
 @app.command()

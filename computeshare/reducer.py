@@ -16,6 +16,7 @@ import typer
 from redis import Redis
 
 from computeshare import keys
+from computeshare.artifacts import Artifacts
 from computeshare.broker import OUTAGES, connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError
@@ -43,7 +44,6 @@ class Reducer:
         self.jobs: dict[str, JobReducer] = {}
         self._claims: dict[str, Claim] = {}
         self._looked = 0.0
-        self._settled: set[str] = set()
 
     def run(self) -> None:
         """Serve until told to stop; an outage of the broker is waited out."""
@@ -77,7 +77,6 @@ class Reducer:
         try:
             if job.advance():
                 return
-            self._settled.add(job_id)
         except LostClaim as lost:
             log.warning("lost claim", job=job_id, reason=str(lost))
         except OUTAGES:
@@ -92,11 +91,12 @@ class Reducer:
     def _claim_jobs(self) -> None:
         members: Any = self.redis.smembers(keys.JOBS)
         for job_id in sorted(bytes(member).decode() for member in members):
-            rounds = Claim(self.redis, job_id, self.id)
-            if rounds.status() is None:
-                self._settled.discard(job_id)  # to be opened, perhaps again
-            if job_id in self.jobs or job_id in self._settled:
+            if job_id in self.jobs:
                 continue
+            rounds = Claim(self.redis, job_id, self.id)
+            state = rounds.read()
+            if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
+                continue  # nothing is left to do
             if not rounds.claim(hostname(), os.getpid(), CLAIM_MS):
                 continue
             log.info("claimed", job=job_id, fence=rounds.fence)

@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import psutil
 import structlog
 
 from computeshare import evaluator, reducer
@@ -166,7 +167,9 @@ class Stack:
 
     def pids(self) -> dict[str, list[int]]:
         """The process ids by role."""
-        found: dict[str, list[int]] = {"broker": [self.broker.pid]} if self.broker else {}
+        found = {"up": [os.getpid()]}
+        if self.broker:
+            found["broker"] = [self.broker.pid]
         for child in self.children:
             if child.handle and child.handle.pid:
                 found.setdefault(child.role, []).append(child.handle.pid)
@@ -287,6 +290,18 @@ def up(options: UpOptions) -> int:
         while not stop.wait(WATCH_S):
             stack.check()
     return 0
+
+
+def down(settings: Settings) -> bool:
+    """End the control plane that runs on this home, and wait until it is gone; False if none does."""
+    run = RunFile.read(settings.run_path)
+    for pid in run.pids.get("up", []) if run else []:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if "computeshare" in " ".join(process.cmdline()):  # and not another that got its number since
+                stop_process(pid, patience_s=30)
+                return True
+    return False
 
 
 def _check_port(options: UpOptions) -> None:

@@ -21,8 +21,7 @@ Home = Annotated[
 
 def settings(url: str | None, home: Path | None) -> Settings:
     """The settings, but for what the flags say."""
-    given = {"url": url, "home": home}
-    return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return Settings.given(url=url, home=home)
 
 
 def connect(url: str | None, home: Path | None) -> Client:

@@ -1,6 +1,7 @@
 """Which workers are alive, by the broker's clock."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from computeshare import keys
 ALIVE_MS = 10_000
 """A worker that has not been heard of for this long is dead."""
 HEARTBEAT_S = 2.0
+WORKER_ID = re.compile(r"[a-z0-9]{8,32}")
+"""What an id may be: it becomes part of keys and of seats' ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ def list_workers(redis: Redis) -> list[WorkerInfo]:
 
 def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerInfo | None:
     """A registration as far as it makes sense; None for one that does not (workers' words are not trusted)."""
+    if not WORKER_ID.fullmatch(worker_id):
+        return None
     try:
         values = {name.decode(): value.decode()[:1000] for name, value in raw.items()}
         queues = tuple(str(queue)[:64] for queue in json.loads(values["queues"]))

@@ -1,0 +1,1 @@
+"""The control plane: REST, pages, and the only writer of the SQLite database."""

@@ -1,0 +1,136 @@
+"""Errors as RFC 9457 problems, and the one table of HTTP codes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi_problem.error import Problem
+from fastapi_problem.handler import ExceptionHandler, add_exception_handler, new_exception_handler
+from pydantic import BaseModel
+from redis.exceptions import RedisError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from starlette.exceptions import HTTPException
+
+from computeshare.errors import BrokerError, ComputeShareError, SettingsError, SpecError
+from computeshare.spec import JobSpec
+
+RETRY_AFTER_S = 2
+LONGEST = 4000
+"""Characters of a message that are shown: a message may repeat what was sent."""
+
+log = structlog.get_logger()
+
+
+class NotFound(ComputeShareError):
+    """No such job, checkpoint or page."""
+
+
+class Conflict(ComputeShareError):
+    """The job's status forbids it."""
+
+
+class KeyReused(ComputeShareError):
+    """An `Idempotency-Key` came again with another body."""
+
+
+CODES: Mapping[type[Exception], tuple[int, str]] = {
+    NotFound: (404, "Not found"),
+    Conflict: (409, "Not possible in this status"),
+    KeyReused: (422, "This Idempotency-Key belongs to another job"),
+    SpecError: (422, "The request cannot be carried out"),
+    OverflowError: (422, "A number is out of range"),
+    SettingsError: (503, "The broker is not known"),
+    BrokerError: (503, "The broker cannot be reached"),
+    RedisError: (503, "The broker cannot be reached"),
+    OperationalError: (503, "The database cannot be used now"),
+}
+"""Every error that a route may raise. 503 says when to try again; whatever is not here is a bug, and a 500."""
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of this application as a problem."""
+    handler = new_exception_handler(
+        unhandled_wrappers={"default": _unhandled},  # type: ignore[dict-item]
+        handlers=dict.fromkeys(CODES, _known),
+        pre_hooks=[_report],
+        request_validation_handler=_invalid,
+    )
+    add_exception_handler(app, handler, generic_swagger_defaults=False)
+    for kind in CODES:
+        app.add_exception_handler(kind, handler)
+
+
+def problem(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Problem:
+    """A problem whose type is its title in kebab case."""
+    kind = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return Problem(title, type_=kind, detail=_clean(detail), status=status, headers=headers)
+
+
+def _known(_handler: ExceptionHandler, _request: Request, error: Exception) -> Problem:
+    status, title = next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+    text = str(error.orig) if isinstance(error, OperationalError) else str(error)
+    return problem(status, title, text, {"retry-after": str(RETRY_AFTER_S)} if status == 503 else None)
+
+
+def _unhandled(_text: str) -> Problem:
+    return problem(500, "Internal error", "This is a bug in ComputeShare; the control plane's log holds its traceback")
+
+
+def _report(request: Request, error: Exception) -> None:
+    expected = (*CODES, HTTPException, RequestValidationError)
+    if not isinstance(error, expected) or (isinstance(error, SQLAlchemyError) and not _passing(error)):
+        log.error("unexpected error", method=request.method, path=request.url.path, exc_info=error)
+
+
+def _passing(error: Exception) -> bool:
+    return "locked" in str(error) or "full" in str(error)
+
+
+def _invalid(_handler: ExceptionHandler, _request: Request, error: RequestValidationError) -> Problem:
+    """Name each field with a JSON pointer and say what is allowed. What was sent is not repeated."""
+    errors = [_field_error(e) for e in error.errors()]
+    detail = "; ".join(f"{e['field']}: {e['detail']}" if e["field"] else e["detail"] for e in errors[:5])
+    invalid = problem(422, "The request is not valid", detail)
+    invalid.extras["errors"] = errors
+    return invalid
+
+
+def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
+    place, *path = error["loc"] or ("body",)
+    parts = [_clean(str(part)) for part in path]
+    message = _clean(str(error["msg"]).removeprefix("Value error, "))
+    if error["type"] == "extra_forbidden":
+        message = f"unknown field; allowed: {', '.join(_fields_beside(path))}"
+    elif error["type"] == "model_attributes_type":
+        message = "send a JSON object"
+    if place == "body" and not parts and (named := _named_in(message)):
+        parts = [named]
+    answer = {"in": str(place), "field": ".".join(parts), "detail": message}
+    if place == "body":
+        answer["pointer"] = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
+    if expected := (error.get("ctx") or {}).get("expected"):
+        answer["allowed"] = _clean(str(expected))
+    return answer
+
+
+def _fields_beside(path: list[Any]) -> list[str]:
+    """The fields that the object holding this field may have."""
+    model: Any = JobSpec
+    for part in path[:-1]:
+        field = model.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            break
+        model = field.annotation
+    return sorted(model.model_fields)
+
+
+def _named_in(message: str) -> str | None:
+    """The field that a check of the whole specification complains about: the one it names first."""
+    return next((word for word in re.findall(r"\w+", message) if word in JobSpec.model_fields), None)
+
+
+def _clean(text: str) -> str:
+    return text[:LONGEST].encode("utf-8", "replace").decode()

@@ -1,0 +1,76 @@
+"""The application: routes, guards, background loops. Nothing happens at import."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+
+from api import errors
+from api.deps import Services
+from api.routes import events, fleet, jobs, pages, system
+from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
+from api.telemetry import Measure
+from computeshare import __version__
+from computeshare.settings import Settings
+
+GRACE_S = 3
+"""How long open requests may take to end when the server stops."""
+
+
+def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str] = ()) -> FastAPI:
+    """The control plane as an ASGI application.
+
+    Args:
+        host: the address it is bound to; requests must name this host, a loopback name, or one of `hosts`.
+    """
+    services = Services(settings)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(services.start)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(services.stop)
+
+    app = FastAPI(
+        title="ComputeShare",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.services = services
+    for router in (jobs.router, events.router, fleet.router, system.router, pages.router):
+        app.include_router(router)
+    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+    errors.install(app)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
+    named = [urlsplit(settings.url).hostname or ""] if settings.url else []
+    app.add_middleware(Guard, token=services.token, hosts=allowed_hosts(host, [*named, *hosts]))
+    app.add_middleware(Measure, telemetry=services.telemetry)
+    return app
+
+
+def run(settings: Settings, host: str, port: int) -> None:
+    """Serve until a signal ends it."""
+    app = create_app(settings, host)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        timeout_graceful_shutdown=GRACE_S,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    services: Services = app.state.services
+    services.stopping = lambda: server.should_exit  # streams end by themselves instead of being waited for
+    server.run()

@@ -1,0 +1,1 @@
+"""HTTP: translate, delegate, translate back."""

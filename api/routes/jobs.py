@@ -1,0 +1,127 @@
+"""Jobs over REST."""
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import FileResponse
+from pydantic import AfterValidator
+
+from api.deps import Cursor, HistoryDep, JobsDep, Limit
+from api.schemas import CheckpointList, JobPage, JobPublic, JobWorkerList, LedgerPublic, Metrics, SubmissionPage
+from computeshare.spec import JobSpec
+from computeshare.types import JobStatus, Outcome
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+JobId = Annotated[str, Path(max_length=64)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="a text of your own choice: repeating the request with it makes no second job",
+    ),
+]
+
+
+def _which(value: str) -> str:
+    if value not in ("latest", "best") and not re.fullmatch(r"[0-9]{1,15}", value):
+        raise ValueError("give the number of a version, latest or best")
+    return value
+
+
+Which = Annotated[str, Path(max_length=64), AfterValidator(_which)]
+
+
+@router.post("", status_code=201)
+def create_job(spec: JobSpec, service: JobsDep, response: Response, key: IdempotencyKey = None) -> JobPublic:
+    """Store a job; its seats are handed out as workers come."""
+    job = service.create(spec, key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
+
+
+@router.get("")
+def list_jobs(
+    service: JobsDep,
+    status: Annotated[list[JobStatus] | None, Query(description="may be given several times")] = None,
+    queue: Annotated[str | None, Query(max_length=64)] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> JobPage:
+    """Jobs, newest first."""
+    return service.list(status or (), queue, cursor, limit)
+
+
+@router.get("/{job_id}")
+def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """One job."""
+    return service.show(job_id)
+
+
+@router.post("/{job_id}/cancel", status_code=202)
+def cancel_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Stop a job for good; its workers leave within a round."""
+    return service.cancel(job_id)
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete_job(job_id: JobId, service: JobsDep) -> None:
+    """Forget a job that has ended, and remove its checkpoints."""
+    service.delete(job_id)
+
+
+@router.get("/{job_id}/metrics")
+def job_metrics(
+    job_id: JobId,
+    service: HistoryDep,
+    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
+    points: Annotated[int, Query(ge=2, le=10_000, description="about so many per series; more are thinned")] = 1000,
+) -> Metrics:
+    """Series by version."""
+    return service.metrics(job_id, since, points)
+
+
+@router.get("/{job_id}/submissions")
+def job_submissions(
+    job_id: JobId,
+    service: HistoryDep,
+    outcome: Outcome | None = None,
+    worker: Annotated[str | None, Query(max_length=100)] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> SubmissionPage:
+    """Every message of a worker and what became of it, newest first."""
+    return service.submissions(job_id, outcome, worker, cursor, limit)
+
+
+@router.get("/{job_id}/ledger")
+def job_ledger(job_id: JobId, service: HistoryDep) -> LedgerPublic:
+    """How often each sample of each epoch counted."""
+    return service.ledger(job_id)
+
+
+@router.get("/{job_id}/workers")
+def job_workers(job_id: JobId, service: HistoryDep) -> JobWorkerList:
+    """Who takes or took part."""
+    return service.workers(job_id)
+
+
+@router.get("/{job_id}/checkpoints")
+def job_checkpoints(job_id: JobId, service: HistoryDep) -> CheckpointList:
+    """Versions whose weights can be downloaded, newest first."""
+    return service.checkpoints(job_id)
+
+
+@router.head("/{job_id}/checkpoints/{which}", include_in_schema=False)
+@router.get("/{job_id}/checkpoints/{which}", response_class=FileResponse)
+def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, request: Request) -> Response:
+    """The weights of a version, of the latest or of the best one, as safetensors. Ranges are honoured."""
+    path, checkpoint = service.checkpoint(job_id, which)
+    headers = {"ETag": f'"{checkpoint.sha256}"', "Cache-Control": "private, no-cache"}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    name = f"{job_id}-v{checkpoint.version}.safetensors"
+    return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)

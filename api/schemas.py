@@ -1,0 +1,257 @@
+"""What the REST API answers: section by section the shapes that clients rely on.
+
+Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from computeshare.types import JobStatus, Outcome
+
+
+def instant(value: object) -> object:
+    """Milliseconds since the epoch, as the tables hold them, to a time in UTC."""
+    return datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else value
+
+
+Instant = Annotated[datetime, BeforeValidator(instant)]
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class ReducerPublic(_Answer):
+    """The active reducer: the process that makes the next version."""
+
+    host: str
+    pid: int
+
+
+class JobPublic(_Answer):
+    """A job as clients see it."""
+
+    id: str
+    name: str
+    title: str = Field(description="the name, or the model and the data set where the job has none")
+    queue: str
+    spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
+    status: JobStatus
+    reason: str | None = Field(description="why the job is not running, and what would help")
+    error: str | None = Field(description="what made the job fail")
+    version: int = Field(description="the newest published version, 0 before the first round")
+    rounds_total: int
+    epoch: int
+    loss: float | None = Field(description="training loss of the newest version's round")
+    accuracy: float | None = Field(description="fraction of the test set, of the version scored last")
+    scored_version: int | None
+    best_version: int | None
+    best_accuracy: float | None
+    durable_version: int = Field(description="this version survives the loss of power; 0 needs no file")
+    weights_sha256: str | None
+    parameters: int | None
+    samples_per_s: float = Field(description="over the last ten seconds of committed versions")
+    workers: int = Field(description="workers taking part now")
+    reducer: ReducerPublic | None
+    accepted: int
+    stale: int
+    duplicate: int
+    lease_lost: int
+    fenced: int
+    refused: int
+    reassigned: int
+    bytes_up: int
+    bytes_down: int
+    created_at: Instant
+    started_at: Instant | None
+    finished_at: Instant | None
+    updated_at: Instant
+    last_event_id: int = Field(description="give it as Last-Event-ID (or ?after=) to /events to get what comes next")
+
+
+class JobPage(_Answer):
+    """Jobs, newest first."""
+
+    items: list[JobPublic]
+    next_cursor: str | None
+
+
+class SecondsPublic(_Answer):
+    """Where a worker's time for one submission went."""
+
+    waiting: float
+    computing: float
+    encoding: float
+    uploading: float
+
+
+class SubmissionPublic(_Answer):
+    """One message of a worker and what became of it."""
+
+    id: int
+    at: Instant
+    worker: str
+    nonce: str
+    outcome: Outcome
+    reason: str | None
+    base_version: int | None
+    current_version: int | None
+    base: str | None = Field(description="token of the version it was computed on")
+    current: str | None = Field(description="token of the version that was current when it came")
+    micro_batches: list[int]
+    samples: int
+    bytes_up: int
+    bytes_down: int
+    seconds: SecondsPublic
+    voided: bool = Field(description="computed on a version that a restore has undone")
+
+
+class SubmissionPage(_Answer):
+    """Submissions, newest first."""
+
+    items: list[SubmissionPublic]
+    next_cursor: str | None
+
+
+class EpochPublic(_Answer):
+    """How often each sample of an epoch counted; every number is in samples."""
+
+    epoch: int
+    samples: int = Field(description="of the rounds done so far; all of them once the epoch is done")
+    counted: int = Field(description="above `samples` only if something counted twice")
+    missing: int
+    reassigned: int = Field(description="leased again because a worker was slow or gone")
+    duplicates_refused: int = Field(description="sent again and not counted again")
+
+
+class LedgerPublic(_Answer):
+    epochs: list[EpochPublic]
+
+
+class WorkerPublic(_Answer):
+    """A worker that is online."""
+
+    id: str
+    name: str
+    device: str
+    queues: list[str]
+    host: str
+    pid: int
+    memory_bytes: int
+    versions: dict[str, Any]
+    seat: str | None
+    job_id: str | None = Field(description="the job it serves now")
+    samples_per_s: float
+    last_seen: Instant
+
+
+class WorkerList(_Answer):
+    items: list[WorkerPublic]
+
+
+class JobWorkerPublic(_Answer):
+    """A worker's part in a job."""
+
+    id: str
+    name: str
+    device: str
+    active: bool = Field(description="takes part now")
+    left_reason: str | None
+    samples_per_s: float
+    samples: int = Field(description="counted for this worker")
+    share: float = Field(description="of all counted samples, 0 to 1")
+    accepted: int
+    stale: int
+    duplicate: int
+    lease_lost: int
+    fenced: int
+    refused: int
+    refused_reason: str | None
+    bytes_up: int
+    bytes_down: int
+    joined_at: Instant | None
+    left_at: Instant | None
+    last_seen: Instant
+
+
+class JobWorkerList(_Answer):
+    items: list[JobWorkerPublic]
+
+
+class QueuePublic(_Answer):
+    """A queue that has workers or unfinished jobs."""
+
+    name: str
+    workers: int = Field(description="online and serving it")
+    queued: int
+    running: int
+
+
+class QueueList(_Answer):
+    items: list[QueuePublic]
+
+
+class CheckpointPublic(_Answer):
+    """A version whose weights can be downloaded."""
+
+    version: int
+    token: str
+    sha256: str
+    bytes: int
+    at: Instant
+    accuracy: float | None
+    loss: float | None
+    best: bool
+    url: str
+
+
+class CheckpointList(_Answer):
+    items: list[CheckpointPublic]
+
+
+class Point(_Answer):
+    """A value of a series."""
+
+    version: int
+    value: float
+    at: Instant
+
+
+class Metrics(_Answer):
+    """Series by version, ascending."""
+
+    train_loss: list[Point]
+    test_loss: list[Point]
+    test_accuracy: list[Point]
+    samples_per_s: list[Point]
+    bytes_up: list[Point] = Field(description="of all workers, per version")
+    bytes_down: list[Point] = Field(description="of all workers, per version")
+
+
+class EventPublic(_Answer):
+    """An entry of the job's timeline."""
+
+    id: int
+    type: str
+    at: Instant
+    data: dict[str, Any]
+
+
+class Health(_Answer):
+    status: str
+
+
+class DependencyPublic(_Answer):
+    """One thing the control plane needs: whether it works, and what is wrong."""
+
+    ok: bool
+    detail: str
+
+
+class Readiness(_Answer):
+    """Ready only if every dependency is."""
+
+    status: str
+    dependencies: dict[str, DependencyPublic]

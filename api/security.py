@@ -1,0 +1,151 @@
+"""Who may ask, from which page, and what browsers may do with the answer."""
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from fastapi_problem.error import Problem
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import problem
+from computeshare.settings import login_key
+
+COOKIE = "computeshare"
+MAX_BODY_BYTES = 1024 * 1024
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+LOGIN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>ComputeShare: not logged in</title>
+<h1>Not logged in</h1>
+<p>Open the login link that <code>computeshare up</code> printed. It ends in <code>/login?key=...</code></p>
+<p>Programs send the header <code>Authorization: Bearer TOKEN</code>; the token is in the file
+<code>token</code> of ComputeShare's home folder.</p></html>"""
+
+
+def derive(token: str, purpose: str) -> str:
+    """HMAC-SHA256 of `purpose` under the token, in hex: it lets in, and does not give the token away."""
+    return hmac.new(token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+
+
+def login_path(token: str) -> str:
+    """The path and query that log a browser in."""
+    return f"/login?key={login_key(token)}"
+
+
+def matches(given: str, expected: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+
+
+def allowed_hosts(bind_host: str, others: Iterable[str]) -> frozenset[str]:
+    """The names under which this server may be addressed; a name bound elsewhere by an attacker is none of them."""
+    own = {socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"} if bind_host in WILDCARDS else set()
+    return LOOPBACK | own | {bind_host.lower()} | {other.lower() for other in others}
+
+
+class Guard:
+    """Checks host and credentials of every request, and puts the security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
+        self.app = app
+        self._token = token
+        self._cookie = derive(token, "cookie")
+        self._hosts = hosts
+        self._any_address = bool(hosts & WILDCARDS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._refusal(Request(scope))
+        await (refusal or self.app)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that goes no further."""
+        if not self._is_own_name(request.headers.get("host", "")):
+            text = "the Host header names another server: use the address that computeshare up printed"
+            return _answer(problem(400, "Unknown host", text))
+        if _is_too_large(request.headers.get("content-length", "0")):
+            return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))
+        path = request.url.path
+        if path in OPEN_PATHS or path.startswith("/static/"):
+            return None
+        return self._who(request)
+
+    def _who(self, request: Request) -> Response | None:
+        """None for a program with the token, and for a browser with the cookie on a page of ours."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and matches(given.strip(), self._token):
+            return None
+        if not matches(request.cookies.get(COOKIE, ""), self._cookie):
+            return _unauthorised(request)
+        if request.method not in ("GET", "HEAD", "OPTIONS") and not _same_origin(request):
+            text = "this may only be asked from ComputeShare's own pages"
+            return _answer(problem(403, "Another site's request", text))
+        return None
+
+    def _is_own_name(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        return (name in self._hosts and name != "") or (self._any_address and _is_address(name))
+
+
+def _is_too_large(content_length: str) -> bool:
+    try:
+        return int(content_length) > MAX_BODY_BYTES
+    except ValueError:
+        return True
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _same_origin(request: Request) -> bool:
+    """Browsers say where a request comes from; other programs, which no other site controls, do not."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+def _unauthorised(request: Request) -> Response:
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(LOGIN_PAGE, 401, {"www-authenticate": "Bearer"})
+    text = "send Authorization: Bearer TOKEN; the token is in COMPUTESHARE_HOME/token on the machine of computeshare up"
+    return _answer(problem(401, "Not logged in", text, {"www-authenticate": "Bearer"}))
+
+
+def _answer(refused: Problem) -> Response:
+    headers = dict(refused.headers or {})
+    return JSONResponse(refused.marshal(), refused.status, headers, media_type="application/problem+json")

@@ -1,0 +1,1 @@
+"""What the control plane does, apart from HTTP."""

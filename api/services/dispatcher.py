@@ -1,0 +1,270 @@
+"""One level-triggered loop: compare what should be with what is, and re-issue what is missing.
+
+It runs in one control plane at a time. Nothing in it has to be remembered from one turn to the next: whatever dies,
+the next turn sees what is missing. (What it remembers only makes it patient.)
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from redis import Redis
+from redis.exceptions import ResponseError
+from sqlalchemy import Connection, func, insert, select, update
+
+from api.database import Database, now_ms
+from api.services.outbox import OUTBOX, SEAT, Courier
+from api.services.reasons import Situation, reason
+from api.services.reconciling import reconcile
+from api.services.seating import Action, Available, Close, Demand, Held, Issue, Past, decide_seats, shortage
+from api.services.storing import JOB, WORKER
+from computeshare import keys
+from computeshare.keys import JobKeys
+from computeshare.queue import Seat, SeatQueue, list_workers
+from computeshare.rounds import RoundStore
+from computeshare.types import ENDED
+
+CALM_MS = 12_000
+"""How long after an outage nobody is taken for dead: everyone needs a moment to be heard of again."""
+PAST_MS = 120_000
+RETIRED_MS = 60_000
+"""A job's keys are deleted this long after its end: everyone has noticed by then."""
+RECONCILE_MS = 5000
+TIDY_MS = 600_000
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What the broker says of a job."""
+
+    known: bool
+    status: str | None
+    reducer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What SQLite says: the jobs that have not ended (oldest first), the seats held, those that ended lately."""
+
+    jobs: Sequence[Any]
+    seats: Sequence[Any]
+    past: Sequence[Any]
+    present: Sequence[Any]
+
+
+class Dispatcher:
+    """Delivers the outbox, keeps jobs published, hands out seats, and says why a job is not running."""
+
+    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+        self._database = database
+        self._artifacts_dir = artifacts_dir
+        self._courier = Courier(database, artifacts_dir)
+        self._idle_since: dict[str, int] = {}
+        self._calm_until = self._last = self._reconciled = self._tidied = 0
+
+    def step(self, redis: Redis) -> None:
+        """One turn."""
+        now = now_ms()
+        if not 0 <= now - self._last < CALM_MS // 2:  # just started, after an outage, or this machine was asleep
+            self._calm_until = now + CALM_MS
+        self._last = now
+        refused = self._courier.deliver(redis)
+        stored = self._read()
+        published = self._publish(redis, [job.id for job in stored.jobs], refused)
+        workers = [Available(w.id, w.queues, w.seat) for w in list_workers(redis)]
+        if now > self._calm_until:
+            self._bury(redis, stored, {w.id for w in workers}, now)
+        actions, situations = self._decide(redis, stored, published, workers, now)
+        if self._write(actions, stored, situations, refused):
+            self._courier.deliver(redis)
+        self._look_after(redis, stored, now)
+
+    def _read(self) -> Stored:
+        with self._database.engine.connect() as connection:
+            active = JOB.c.status.in_(("queued", "running"))
+            jobs = connection.execute(select(JOB).where(active).order_by(JOB.c.created_ms, JOB.c.id)).all()
+            with_end = select(SEAT, JOB.c.finished_ms).join(JOB, JOB.c.id == SEAT.c.job_id)
+            seats = connection.execute(with_end.where(SEAT.c.ended_ms.is_(None))).all()
+            past = connection.execute(select(SEAT).where(SEAT.c.ended_ms > now_ms() - PAST_MS)).all()
+            taking_part = select(WORKER.c.job_id, WORKER.c.worker).join(JOB, JOB.c.id == WORKER.c.job_id)
+            present = connection.execute(taking_part.where(active, WORKER.c.left_ms.is_(None))).all()
+        return Stored(jobs, seats, past, present)
+
+    def _publish(self, redis: Redis, job_ids: Sequence[str], refused: dict[str, str]) -> dict[str, Published]:
+        """What the broker says of the jobs; those it has lost are published again, or added to `refused`."""
+        pipeline = redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            names = JobKeys(job_id)
+            pipeline.sismember(keys.JOBS, job_id)
+            pipeline.exists(names.spec())
+            pipeline.hget(names.round(), "status")
+            pipeline.exists(names.reducer())
+        answers = iter(pipeline.execute())
+        published = {}
+        for job_id, member, spec, status, reducer in zip(job_ids, answers, answers, answers, answers, strict=True):
+            published[job_id] = Published(bool(member and spec), status.decode() if status else None, bool(reducer))
+            if not published[job_id].known:
+                try:
+                    self._courier.publish(redis, job_id)
+                except ResponseError as error:  # out of memory, for one
+                    refused[job_id] = str(error)
+        return published
+
+    def _bury(self, redis: Redis, stored: Stored, alive: set[str], now: int) -> None:
+        """Take workers that are not heard of any more out of their jobs, so that others get what they had leased."""
+        for row in stored.present:
+            if row.worker not in alive:
+                text = "not heard of any more"
+                RoundStore(redis, row.job_id).remove_worker(row.worker, text)
+                mine = (WORKER.c.job_id == row.job_id) & (WORKER.c.worker == row.worker) & WORKER.c.left_ms.is_(None)
+                with self._database.writing() as connection:
+                    gone = {"left_ms": now, "left_reason": text, "samples_per_s": 0.0}
+                    connection.execute(update(WORKER).where(mine).values(gone))
+                    _touch(connection, row.job_id, {})
+
+    def _decide(
+        self,
+        redis: Redis,
+        stored: Stored,
+        published: dict[str, Published],
+        workers: list[Available],
+        now: int,
+    ) -> tuple[list[Action], dict[str, Situation]]:
+        held = self._held(redis, stored, {w.id: w for w in workers}, now)
+        if now <= self._calm_until:
+            heard = {w.id for w in workers}
+            workers = workers + [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
+        demands = [_demand(job, published[job.id].status) for job in stored.jobs]
+        past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
+        present = {row.job_id for row in stored.present}
+        situations = {
+            demand.job_id: Situation(
+                shortage=shortage(demand, workers, held),
+                finished=not demand.seats,
+                opened=published[demand.job_id].status is not None,
+                reducer=published[demand.job_id].reducer,
+                working=demand.job_id in present,
+                waited_ms=now - job.created_ms,
+            )
+            for job, demand in zip(stored.jobs, demands, strict=True)
+        }
+        return decide_seats(demands, workers, held, past), situations
+
+    def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[Held]:
+        issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]
+        states = SeatQueue(redis).state(issued)
+        idle = {s.id for s in stored.seats if (w := workers.get(s.worker)) and w.seat is None}
+        self._idle_since = {seat_id: self._idle_since.get(seat_id, now) for seat_id in idle}
+        return [
+            Held(
+                id=seat.id,
+                job_id=seat.job_id,
+                worker=seat.worker,
+                number=seat.number,
+                state=states.get(seat.id, "pending"),
+                waiting_ms=now - self._idle_since.get(seat.id, now),
+                ended_ms=None if seat.finished_ms is None else now - seat.finished_ms,
+            )
+            for seat in stored.seats
+        ]
+
+    def _write(
+        self,
+        actions: Iterable[Action],
+        stored: Stored,
+        situations: dict[str, Situation],
+        refused: dict[str, str],
+    ) -> bool:
+        """Write down what was decided; False if there was nothing."""
+        reasons = [
+            (job.id, text)
+            for job in stored.jobs
+            if (text := reason(situations[job.id], refused.get(job.id))) != job.reason
+        ]
+        if not actions and not reasons:
+            return False
+        with self._database.writing() as connection:
+            for action in actions:
+                _close(connection, action) if isinstance(action, Close) else _issue(connection, action)
+            for job_id, text in reasons:
+                _touch(connection, job_id, {"reason": text})
+        return True
+
+    def _look_after(self, redis: Redis, stored: Stored, now: int) -> None:
+        """What need not be done every turn."""
+        if now - self._reconciled > RECONCILE_MS:
+            self._reconciled = now
+            for job in stored.jobs:
+                reconcile(self._database, self._artifacts_dir, job.id)
+            self._retire(redis, now)
+        if now - self._tidied > TIDY_MS:
+            self._tidied = now
+            self._courier.tidy()
+
+    def _retire(self, redis: Redis, now: int) -> None:
+        """See to it that jobs that ended stay so; delete their keys once events are stored and seats over."""
+        busy = select(SEAT.c.id).where(SEAT.c.job_id == JOB.c.id, SEAT.c.ended_ms.is_(None)).exists()
+        ended = JOB.c.status.in_(ENDED) & JOB.c.purged_ms.is_(None)
+        with self._database.engine.connect() as connection:
+            query = select(JOB.c.id, JOB.c.status, JOB.c.finished_ms, busy.label("busy")).where(ended)
+            jobs = connection.execute(query).all()
+        for job in jobs:
+            rounds = RoundStore(redis, job.id)
+            if rounds.status() not in (None, *ENDED):  # a reducer opened it while it was being cancelled
+                rounds.end(job.status)
+            if job.busy or job.finished_ms > now - RETIRED_MS or redis.xlen(rounds.keys.events()):
+                continue
+            rounds.purge()
+            with self._database.writing() as connection:
+                connection.execute(update(JOB).where(JOB.c.id == job.id).values(purged_ms=now))
+
+
+def _demand(job: Any, status: str | None) -> Demand:
+    spec = job.spec
+    seats = min(spec["workers"]["max"], spec["micro_batches_per_round"])
+    finished = status == "finished" or job.version >= job.rounds_total
+    return Demand(
+        job_id=job.id,
+        queue=job.queue,
+        seats=0 if finished else seats,
+        minimum=min(spec["workers"]["min"], seats),
+        started=job.started_ms is not None,
+    )
+
+
+def _touch(connection: Connection, job_id: str, values: dict[str, Any]) -> None:
+    """Change a job that has not ended."""
+    mine = (JOB.c.id == job_id) & JOB.c.status.not_in(ENDED)
+    values = values | {"revision": JOB.c.revision + 1, "updated_ms": now_ms()}
+    connection.execute(update(JOB).where(mine).values(values))
+
+
+def _close(connection: Connection, close: Close) -> None:
+    mine = (SEAT.c.id == close.seat_id) & SEAT.c.ended_ms.is_(None)
+    changed = connection.execute(update(SEAT).where(mine).values(state=close.state, ended_ms=now_ms())).rowcount
+    log.info("seat over", seat=close.seat_id, state=close.state)
+    if changed and close.stop:
+        _to_do(connection, Seat.parse(close.seat_id), "stop")
+
+
+def _issue(connection: Connection, issue: Issue) -> None:
+    active = select(JOB.c.id).where(JOB.c.id == issue.job_id, JOB.c.status.not_in(ENDED))
+    if connection.execute(active).one_or_none() is None:
+        return  # ended meanwhile
+    tried = select(func.coalesce(func.max(SEAT.c.attempt), 0)).where(SEAT.c.job_id == issue.job_id)
+    attempt = 1 + connection.execute(tried.where(SEAT.c.number == issue.number)).scalar_one()
+    seat = Seat(issue.worker, issue.job_id, issue.number, attempt)
+    about = {"worker": seat.worker, "job_id": seat.job, "number": seat.number, "attempt": seat.attempt}
+    connection.execute(insert(SEAT), about | {"id": seat.id, "state": "pending", "created_ms": now_ms()})
+    _to_do(connection, seat, "seat")
+    log.info("seat issued", seat=seat.id)
+
+
+def _to_do(connection: Connection, seat: Seat, kind: str) -> None:
+    now = now_ms()
+    row = {"job_id": seat.job, "kind": kind, "payload": {"seat": seat.id}, "created_ms": now, "due_ms": now}
+    connection.execute(insert(OUTBOX), row)

@@ -1,0 +1,297 @@
+"""From a job's events to the rows they make. Pure: no database, no Redis.
+
+Events come from workers too, so nothing in them is trusted: what has not the shape it should have is passed over,
+and every text is bounded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.services.parsing import (
+    OUTCOMES,
+    TRACE_LENGTH,
+    Entry,
+    Row,
+    count_of,
+    finite_of,
+    name_of,
+    numbers_of,
+    optional_of,
+    text_of,
+    token_of,
+    version_of,
+)
+from api.services.rates import Rates
+from computeshare.sampling import Plan
+from computeshare.types import ENDED, Token
+
+
+@dataclass(slots=True)
+class JobState:
+    """What folding needs to know of the job: columns of its row, changed as events are folded."""
+
+    id: str
+    plan: Plan
+    columns: Row
+    """The job's row; `changed` names what differs from the database."""
+    changed: set[str] = field(default_factory=set)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.columns[name] = value
+        self.changed.add(name)
+
+    def add(self, name: str, amount: int) -> None:
+        self[name] = self.columns[name] + amount
+
+
+@dataclass(slots=True)
+class Changes:
+    """The rows that a batch of events makes."""
+
+    versions: list[Row] = field(default_factory=list)
+    ledger: list[Row] = field(default_factory=list)
+    submissions: list[Row] = field(default_factory=list)
+    checkpoints: list[Row] = field(default_factory=list)
+    scores: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    refusals: list[Row] = field(default_factory=list)
+    workers: dict[str, Row] = field(default_factory=dict)
+    """Worker to increments of its counters."""
+    presence: list[Row] = field(default_factory=list)
+    """Joined and left, in order."""
+    epochs: dict[int, Row] = field(default_factory=dict)
+
+
+class Fold:
+    """Folds a batch of one job's events, in order."""
+
+    def __init__(self, state: JobState, rates: Rates) -> None:
+        self.state, self.rates, self.changes = state, rates, Changes()
+
+    def take(self, entry: Entry) -> None:
+        """Fold one event. Raises KeyError, TypeError or ValueError where it is not what its type says."""
+        handler = _HANDLERS.get(entry.type)
+        if handler:
+            handler(self, entry)
+
+    def submission(self, entry: Entry) -> None:
+        data, state = entry.data, self.state
+        outcome, worker = data["outcome"], name_of(data["worker"])
+        if outcome not in OUTCOMES:
+            raise ValueError("unknown outcome")
+        sent, counted = numbers_of(data["micro_batches"]), numbers_of(data["counted"])
+        samples = sum(state.plan.size(m) for m in counted)
+        bytes_up, bytes_down, seconds = count_of(data["bytes_up"]), count_of(data["bytes_down"]), data["seconds"]
+        self.changes.submissions.append(
+            {
+                "job_id": state.id,
+                "stream_id": entry.stream_id,
+                "worker": worker,
+                "nonce": name_of(data["nonce"]),
+                "outcome": outcome,
+                "reason": None,
+                "base": name_of(data["base"]),
+                "base_version": version_of(data["base"]),
+                "current": name_of(data["current"]),
+                "current_version": version_of(data["current"]),
+                "micro_batches": sent,
+                "samples": samples,
+                "bytes_up": bytes_up,
+                "bytes_down": bytes_down,
+                "waiting_s": finite_of(seconds["waiting"]),
+                "computing_s": finite_of(seconds["computing"]),
+                "encoding_s": finite_of(seconds["encoding"]),
+                "uploading_s": finite_of(seconds["uploading"]),
+                "at_ms": entry.at_ms,
+                "voided": False,
+            }
+        )
+        state.add(outcome, 1)
+        state.add("bytes_up", bytes_up)
+        state.add("bytes_down", bytes_down)
+        row = self._worker(worker)
+        row["seen_ms"] = entry.at_ms
+        row[outcome] += 1
+        row["bytes_up"] += bytes_up
+        row["bytes_down"] += bytes_down
+        if counted:
+            self.rates.of(worker).add(entry.at_ms, samples)
+        if outcome in ("accepted", "duplicate"):
+            for micro_batch in set(sent) - set(counted):
+                self._tally(micro_batch, "duplicates_refused")
+
+    def version(self, entry: Entry) -> None:
+        data, state = entry.data, self.state
+        token = self._token(data["token"])
+        epoch, loss = count_of(data["epoch"]), optional_of(data["loss"])
+        counted = [(count_of(m), name_of(worker), count_of(samples)) for m, worker, samples in data["counted"]]
+        samples = sum(part[2] for part in counted)
+        self.rates.job.add(entry.at_ms, samples)
+        rate = round(self.rates.job.value(entry.at_ms), 1)
+        about = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+        self.changes.versions.append(
+            {
+                **about,
+                "epoch": epoch,
+                "loss": loss,
+                "sha256": name_of(data["sha256"]),
+                "samples": samples,
+                "samples_per_s": rate,
+                "bytes_up": state["bytes_up"],
+                "bytes_down": state["bytes_down"],
+                "seconds": {str(k)[:20]: finite_of(v) for k, v in list(data["seconds"].items())[:10]},
+                "at_ms": entry.at_ms,
+                "voided": False,
+            }
+        )
+        for micro_batch, worker, size in counted:
+            row = {"micro_batch": micro_batch, "epoch": epoch, "worker": worker, "samples": size, "voided": False}
+            self.changes.ledger.append(about | row)
+            self._worker(worker)["samples"] += size
+        shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
+        self._event(entry, shown | {"samples_per_s": rate})
+        if token.incarnation < state["incarnation"]:
+            return  # of a branch that was lost meanwhile
+        state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
+        state["epoch"], state["loss"], state["weights_sha256"] = epoch, loss, name_of(data["sha256"])
+        state["samples_per_s"] = rate
+
+    def opened(self, entry: Entry) -> None:
+        """The first weights are published. (What a restore undoes is the projector's to write.)"""
+        data, state = entry.data, self.state
+        token, sha256 = self._token(data["token"]), name_of(data["sha256"])
+        parameters = count_of(data["parameters"])
+        shown = {"version": token.version, "incarnation": token.incarnation, "restored": bool(data["restored"])}
+        self._event(entry, shown | {"parameters": parameters})
+        state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
+        state["weights_sha256"], state["parameters"] = sha256, parameters
+
+    def reducer(self, entry: Entry) -> None:
+        host, pid = name_of(entry.data["host"]), count_of(entry.data["pid"])
+        self.state["reducer_host"], self.state["reducer_pid"] = host, pid
+        self._event(entry, {"host": host, "pid": pid})
+
+    def joined(self, entry: Entry) -> None:
+        data, state = entry.data, self.state
+        worker, seat = name_of(data["worker"]), name_of(data["seat"])
+        about = {"name": name_of(data["name"]), "device": name_of(data["device"])}
+        row = {"job_id": state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
+        self.changes.presence.append({**row, **about, "seat": seat, "joined": True})
+        self._event(entry, {"worker": worker, "seat": seat, **about})
+        if state["status"] == "queued":
+            state["status"], state["started_ms"], state["reason"] = "running", entry.at_ms, None
+
+    def left(self, entry: Entry) -> None:
+        data = entry.data
+        worker, reason, freed = name_of(data["worker"]), text_of(data["reason"]), numbers_of(data.get("freed", []))
+        row = {"job_id": self.state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
+        self.changes.presence.append({**row, "reason": reason, "joined": False})
+        self._event(entry, {"worker": worker, "reason": reason})
+        self.rates.workers.pop(worker, None)
+        for micro_batch in freed:
+            self.state.add("reassigned", 1)
+            self._tally(micro_batch, "reassigned")
+
+    def reassigned(self, entry: Entry) -> None:
+        data = entry.data
+        micro_batch = count_of(data["micro_batch"])
+        self.state.add("reassigned", 1)
+        self._tally(micro_batch, "reassigned")
+        shown = {"version": count_of(data["version"]), "micro_batch": micro_batch, "from": name_of(data["from"])}
+        shown |= {"to": name_of(data["to"]), "after_ms": finite_of(data["after_ms"]), "backup": bool(data["backup"])}
+        self._event(entry, shown)
+
+    def refused(self, entry: Entry) -> None:
+        """An accepted submission that the reducer took back; the projector knows whether it is the first time."""
+        data = entry.data
+        worker, reason = name_of(data["worker"]), text_of(data["reason"])
+        self.changes.refusals.append({"worker": worker, "nonce": name_of(data["nonce"]), "reason": reason})
+        self._event(entry, {"worker": worker, "micro_batch": count_of(data["micro_batch"]), "reason": reason})
+
+    def checkpoint(self, entry: Entry) -> None:
+        self.saved(entry.data, entry.at_ms)
+
+    def saved(self, data: Row, at_ms: int) -> None:
+        """A version is on disk."""
+        state, token = self.state, self._token(data["token"])
+        row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+        row |= {"sha256": name_of(data["sha256"]), "bytes": count_of(data["bytes"]), "at_ms": at_ms, "voided": False}
+        self.changes.checkpoints.append(row)
+        state["durable_version"] = max(state["durable_version"], token.version)
+
+    def scored(self, entry: Entry) -> None:
+        self.rated(entry.data, entry.at_ms)
+
+    def rated(self, data: Row, at_ms: int) -> None:
+        """A version has its loss and accuracy on the test set."""
+        state, token = self.state, self._token(data["token"])
+        loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"])
+        row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+        row |= {"loss": loss, "accuracy": accuracy, "samples": count_of(data["samples"])}
+        self.changes.scores.append({**row, "at_ms": at_ms, "voided": False})
+        if state["scored_version"] is None or token.version >= state["scored_version"]:
+            state["scored_version"], state["accuracy"] = token.version, accuracy
+        if state["best_accuracy"] is None or accuracy > state["best_accuracy"]:
+            state["best_version"], state["best_accuracy"] = token.version, accuracy
+
+    def failed(self, entry: Entry) -> None:
+        error = "\n\n".join(filter(None, (text_of(entry.data["error"]), text_of(entry.data["detail"], TRACE_LENGTH))))
+        if self.state["status"] not in ENDED:
+            self.state["status"], self.state["error"], self.state["reason"] = "failed", error, None
+
+    def finish(self) -> None:
+        """A job is complete once its last version is durable and scored."""
+        state = self.state
+        done = state["version"] == state["durable_version"] == state["scored_version"] == state["rounds_total"]
+        if done and state["status"] not in ENDED:
+            state["status"], state["reason"] = "completed", None
+
+    def _token(self, text: str) -> Token:
+        token = token_of(text)
+        if token.version > self.state["rounds_total"]:
+            raise ValueError("a version beyond the last")
+        return token
+
+    def _worker(self, worker: str) -> Row:
+        row = self.changes.workers.get(worker)
+        if row is None:
+            counters = dict.fromkeys((*OUTCOMES, "bytes_up", "bytes_down", "samples", "seen_ms"), 0)
+            row = self.changes.workers[worker] = {"job_id": self.state.id, "worker": worker, **counters}
+        return row
+
+    def _tally(self, micro_batch: int, what: str) -> None:
+        epoch = micro_batch // self.state.plan.micro_batches_per_epoch
+        row = self.changes.epochs.setdefault(
+            epoch, {"job_id": self.state.id, "epoch": epoch, "reassigned": 0, "duplicates_refused": 0}
+        )
+        row[what] += self.state.plan.size(micro_batch)
+
+    def _event(self, entry: Entry, data: Row) -> None:
+        self.changes.events.append(
+            {
+                "job_id": self.state.id,
+                "stream_id": entry.stream_id,
+                "type": entry.type,
+                "at_ms": entry.at_ms,
+                "data": data,
+            }
+        )
+
+
+_HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
+    "submission": Fold.submission,
+    "version": Fold.version,
+    "opened": Fold.opened,
+    "reducer": Fold.reducer,
+    "joined": Fold.joined,
+    "left": Fold.left,
+    "reassigned": Fold.reassigned,
+    "refused": Fold.refused,
+    "checkpoint": Fold.checkpoint,
+    "scored": Fold.scored,
+    "failed": Fold.failed,
+}

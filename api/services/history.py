@@ -1,0 +1,263 @@
+"""What happened in a job: series, submissions, the ledger, workers, checkpoints, events."""
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from sqlmodel import col
+
+from api.database import Database
+from api.errors import NotFound
+from api.schemas import (
+    CheckpointList,
+    CheckpointPublic,
+    EpochPublic,
+    EventPublic,
+    JobWorkerList,
+    JobWorkerPublic,
+    LedgerPublic,
+    Metrics,
+    Point,
+    SecondsPublic,
+    SubmissionPage,
+    SubmissionPublic,
+)
+from api.services.jobs import find
+from api.services.paging import next_cursor, page
+from api.tables import (
+    CheckpointRow,
+    EpochStat,
+    Event,
+    LedgerEntry,
+    Score,
+    Submission,
+    VersionRow,
+    WorkerStat,
+    table,
+)
+from computeshare.catalog import catalog
+from computeshare.sampling import Plan
+from computeshare.types import ENDED, Outcome
+
+
+class History:
+    """Reading what the projector wrote. Every method raises NotFound where there is no such job."""
+
+    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+        self._database = database
+        self._artifacts_dir = artifacts_dir
+
+    def metrics(self, job_id: str, since: int = 0, points: int = 1000) -> Metrics:
+        """Series of the versions above `since`, thinned evenly to about `points` each."""
+        with self._database.read() as session:
+            find(session, job_id)
+            versions = _thinned_versions(session, job_id, since, points)
+            scores = session.execute(
+                select(col(Score.version), col(Score.at_ms), col(Score.loss), col(Score.accuracy))
+                .where(col(Score.job_id) == job_id, col(Score.version) > since, ~col(Score.voided))
+                .order_by(col(Score.version))
+            ).all()
+        new = [v for v in versions if v.version > since]
+        return Metrics(
+            train_loss=_points((v.version, v.at_ms, v.loss) for v in new),
+            samples_per_s=_points((v.version, v.at_ms, v.samples_per_s) for v in new),
+            bytes_up=_points(p for p in _growth(versions, "bytes_up") if p[0] > since),
+            bytes_down=_points(p for p in _growth(versions, "bytes_down") if p[0] > since),
+            test_loss=_points((s.version, s.at_ms, s.loss) for s in scores),
+            test_accuracy=_points((s.version, s.at_ms, s.accuracy) for s in scores),
+        )
+
+    def submissions(
+        self,
+        job_id: str,
+        outcome: Outcome | None = None,
+        worker: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> SubmissionPage:
+        """Submissions newest first. Raises BadCursor."""
+        query = select(Submission).where(col(Submission.job_id) == job_id).order_by(col(Submission.id).desc())
+        if outcome is not None:
+            query = query.where(col(Submission.outcome) == outcome)
+            if outcome != "accepted":
+                query = query.where(col(Submission.outcome) != "accepted")  # says that the partial index will do
+        if worker is not None:
+            query = query.where(col(Submission.worker) == worker)
+        with self._database.read() as session:
+            find(session, job_id)
+            rows = page(session, query, (int,), cursor, limit)
+            return SubmissionPage(items=[_submission(row[0]) for row in rows], next_cursor=next_cursor(rows))
+
+    def ledger(self, job_id: str) -> LedgerPublic:
+        """How often each sample of each epoch counted."""
+        with self._database.read() as session:
+            job = find(session, job_id)
+            counted = _counted(session, job_id)
+            stats = {s.epoch: s for s in session.scalars(select(EpochStat).where(col(EpochStat.job_id) == job_id))}
+        epochs = []
+        for epoch, samples in enumerate(samples_owned(plan_of(job.spec), job.version)):
+            distinct, total = counted.get(epoch, (0, 0))
+            stat = stats.get(epoch)
+            epochs.append(
+                EpochPublic(
+                    epoch=epoch,
+                    samples=samples,
+                    counted=total,
+                    missing=max(0, samples - distinct),
+                    reassigned=stat.reassigned if stat else 0,
+                    duplicates_refused=stat.duplicates_refused if stat else 0,
+                )
+            )
+        return LedgerPublic(epochs=epochs)
+
+    def workers(self, job_id: str) -> JobWorkerList:
+        """Who takes or took part, the active ones first."""
+        with self._database.read() as session:
+            job = find(session, job_id)
+            rows = session.scalars(select(WorkerStat).where(col(WorkerStat.job_id) == job_id)).all()
+        total = sum(row.samples for row in rows) or 1
+        items = [_job_worker(row, total, row.left_ms is None and job.status not in ENDED) for row in rows]
+        return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)))
+
+    def checkpoints(self, job_id: str) -> CheckpointList:
+        """Versions whose weights are on disk, newest first."""
+        query = (
+            select(CheckpointRow, Score)
+            .outerjoin(Score, (col(Score.job_id) == CheckpointRow.job_id) & (col(Score.token) == CheckpointRow.token))
+            .where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
+            .order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
+        )
+        with self._database.read() as session:
+            best = find(session, job_id).best_version
+            rows = session.execute(query).all()
+        return CheckpointList(
+            items=[_checkpoint(row, score, best) for row, score in rows if self.weights_path(row).is_file()]
+        )
+
+    def checkpoint(self, job_id: str, which: str) -> tuple[Path, CheckpointRow]:
+        """The weights file of a version (its number), of the `latest` or of the `best` one. Raises NotFound."""
+        query = select(CheckpointRow).where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
+        query = query.order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
+        with self._database.read() as session:
+            job = find(session, job_id)
+            if which == "best" and job.best_version is None:
+                raise NotFound(f"job {job_id} has no best version yet: none has been scored")
+            if which != "latest":
+                version = job.best_version if which == "best" else int(which)
+                query = query.where(col(CheckpointRow.version) == version)
+            rows = session.scalars(query).all()
+        for row in rows:
+            if (path := self.weights_path(row)).is_file():
+                return path, row
+        raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints for those it has")
+
+    def weights_path(self, row: CheckpointRow) -> Path:
+        """Where a checkpoint's weights lie."""
+        return self._artifacts_dir / row.job_id / row.token / "weights.safetensors"
+
+    def events(self, job_id: str, after: int = 0, limit: int = 500) -> list[EventPublic]:
+        """The timeline's entries with an id above `after`, ascending."""
+        query = select(Event).where(col(Event.job_id) == job_id)
+        query = query.where(col(Event.id) > after).order_by(col(Event.id)).limit(limit)
+        with self._database.read() as session:
+            return [_event(row) for row in session.scalars(query)]
+
+    def timeline(self, job_id: str, limit: int = 200) -> list[EventPublic]:
+        """The newest entries of the timeline, newest first, without the versions."""
+        query = select(Event).where(col(Event.job_id) == job_id, col(Event.type) != "version")
+        with self._database.read() as session:
+            return [_event(row) for row in session.scalars(query.order_by(col(Event.id).desc()).limit(limit))]
+
+
+def plan_of(spec: dict[str, Any]) -> Plan:
+    """The division of a stored job's samples; a job stays readable when the catalog no longer knows its model."""
+    samples = catalog().datasets[spec["dataset"]].train
+    return Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"])
+
+
+def samples_owned(plan: Plan, version: int) -> list[int]:
+    """Per epoch, the samples of the rounds that led to `version`."""
+    full = plan.micro_batches_per_round * plan.micro_batch
+    epochs = -(-version // plan.rounds_per_epoch)
+    rounds = (min(plan.rounds_per_epoch, version - epoch * plan.rounds_per_epoch) for epoch in range(epochs))
+    return [min(plan.samples, n * full) for n in rounds]
+
+
+def _counted(session: Session, job_id: str) -> dict[int, tuple[int, int]]:
+    """Per epoch, the samples counted at least once, and those counted in all."""
+    each = (
+        select(col(LedgerEntry.epoch), func.count().label("times"), func.max(col(LedgerEntry.samples)).label("samples"))
+        .where(col(LedgerEntry.job_id) == job_id, ~col(LedgerEntry.voided))
+        .group_by(col(LedgerEntry.epoch), col(LedgerEntry.micro_batch))
+        .subquery()
+    )
+    query = select(each.c.epoch, func.sum(each.c.samples), func.sum(each.c.samples * each.c.times))
+    return {epoch: (distinct, total) for epoch, distinct, total in session.execute(query.group_by(each.c.epoch))}
+
+
+def _thinned_versions(session: Session, job_id: str, since: int, points: int) -> list[Any]:
+    """The versions above `since`, thinned, after the one they begin from (if there is one)."""
+    job = find(session, job_id)
+    stride = max(1, -(-(job.version - since) // points))
+    version, names = col(VersionRow.version), ("version", "at_ms", "loss", "samples_per_s", "bytes_up", "bytes_down")
+    query = select(*(table(VersionRow).c[name] for name in names)).where(col(VersionRow.job_id) == job_id)
+    query = query.where(~col(VersionRow.voided))
+    before = session.execute(query.where(version <= since).order_by(version.desc()).limit(1)).all()
+    thin = (version % stride == 0) | (version == job.version)
+    return [*before, *session.execute(query.where(version > since, thin).order_by(version))]
+
+
+def _growth(versions: list[Any], name: str) -> list[tuple[int, int, float]]:
+    """What a running total grew by per version, from one point to the next."""
+    growth, number, total = [], 0, 0
+    for row in versions:
+        if row.version > number:
+            growth.append((row.version, row.at_ms, (getattr(row, name) - total) / (row.version - number)))
+        number, total = row.version, getattr(row, name)
+    return growth
+
+
+def _points(values: Any) -> list[Point]:
+    return [Point(version=version, at=at, value=value) for version, at, value in values if value is not None]
+
+
+def _submission(row: Submission) -> SubmissionPublic:
+    seconds = SecondsPublic(
+        waiting=row.waiting_s, computing=row.computing_s, encoding=row.encoding_s, uploading=row.uploading_s
+    )
+    names = SubmissionPublic.model_fields.keys() & Submission.model_fields.keys()
+    return SubmissionPublic(**{name: getattr(row, name) for name in names}, at=row.at_ms, seconds=seconds)
+
+
+def _job_worker(row: WorkerStat, total: int, active: bool) -> JobWorkerPublic:
+    names = JobWorkerPublic.model_fields.keys() & WorkerStat.model_fields.keys()
+    values = {name: getattr(row, name) for name in names}
+    values["samples_per_s"] = row.samples_per_s if active else 0.0
+    return JobWorkerPublic(
+        **values,
+        id=row.worker,
+        active=active,
+        share=row.samples / total,
+        joined_at=row.joined_ms,
+        left_at=row.left_ms,
+        last_seen=row.seen_ms,
+    )
+
+
+def _event(row: Event) -> EventPublic:
+    return EventPublic(id=row.id or 0, type=row.type, at=row.at_ms, data=row.data)
+
+
+def _checkpoint(row: CheckpointRow, score: Score | None, best: int | None) -> CheckpointPublic:
+    return CheckpointPublic(
+        version=row.version,
+        token=row.token,
+        sha256=row.sha256,
+        bytes=row.bytes,
+        at=row.at_ms,
+        accuracy=score.accuracy if score else None,
+        loss=score.loss if score else None,
+        best=row.version == best,
+        url=f"/v1/jobs/{row.job_id}/checkpoints/{row.version}",
+    )

@@ -1,0 +1,117 @@
+"""Delivers what SQLite decided to the world outside it, in order, until it is done.
+
+Every delivery may be repeated: the process may die between doing a thing and writing down that it is done.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from redis import Redis
+from redis.exceptions import ResponseError
+from sqlalchemy import Connection, delete, select, update
+
+from api.database import Database, now_ms
+from api.services.storing import JOB
+from api.tables import IdempotencyKey, Outbox, SeatRow, table
+from computeshare.artifacts import Artifacts
+from computeshare.queue import Seat, SeatQueue
+from computeshare.rounds import RoundStore
+from computeshare.types import ENDED
+
+OUTBOX, SEAT = table(Outbox), table(SeatRow)
+POSTPONED_MS = 5000
+KEPT_MS = 24 * 3600 * 1000
+"""How long what was delivered, and idempotency keys, are kept."""
+
+log = structlog.get_logger()
+
+
+class Courier:
+    """Delivers the outbox."""
+
+    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+        self._database = database
+        self._artifacts_dir = artifacts_dir
+        self._kinds: dict[str, Callable[[Redis, str, dict[str, Any]], None]] = {
+            "open": self._open,
+            "seat": self._seat,
+            "stop": self._stop,
+            "end": self._end,
+            "purge": self._purge,
+        }
+
+    def deliver(self, redis: Redis) -> dict[str, str]:
+        """Do what is due; returns, by job, what the broker refused (which is tried again)."""
+        refused = {}
+        with self._database.engine.connect() as connection:
+            due = (OUTBOX.c.done_ms.is_(None)) & (OUTBOX.c.due_ms <= now_ms())
+            rows = connection.execute(select(OUTBOX).where(due).order_by(OUTBOX.c.id)).all()
+        for row in rows:
+            try:
+                self._kinds[row.kind](redis, row.job_id, row.payload)
+            except ResponseError as error:  # out of memory, for one; the others need not wait
+                log.warning("the broker refused", job=row.job_id, what=row.kind, error=str(error))
+                refused[row.job_id] = str(error)
+                self._note(row.id, {"due_ms": now_ms() + POSTPONED_MS})
+                continue
+            self._note(row.id, {"done_ms": now_ms()}, row.payload["seat"] if row.kind == "seat" else None)
+        return refused
+
+    def _note(self, row_id: int, values: dict[str, int], issued: str | None = None) -> None:
+        with self._database.writing() as connection:
+            connection.execute(update(OUTBOX).where(OUTBOX.c.id == row_id).values(values))
+            if issued:
+                mine = (SEAT.c.id == issued) & (SEAT.c.state == "pending")
+                connection.execute(update(SEAT).where(mine).values(state="issued"))
+
+    def tidy(self) -> None:
+        """Forget what was delivered long ago."""
+        before = now_ms() - KEPT_MS
+        keys = table(IdempotencyKey)
+        with self._database.writing() as connection:
+            connection.execute(delete(OUTBOX).where(OUTBOX.c.done_ms < before))
+            connection.execute(delete(keys).where(keys.c.created_ms < before))
+
+    def publish(self, redis: Redis, job_id: str) -> None:
+        """Make a job that has not ended known to reducers and workers."""
+        with self._database.engine.connect() as connection:
+            row = connection.execute(select(JOB.c.spec, JOB.c.status).where(JOB.c.id == job_id)).one_or_none()
+        if row and row.status not in ENDED:
+            RoundStore(redis, job_id).publish(json.dumps(row.spec))
+
+    def _open(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        self.publish(redis, job_id)
+
+    def _seat(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        with self._database.engine.connect() as connection:
+            if not _wanted(connection, payload["seat"]):
+                return  # closed meanwhile
+        SeatQueue(redis).enqueue(Seat.parse(payload["seat"]))
+
+    def _stop(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        seats, seat = SeatQueue(redis), Seat.parse(payload["seat"])
+        queued = seats.state([seat])[seat.id] == "queued"
+        seats.stop(seat)
+        if queued:
+            seats.forget(seat)
+
+    def _end(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        RoundStore(redis, job_id).end(payload["status"])
+
+    def _purge(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        """Remove every trace of a deleted job."""
+        RoundStore(redis, job_id).end("cancelled")
+        for seat in payload.get("seats", []):
+            SeatQueue(redis).stop(Seat.parse(seat))
+        RoundStore(redis, job_id).purge()
+        Artifacts(self._artifacts_dir, job_id).delete()
+
+
+def _wanted(connection: Connection, seat_id: str) -> bool:
+    """Whether a seat that is to be handed over has still a job to serve."""
+    query = select(SEAT.c.id).join(JOB, JOB.c.id == SEAT.c.job_id)
+    query = query.where(SEAT.c.id == seat_id, SEAT.c.ended_ms.is_(None), JOB.c.status.not_in(ENDED))
+    return connection.execute(query).one_or_none() is not None

@@ -1,0 +1,53 @@
+"""Pages of a long list, by a cursor that stays right while rows are added."""
+
+import base64
+from typing import Any
+
+from sqlakeyset import Page, select_page, serialize_bookmark, unserialize_bookmark
+from sqlakeyset.types import Marker
+from sqlalchemy import Select
+from sqlalchemy.orm import Session
+
+from computeshare.errors import SpecError
+
+
+class BadCursor(SpecError):
+    """A cursor that this list never handed out."""
+
+
+def page(session: Session, query: Select[Any], kinds: tuple[type, ...], cursor: str | None, limit: int) -> Page[Any]:
+    """One page of at most `limit` rows.
+
+    Args:
+        query: ordered by as many columns as there are `kinds`, the last of them unique.
+        kinds: the Python type of each of these columns.
+    Raises: BadCursor.
+    """
+    return select_page(session, query, per_page=limit, page=_place(cursor, kinds) if cursor else None)
+
+
+def next_cursor(rows: Page[Any]) -> str | None:
+    """The cursor of the page after this one, or None where it is the last."""
+    if not rows.paging.has_next:
+        return None
+    bookmark = serialize_bookmark(rows.paging.next)
+    return base64.urlsafe_b64encode(bookmark.encode()).decode().rstrip("=")
+
+
+def _place(cursor: str, kinds: tuple[type, ...]) -> Marker:
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        marker = unserialize_bookmark(base64.b64decode(padded, altchars=b"-_", validate=True).decode())
+    except Exception as error:  # whatever a damaged bookmark makes the parser raise
+        raise BadCursor(_NOT_OURS) from error
+    place = marker.place or ()
+    if len(place) != len(kinds) or not all(_fits(v, kind) for v, kind in zip(place, kinds, strict=True)):
+        raise BadCursor(_NOT_OURS)
+    return marker
+
+
+_NOT_OURS = "cursor is none that this list gave out: take next_cursor of a page, or leave it out to start"
+
+
+def _fits(value: object, kind: type) -> bool:
+    return type(value) is kind and (not isinstance(value, int) or abs(value) < 2**63)

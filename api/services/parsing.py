@@ -1,0 +1,106 @@
+"""Reading what is in an event. Pure.
+
+Events come from workers too, so nothing in them is trusted: every text and number is checked and bounded. What is
+not as it should be raises KeyError, TypeError or ValueError.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic_core import from_json
+
+from computeshare.types import Outcome, Token
+
+Row = dict[str, Any]
+OUTCOMES: tuple[Outcome, ...] = ("accepted", "stale", "duplicate", "lease_lost", "fenced", "refused")
+NAME_LENGTH, TEXT_LENGTH, TRACE_LENGTH = 100, 500, 20_000
+LARGEST = 2**40
+"""No count in an event is as large: a sum of many still fits a column."""
+LATEST_MS = 253_402_300_800_000
+"""The year 10,000: what calendars end with."""
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the stream, read and checked for its outer shape."""
+
+    stream_id: str
+    type: str
+    at_ms: int
+    data: Row
+
+
+def read_entry(stream_id: bytes, fields: dict[bytes, bytes]) -> Entry:
+    """An entry of the stream. Raises KeyError, TypeError or ValueError where it is none of ours."""
+    data = from_json(fields[b"data"])
+    if not isinstance(data, dict):
+        raise TypeError("the event's data is no object")
+    at_ms = int(float(fields[b"at"]))
+    if not 0 <= at_ms < LATEST_MS:
+        raise ValueError("the event's time is out of range")
+    return Entry(stream_id.decode(), fields[b"type"].decode(), at_ms, data)
+
+
+def text_of(value: object, length: int = TEXT_LENGTH) -> str:
+    """Any value as a text of bounded length."""
+    text = value if isinstance(value, str) else str(value)
+    return text[:length].encode("utf-8", "replace").decode()
+
+
+def name_of(value: object) -> str:
+    """A short text."""
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value if len(value) <= NAME_LENGTH and value.isascii() else text_of(value, NAME_LENGTH)
+
+
+@lru_cache(maxsize=1024)
+def token_of(value: str) -> Token:
+    """A version's token; it is also a folder's name, so nothing but digits may follow its dots."""
+    token = Token.parse(value)
+    count_of(token.incarnation)
+    count_of(token.version)
+    if not _DIGEST.fullmatch(token.digest16):
+        raise ValueError("not a digest")
+    return token
+
+
+def version_of(token: str) -> int | None:
+    """A token's version; None for the empty text, which says that there was none."""
+    return token_of(token).version if token else None
+
+
+def count_of(value: object) -> int:
+    """A number of things."""
+    if type(value) is not int or not 0 <= value < LARGEST:
+        raise ValueError("not a count, or one out of range")
+    return value
+
+
+def numbers_of(values: Iterable[object]) -> list[int]:
+    """Numbers of micro-batches."""
+    numbers = [count_of(value) for value in values]
+    if len(numbers) > 4096:
+        raise ValueError("too many micro-batches")
+    return numbers
+
+
+def finite_of(value: object) -> float:
+    """A number that JSON can say."""
+    number = optional_of(value)
+    if number is None:
+        raise ValueError("not a finite number")
+    return number
+
+
+def optional_of(value: object) -> float | None:
+    """A number; None for one that is not finite, which JSON cannot say."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError("not a number")
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,189 @@
+"""Takes the events of all jobs from Redis into SQLite: rows and the last stream id in one transaction, then trims.
+
+Repeating any part of it changes nothing: an id that was taken is not taken again, whatever was trimmed or not.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+from redis import Redis
+from redis.exceptions import ResponseError
+from sqlalchemy import Connection
+
+from api.database import Database
+from api.services.folding import Fold, JobState
+from api.services.parsing import Entry, read_entry
+from api.services.rates import Rates
+from api.services.restoring import Restored, restore
+from api.services.storing import load, save, store
+from computeshare.keys import JobKeys
+from computeshare.types import ENDED, Token
+
+BATCH = 1000
+"""Events taken from one job's stream at a time."""
+REWIND_TURNS = 10
+"""How many turns pass between looks whether the broker lost a stream."""
+RATE_TURNS = 5
+"""How many turns pass between writing down how fast things go."""
+
+_KNOWN = " UNION ALL ".join(
+    f"SELECT stream_id FROM {name} WHERE job_id = :job AND stream_id IN (SELECT value FROM json_each(:ids))"
+    for name in ("submission", "event")
+)
+_RATE = """UPDATE worker_stat SET samples_per_s = :rate
+WHERE job_id = :job AND worker = :worker AND samples_per_s != :rate AND left_ms IS NULL"""
+
+RawEntry = tuple[bytes, dict[bytes, bytes]]
+log = structlog.get_logger()
+
+
+class Projector:
+    """The one consumer of the event streams."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._rates: dict[str, Rates] = {}
+        self._turn = 0
+
+    def step(self, redis: Redis) -> int:
+        """Take what has come since the last turn; returns the number of events."""
+        positions = self._positions()
+        if not positions:
+            self._rates.clear()
+            return 0
+        self._turn += 1
+        if self._turn % REWIND_TURNS == 1:
+            self._rewind(redis, positions)
+        streams = {JobKeys(job_id).events(): job_id for job_id in positions}
+        names: Any = {name: positions[job_id] for name, job_id in streams.items()}
+        reply: Any = redis.xread(names, count=BATCH)
+        taken = {streams[name.decode()]: entries for name, entries in reply}
+        for job_id, entries in taken.items():
+            self._take(job_id, entries)
+        if taken:
+            _trim(redis, taken)
+        if self._turn % RATE_TURNS == 0 and self._rates:
+            self._measure(redis)
+        return sum(map(len, taken.values()))
+
+    def _positions(self) -> dict[str, str]:
+        """The last stream id taken of each job whose stream may hold more."""
+        return dict(self._database.peek("SELECT id, stream_id FROM job WHERE purged_ms IS NULL"))
+
+    def _rewind(self, redis: Redis, positions: dict[str, str]) -> None:
+        """Start over with a stream that the broker lost (or some of it), which its own last id gives away.
+
+        New ids need not be above the old ones: they come from the clock of the broker's machine.
+        """
+        pipeline = redis.pipeline(transaction=False)
+        for job_id in positions:
+            pipeline.xinfo_stream(JobKeys(job_id).events())
+        for (job_id, position), info in zip(list(positions.items()), pipeline.execute(False), strict=True):
+            if isinstance(info, ResponseError):  # there is no stream
+                continue
+            if isinstance(info, Exception):
+                raise info
+            if _order(info["last-generated-id"].decode()) < _order(position):
+                log.warning("the broker lost events", job=job_id, from_id=info["last-generated-id"].decode())
+                positions[job_id] = "0-0"
+
+    def _take(self, job_id: str, raw: Sequence[RawEntry]) -> None:
+        """Store one job's batch."""
+        rates = self._rates.setdefault(job_id, Rates())
+        try:
+            with self._database.writing() as connection:
+                state = load(connection, job_id)
+                if state is None:
+                    return  # deleted meanwhile
+                entries = _readable(job_id, _unknown(connection, job_id, raw))
+                for batch in _batches(entries):
+                    _apply(connection, state, rates, batch)
+                state["stream_id"] = raw[-1][0].decode()
+                save(connection, state)
+        except BaseException:
+            self._rates.pop(job_id, None)  # it may have counted what was rolled back
+            raise
+
+    def _measure(self, redis: Redis) -> None:
+        """Write down the rates of now: they fall without any event."""
+        now_ms = _now_ms(redis)
+        with self._database.writing() as connection:
+            for job_id, rates in list(self._rates.items()):
+                state = load(connection, job_id)
+                if state is None or state["status"] in ENDED:
+                    del self._rates[job_id]
+                    continue
+                rate = round(rates.job.value(now_ms), 1)
+                if rates.job.points and rate != state["samples_per_s"]:
+                    state["samples_per_s"] = rate
+                rows = [
+                    {"job": job_id, "worker": worker, "rate": round(rate.value(now_ms), 1)}
+                    for worker, rate in rates.workers.items()
+                ]
+                if rows:
+                    connection.exec_driver_sql(_RATE, rows)
+                save(connection, state)
+
+
+def _apply(connection: Connection, state: JobState, rates: Rates, entries: Sequence[Entry]) -> None:
+    """Fold and store a batch in which nothing was restored but by its first event."""
+    was, fold = state["status"], Fold(state, rates)
+    for entry in entries:
+        try:
+            fold.take(entry)
+        except Exception as error:  # whatever a damaged or hostile event makes the parser raise
+            log.warning("event passed over", job=state.id, id=entry.stream_id, type=entry.type, error=repr(error)[:200])
+            continue
+        if entry.type == "opened":
+            restore(connection, state, Restored(Token.parse(entry.data["token"]), entry.at_ms))
+    fold.finish()
+    store(connection, state, fold.changes, was)
+
+
+def _batches(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
+    """Cut before each `opened` event: what it undoes must have been written."""
+    start = 0
+    for index, entry in enumerate(entries):
+        if entry.type == "opened" and index > start:
+            yield entries[start:index]
+            start = index
+    yield entries[start:]
+
+
+def _unknown(connection: Connection, job_id: str, raw: Sequence[RawEntry]) -> Sequence[RawEntry]:
+    """Without the entries that were taken before."""
+    ids = [stream_id.decode() for stream_id, _ in raw]
+    known = {row[0] for row in connection.exec_driver_sql(_KNOWN, {"job": job_id, "ids": json.dumps(ids)})}
+    return [entry for entry, stream_id in zip(raw, ids, strict=True) if stream_id not in known] if known else raw
+
+
+def _readable(job_id: str, raw: Sequence[RawEntry]) -> list[Entry]:
+    entries = []
+    for stream_id, fields in raw:
+        try:
+            entries.append(read_entry(stream_id, fields))
+        except Exception as error:  # whatever a damaged or hostile event makes the parser raise
+            log.warning("event passed over", job=job_id, id=stream_id.decode(), error=repr(error)[:200])
+    return entries
+
+
+def _trim(redis: Redis, taken: dict[str, Sequence[RawEntry]]) -> None:
+    """Drop what is stored."""
+    pipeline = redis.pipeline(transaction=False)
+    for job_id, entries in taken.items():
+        milliseconds, sequence = _order(entries[-1][0].decode())
+        pipeline.xtrim(JobKeys(job_id).events(), minid=f"{milliseconds}-{sequence + 1}", approximate=False)
+    pipeline.execute()
+
+
+def _now_ms(redis: Redis) -> int:
+    """Milliseconds since the epoch by the broker's clock."""
+    answer: Any = redis.time()
+    return int(answer[0]) * 1000 + int(answer[1]) // 1000
+
+
+def _order(stream_id: str) -> tuple[int, int]:
+    milliseconds, sequence = stream_id.split("-")
+    return int(milliseconds), int(sequence)

@@ -1,0 +1,42 @@
+"""Why a job is not advancing, in words that say what would help. Pure."""
+
+from dataclasses import dataclass
+
+STARTING_MS = 10_000
+"""How long reducers may take to notice a job before the page says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known of a job that has not ended."""
+
+    shortage: str | None
+    """Why it has no seat, if it has none."""
+    finished: bool
+    """All its rounds are done."""
+    opened: bool
+    """Its weights are published."""
+    reducer: bool
+    """A reducer looks after it."""
+    working: bool
+    """Workers take part."""
+    waited_ms: int
+    """Since it was created."""
+
+
+def reason(situation: Situation, refused: str | None = None) -> str | None:
+    """The reason to show, or None for a job that advances.
+
+    Args:
+        refused: what the broker said when it refused to take something for this job.
+    """
+    unattended = not situation.reducer and situation.waited_ms > STARTING_MS
+    causes = (
+        (refused, f"The broker refuses: {refused}"),
+        (situation.finished, "All rounds are done: the last version is being saved and scored"),
+        (unattended, "Waits for a reducer, none is running: start computeshare-reducer (computeshare up brings two)"),
+        (situation.shortage, situation.shortage),
+        (not situation.opened, "A reducer is preparing the first weights"),
+        (not situation.working, "Its workers are loading the model and the data"),
+    )
+    return next((text for applies, text in causes if applies), None)

@@ -1,0 +1,155 @@
+"""What the pages show, put together from what the services read."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlmodel import col
+
+from api.database import Database
+from api.errors import NotFound
+from api.schemas import (
+    CheckpointPublic,
+    EpochPublic,
+    EventPublic,
+    JobPublic,
+    JobWorkerPublic,
+    Metrics,
+    Point,
+)
+from api.services.history import History
+from api.services.jobs import Jobs
+from api.services.wording import rate
+from api.tables import Job
+from computeshare.types import JobStatus
+
+STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
+"""In the order of their interest."""
+PER_PAGE = 50
+MOST_RUNNING = 200
+PLOT_POINTS = 1000
+TABLE_POINTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class JobsView:
+    """One page of the list of jobs. `counts` holds the statuses that occur."""
+
+    jobs: list[JobPublic]
+    next_cursor: str | None
+    counts: dict[JobStatus, int]
+    status: JobStatus | None
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table behind the plots."""
+
+    version: int
+    train_loss: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job's page. `epochs` and `timeline` begin with the newest; `names` are the workers' by id."""
+
+    job: JobPublic
+    workers: list[JobWorkerPublic]
+    epochs: list[EpochPublic]
+    timeline: list[EventPublic]
+    checkpoints: list[CheckpointPublic]
+    names: dict[str, str]
+    rows: list[Row]
+
+    @property
+    def round_samples(self) -> int:
+        """Samples of a full round."""
+        return int(self.job.spec["micro_batch"] * self.job.spec["micro_batches_per_round"])
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last version at the present speed; None while nothing moves."""
+        if self.job.status != "running" or not self.job.samples_per_s:
+            return None
+        return (self.job.rounds_total - self.job.version) * self.round_samples / self.job.samples_per_s
+
+    def elapsed_s(self, now: datetime) -> float:
+        """Seconds from the first worker's joining to the end, or to now."""
+        if self.job.started_at is None:
+            return 0.0
+        return ((self.job.finished_at or now) - self.job.started_at).total_seconds()
+
+    def speed(self, now: datetime) -> str:
+        """Rounds a minute: at present, or on average where the job has ended."""
+        if self.job.status == "running":
+            return f"{rate(60 * self.job.samples_per_s / self.round_samples)} rounds a minute"
+        if self.job.finished_at and (elapsed_s := self.elapsed_s(now)):
+            return f"{rate(60 * self.job.version / elapsed_s)} rounds a minute on average"
+        return ""
+
+
+class Views:
+    """Reading for the pages. Methods about a job raise NotFound."""
+
+    def __init__(self, database: Database, jobs: Jobs, history: History) -> None:
+        self._database, self._jobs, self._history = database, jobs, history
+
+    def jobs(self, status: JobStatus | None = None, cursor: str | None = None) -> JobsView:
+        """The running jobs, then the others, newest first; or those of one status. Raises BadCursor."""
+        rest = [status] if status else STATUSES[1:]
+        page = self._jobs.list(rest, cursor=cursor, limit=PER_PAGE)
+        ahead = [] if status or cursor else self._jobs.list(["running"], limit=MOST_RUNNING).items
+        return JobsView(ahead + page.items, page.next_cursor, self._counts(), status, cursor is None)
+
+    def job(self, job_id: str, table: bool) -> JobView:
+        """All of a job that is words and tables; the plots' table only if asked for."""
+        job = self._jobs.show(job_id)
+        workers = self._history.workers(job_id).items
+        return JobView(
+            job=job,
+            workers=workers,
+            epochs=self._history.ledger(job_id).epochs[::-1],
+            timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
+            checkpoints=self._history.checkpoints(job_id).items,
+            names={worker.id: worker.name for worker in workers if worker.name},
+            rows=rows(self._history.metrics(job_id, points=TABLE_POINTS)) if table else [],
+        )
+
+    def plots(self, job_id: str) -> Metrics:
+        """The series to draw."""
+        return self._history.metrics(job_id, points=PLOT_POINTS)
+
+    def title(self, job_id: str) -> str:
+        """What a job is called; its id if it was deleted."""
+        try:
+            return self._jobs.show(job_id).title
+        except NotFound:
+            return job_id
+
+    def _counts(self) -> dict[JobStatus, int]:
+        with self._database.read() as session:
+            query = select(col(Job.status), func.count()).group_by(col(Job.status))
+            rows = session.execute(query).all()
+        found = {row[0]: row[1] for row in rows}
+        return {status: found[status] for status in STATUSES if status in found}
+
+
+def rows(metrics: Metrics) -> list[Row]:
+    """The series side by side, newest version first, about `TABLE_POINTS` of them: scored versions go first."""
+    train, test, accuracy = (_by_version(s) for s in (metrics.train_loss, metrics.test_loss, metrics.test_accuracy))
+    scored = _thinned(sorted(accuracy, reverse=True))
+    others = _thinned(sorted(train.keys() - accuracy.keys(), reverse=True)) if len(scored) < TABLE_POINTS // 2 else []
+    versions = sorted({*scored, *others}, reverse=True)
+    return [Row(v, train.get(v), test.get(v), accuracy.get(v)) for v in versions]
+
+
+def _by_version(series: list[Point]) -> dict[int, float]:
+    return {point.version: point.value for point in series}
+
+
+def _thinned(versions: list[int]) -> list[int]:
+    """Evenly, the first kept."""
+    return versions[:: max(1, -(-len(versions) // TABLE_POINTS))]

@@ -1,0 +1,136 @@
+"""Numbers, times and events in words, as the pages show them. Pure. `static/format.js` says the same in the browser."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from api.schemas import EpochPublic, EventPublic
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def count(value: float) -> str:
+    """A whole number with thousands separated: 21,840."""
+    return f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """Something per second or per minute: 7.5, 21,840."""
+    return f"{value:,.1f}" if value < 100 else count(value)
+
+
+def percent(fraction: float) -> str:
+    """An accuracy: 97.31 %."""
+    return f"{fraction * 100:.2f} %"
+
+
+def share(fraction: float) -> str:
+    """A part of the whole: 42 %."""
+    return f"{fraction * 100:.0f} %"
+
+
+def done(version: int, total: int) -> str:
+    """How far a job is; 100 % only with its last version."""
+    return f"{100 * version // max(1, total)} %"
+
+
+def loss(value: float | None) -> str:
+    """A loss to four digits, however small or large."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def size(number: int) -> str:
+    """Bytes: 87.4 kB, 44.7 MB."""
+    value = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 8 s, 3 min 12 s, 2 h 5 min."""
+    left = max(0, int(seconds))
+    for index, (length, unit) in enumerate(_UNITS):
+        if left >= length and index < len(_UNITS) - 1:
+            smaller, small_unit = _UNITS[index + 1]
+            rest = left % length // smaller
+            return f"{left // length} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{left} s"
+
+
+def ago(seconds: float) -> str:
+    """How long since: 2 s ago, 3 min ago."""
+    left = max(0, int(seconds))
+    length, unit = next((u for u in _UNITS if left >= u[0]), _UNITS[-1])
+    return f"{left // length} {unit} ago"
+
+
+def moment(value: datetime) -> str:
+    """A time for a machine and, without JavaScript, for a person."""
+    return value.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def ledger_line(epoch: EpochPublic) -> str:
+    """Whether each sample of an epoch counted once."""
+    line = f"{count(epoch.samples - epoch.missing)} of {count(epoch.samples)} samples counted"
+    twice = epoch.counted - (epoch.samples - epoch.missing)
+    line += f", {count(twice)} more than once" if twice else " once"
+    if epoch.missing:
+        line += f", {count(epoch.missing)} missing"
+    return f"{line}, {count(epoch.reassigned)} reassigned"
+
+
+def told(event: EventPublic, names: dict[str, str]) -> str:
+    """A timeline entry as a sentence; `names` are those of the workers by id."""
+    sentence = _SENTENCES.get(event.type)
+    try:
+        if sentence:
+            return sentence(event.data, lambda worker: names.get(worker) or worker)
+    except (KeyError, TypeError, ValueError):
+        pass  # written by another version: its type says enough
+    return event.type.replace("_", " ").capitalize()
+
+
+Data = dict[str, Any]
+Name = Callable[[str], str]
+
+
+def _opened(data: Data, _name: Name) -> str:
+    if data["restored"]:
+        return f"Went on from version {count(data['version'])}, the last checkpoint"
+    return f"First weights published, {count(data['parameters'])} parameters"
+
+
+def _left(data: Data, name: Name) -> str:
+    return f"{name(data['worker'])} left" + (f": {data['reason']}" if data["reason"] not in ("", "left") else "")
+
+
+def _reassigned(data: Data, name: Name) -> str:
+    given = "was given as a backup" if data["backup"] else "went"
+    path = f"from {name(data['from'])} to {name(data['to'])}"
+    return f"Micro-batch {count(data['micro_batch'])} {given} {path} after {data['after_ms'] / 1000:.1f} s"
+
+
+def _refused(data: Data, name: Name) -> str:
+    return f"Refused micro-batch {count(data['micro_batch'])} from {name(data['worker'])}: {data['reason']}"
+
+
+def _scored(data: Data, _name: Name) -> str:
+    return f"Version {count(data['version'])} scored {percent(data['accuracy'])}, loss {loss(data['loss'])}"
+
+
+_SENTENCES: dict[str, Callable[[Data, Name], str]] = {
+    "opened": _opened,
+    "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
+    "reducer": lambda data, _: f"The reducer on {data['host']} (process {data['pid']}) took over",
+    "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
+    "left": _left,
+    "reassigned": _reassigned,
+    "refused": _refused,
+    "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
+    "scored": _scored,
+    "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],
+    "cancelled": lambda data, _: data["reason"] or "Cancelled",
+}

@@ -1,0 +1,36 @@
+// Numbers and times in words; the same words as services/wording.py, so that nothing jumps when the first event comes.
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0, roundingMode: "halfEven" });
+const tenths = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1, roundingMode: "halfEven" });
+
+export const count = (value) => whole.format(value);
+export const rate = (value) => (value < 100 ? tenths : whole).format(value);
+export const percent = (fraction) => (fraction === null ? "–" : `${(fraction * 100).toFixed(2)} %`);
+export const done = (version, total) => `${Math.floor((100 * version) / Math.max(1, total))} %`;
+
+export function loss(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e4)) {
+    const [digits, exponent] = value.toExponential(3).split("e");
+    return `${Number(digits)}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
+  }
+  return String(Number(value.toPrecision(4)));
+}
+
+export function duration(seconds) {
+  const left = Math.max(0, Math.floor(seconds));
+  const index = UNITS.findIndex(([length]) => left >= length);
+  if (index < 0 || index === UNITS.length - 1) return `${left} s`;
+  const [length, unit] = UNITS[index];
+  const [smaller, smallUnit] = UNITS[index + 1];
+  const rest = Math.floor((left % length) / smaller);
+  return `${Math.floor(left / length)} ${unit}${rest ? ` ${rest} ${smallUnit}` : ""}`;
+}
+
+export function ago(seconds) {
+  const left = Math.max(0, Math.floor(seconds));
+  const [length, unit] = UNITS.find(([size]) => left >= size) ?? [1, "s"];
+  return `${Math.floor(left / length)} ${unit} ago`;
+}

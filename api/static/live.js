@@ -1,0 +1,88 @@
+// Keeps a page that the server made up to date: its clocks, and the parts marked with data-part.
+
+import { ago } from "./format.js";
+
+const skew = Number(document.documentElement.dataset.now) - Date.now();
+const printed = new Map();
+
+// The server's time, in milliseconds.
+export const now = () => Date.now() + skew;
+
+function tellTime() {
+  for (const time of document.querySelectorAll("time[data-ago]")) {
+    const text = ago((now() - Date.parse(time.dateTime)) / 1000);
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+
+// Calls `tick`, and moves all clocks, once a second while anyone looks.
+export function everySecond(tick = () => {}) {
+  setInterval(() => {
+    if (document.hidden) return;
+    tellTime();
+    tick();
+  }, 1000);
+}
+
+// What a part says, whatever the time.
+const print = (part) => part.innerHTML.replace(/(<time[^>]*>)[^<]*/g, "$1");
+
+// Replaces one part, keeping what the reader has opened, scrolled to and focused.
+function replacePart(place, fresh) {
+  const focused = place.contains(document.activeElement) ? document.activeElement.id : null;
+  const scrolled = place.querySelector(".scroll")?.scrollTop ?? 0;
+  for (const open of place.querySelectorAll("details[id][open]")) {
+    fresh.querySelector(`#${open.id}`)?.setAttribute("open", "");
+  }
+  place.replaceChildren(...fresh.childNodes);
+  if (scrolled) place.querySelector(".scroll")?.scrollTo(0, scrolled);
+  if (focused !== null) (document.getElementById(focused) ?? document.getElementById("content")).focus({ preventScroll: true });
+}
+
+// The server has escaped every name in this document, and scripts in it do not run.
+function replaceParts(html) {
+  const fresh = new DOMParser().parseFromString(html, "text/html");
+  for (const part of fresh.querySelectorAll("[data-part]")) {
+    const place = document.getElementById(part.id);
+    const text = print(part);
+    if (!place || text === (printed.get(part.id) ?? print(place))) continue;
+    printed.set(part.id, text);
+    replacePart(place, part);
+  }
+  tellTime();
+}
+
+// Returns a function that asks for fresh parts. However often it is called, it fetches every `pause_ms` at most, and
+// less often where the server takes long (it is busy training), unless the matter is urgent.
+export function refresher(address, pause_ms) {
+  let wanted = false;
+  let busy = false;
+  let timer = null;
+  let due = 0;
+
+  async function fetchParts() {
+    const started = performance.now();
+    [wanted, busy, timer] = [false, true, null];
+    try {
+      const answer = await fetch(address(), { headers: { Accept: "text/html" } });
+      if (answer.ok) replaceParts(await answer.text());
+    } catch {
+      // The server is away: whoever notices asks again.
+    }
+    const ended = performance.now();
+    due = ended + Math.min(60_000, Math.max(pause_ms, 40 * (ended - started)));
+    busy = false;
+    if (wanted) plan(false);
+  }
+
+  function plan(urgent) {
+    if (busy || (timer !== null && !urgent)) return;
+    clearTimeout(timer);
+    timer = setTimeout(fetchParts, urgent ? 0 : Math.max(200, due - performance.now()));
+  }
+
+  return function refresh(urgent = false) {
+    wanted = true;
+    plan(urgent);
+  };
+}

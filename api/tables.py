@@ -1,0 +1,287 @@
+"""The SQLite tables. Times are integers, milliseconds since the epoch by the clock of whoever wrote the event.
+
+Rows about a version are keyed by (job, token): a job that went on from a checkpoint writes new rows under its new
+incarnation, and the rows of the lost branch are `voided`, never deleted.
+"""
+
+from typing import Any, cast
+
+from sqlalchemy import JSON, BigInteger, Column, Index, Table, UniqueConstraint, text
+from sqlmodel import Field, SQLModel
+
+Millis = BigInteger
+
+
+def table(model: type[SQLModel]) -> Table:
+    """The table of a model, for statements that go without objects."""
+    return cast(Table, model.__table__)  # type: ignore[attr-defined]
+
+
+def _json() -> Any:
+    return Field(default=None, sa_column=Column(JSON(none_as_null=True)))
+
+
+def _job() -> Any:
+    return Field(foreign_key="job.id", ondelete="CASCADE", primary_key=True)
+
+
+class Job(SQLModel, table=True):
+    """One job: its specification, its status, and projections of its events."""
+
+    __table_args__ = (Index("ix_job_newest", "created_ms", "id"),)
+
+    id: str = Field(primary_key=True, max_length=8)
+    name: str
+    queue: str = Field(index=True)
+    status: str = Field(index=True)
+    reason: str | None = None
+    error: str | None = None
+    spec: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+    rounds_total: int
+    created_ms: int = Field(sa_type=Millis)
+    started_ms: int | None = Field(default=None, sa_type=Millis)
+    finished_ms: int | None = Field(default=None, sa_type=Millis)
+    updated_ms: int = Field(sa_type=Millis)
+    purged_ms: int | None = Field(default=None, sa_type=Millis)
+
+    token: str | None = None
+    incarnation: int = 0
+    version: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    scored_version: int | None = None
+    best_version: int | None = None
+    best_accuracy: float | None = None
+    durable_version: int = 0
+    weights_sha256: str | None = None
+    parameters: int | None = None
+    samples_per_s: float = 0.0
+    reducer_host: str | None = None
+    reducer_pid: int | None = None
+
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    lease_lost: int = 0
+    fenced: int = 0
+    refused: int = 0
+    reassigned: int = 0
+    bytes_up: int = Field(default=0, sa_type=BigInteger)
+    bytes_down: int = Field(default=0, sa_type=BigInteger)
+
+    stream_id: str = "0-0"
+    """The last event taken from the job's Redis stream."""
+    revision: int = 0
+    """Grows with every change of this row, so that a stream of snapshots sends only what changed."""
+
+
+class IdempotencyKey(SQLModel, table=True):
+    """A client's `Idempotency-Key`: the job it made; it outlives the job, so that a late repeat makes no second one."""
+
+    __tablename__ = "idempotency_key"
+
+    key: str = Field(primary_key=True, max_length=255)
+    fingerprint: str
+    """sha256 of the request's body."""
+    job_id: str
+    created_ms: int = Field(sa_type=Millis)
+
+
+class Outbox(SQLModel, table=True):
+    """What is still to be done outside SQLite, written in the transaction that decided it."""
+
+    __table_args__ = (Index("ix_outbox_due", "done_ms", "due_ms"),)
+
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str = Field(index=True)
+    kind: str
+    """`open`, `seat`, `stop`, `end` or `purge`."""
+    payload: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    created_ms: int = Field(sa_type=Millis)
+    due_ms: int = Field(sa_type=Millis)
+    done_ms: int | None = Field(default=None, sa_type=Millis)
+
+
+class SeatRow(SQLModel, table=True):
+    """One worker's participation in one job, as decided here; RQ runs it."""
+
+    __tablename__ = "seat"
+    __table_args__ = (Index("ix_seat_active", "ended_ms", "job_id"),)
+
+    id: str = Field(primary_key=True)
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE", index=True)
+    worker: str
+    number: int
+    attempt: int
+    state: str
+    """`pending` (not handed over yet), `issued`, then one of `finished`, `failed`, `lost`, `stopped`."""
+    created_ms: int = Field(sa_type=Millis)
+    ended_ms: int | None = Field(default=None, sa_type=Millis)
+
+
+class VersionRow(SQLModel, table=True):
+    """A committed version. `bytes_up` and `bytes_down` are the job's totals at that moment."""
+
+    __tablename__ = "version"
+    __table_args__ = (Index("ix_version_series", "job_id", "version"),)
+
+    job_id: str = _job()
+    token: str = Field(primary_key=True)
+    incarnation: int
+    version: int
+    epoch: int
+    loss: float | None = None
+    sha256: str | None = None
+    samples: int
+    samples_per_s: float
+    bytes_up: int = Field(sa_type=BigInteger)
+    bytes_down: int = Field(sa_type=BigInteger)
+    seconds: dict[str, float] | None = _json()
+    at_ms: int = Field(sa_type=Millis)
+    voided: bool = False
+
+
+class LedgerEntry(SQLModel, table=True):
+    """One micro-batch counted in one version: a second row for the same micro-batch would show a double count."""
+
+    __tablename__ = "ledger_entry"
+    __table_args__ = (
+        Index("ix_ledger_epoch", "job_id", "epoch", "micro_batch", "voided", "samples"),
+        {"sqlite_with_rowid": False},
+    )
+
+    job_id: str = _job()
+    token: str = Field(primary_key=True)
+    micro_batch: int = Field(primary_key=True)
+    incarnation: int
+    version: int
+    epoch: int
+    worker: str
+    samples: int
+    voided: bool = False
+
+
+class EpochStat(SQLModel, table=True):
+    """What happened to an epoch's samples besides being counted."""
+
+    __tablename__ = "epoch_stat"
+
+    job_id: str = _job()
+    epoch: int = Field(primary_key=True)
+    reassigned: int = 0
+    duplicates_refused: int = 0
+
+
+class Submission(SQLModel, table=True):
+    """One message of a worker and what became of it."""
+
+    __table_args__ = (
+        UniqueConstraint("job_id", "stream_id"),
+        Index("ix_submission_nonce", "job_id", "nonce"),
+        Index("ix_submission_job", "job_id"),
+        Index("ix_submission_other", "job_id", "outcome", "id", sqlite_where=text("outcome != 'accepted'")),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
+    stream_id: str
+    worker: str
+    nonce: str
+    outcome: str
+    reason: str | None = None
+    base: str | None = None
+    base_version: int | None = None
+    current: str | None = None
+    current_version: int | None = None
+    micro_batches: list[int] = Field(sa_column=Column(JSON, nullable=False))
+    samples: int
+    """Samples of the micro-batches that were received (`counted` of the event)."""
+    bytes_up: int = Field(sa_type=BigInteger)
+    bytes_down: int = Field(sa_type=BigInteger)
+    waiting_s: float
+    computing_s: float
+    encoding_s: float
+    uploading_s: float
+    at_ms: int = Field(sa_type=Millis)
+    voided: bool = False
+
+
+class CheckpointRow(SQLModel, table=True):
+    """A version that is whole on disk; its files lie in `artifacts/JOB/TOKEN/`."""
+
+    __tablename__ = "checkpoint"
+    __table_args__ = (Index("ix_checkpoint_version", "job_id", "version"),)
+
+    job_id: str = _job()
+    token: str = Field(primary_key=True)
+    incarnation: int
+    version: int
+    sha256: str
+    bytes: int = Field(sa_type=BigInteger)
+    at_ms: int = Field(sa_type=Millis)
+    voided: bool = False
+
+
+class Score(SQLModel, table=True):
+    """A version's loss and accuracy on the test set."""
+
+    __table_args__ = (Index("ix_score_version", "job_id", "version"),)
+
+    job_id: str = _job()
+    token: str = Field(primary_key=True)
+    incarnation: int
+    version: int
+    loss: float | None
+    accuracy: float
+    samples: int
+    at_ms: int = Field(sa_type=Millis)
+    voided: bool = False
+
+
+class Event(SQLModel, table=True):
+    """The job's timeline; `id` is the id of the event sent to browsers. Submissions have their own table."""
+
+    __table_args__ = (
+        UniqueConstraint("job_id", "stream_id"),
+        Index("ix_event_job", "job_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
+    stream_id: str | None = None
+    """Its id in the Redis stream; none for what the control plane itself did."""
+    type: str
+    at_ms: int = Field(sa_type=Millis)
+    data: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+
+
+class WorkerStat(SQLModel, table=True):
+    """A worker's part in a job; the row stays when the worker leaves."""
+
+    __tablename__ = "worker_stat"
+
+    job_id: str = _job()
+    worker: str = Field(primary_key=True)
+    name: str = ""
+    device: str = ""
+    session: str | None = None
+    seat: str | None = None
+    joined_ms: int | None = Field(default=None, sa_type=Millis)
+    left_ms: int | None = Field(default=None, sa_type=Millis)
+    left_reason: str | None = None
+    seen_ms: int = Field(default=0, sa_type=Millis)
+    samples: int = 0
+    """Samples counted for this worker in versions that stand."""
+    samples_per_s: float = 0.0
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    lease_lost: int = 0
+    fenced: int = 0
+    refused: int = 0
+    refused_reason: str | None = None
+    bytes_up: int = Field(default=0, sa_type=BigInteger)
+    bytes_down: int = Field(default=0, sa_type=BigInteger)

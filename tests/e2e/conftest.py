@@ -1,0 +1,76 @@
+"""A browser, and a control plane with its broker for it to look at."""
+
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, sync_playwright
+from watching import Site, wait_until
+
+from api.main import create_app
+from computeshare.broker import connect
+from computeshare.embedded import EmbeddedBroker
+from computeshare.settings import Settings
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM_ON_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+CHROMIUM_ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def find_chromium() -> str:
+    """An installed Chromium; where there is none the test is skipped, and fails in CI."""
+    on_path = (path for name in CHROMIUM_NAMES if (path := shutil.which(name)))
+    found = next(on_path, CHROMIUM_ON_MAC if Path(CHROMIUM_ON_MAC).exists() else None)
+    if found:
+        return found
+    missing = f"no Chromium: install one of {', '.join(CHROMIUM_NAMES)}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests; each opens contexts of its own."""
+    path = find_chromium()
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGUMENTS))
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The real application with a real broker, and nobody who trains."""
+    home = tmp_path_factory.mktemp("home")
+    broker = EmbeddedBroker.start(home / "broker.log")
+    try:
+        settings = Settings(home=home, redis_url=broker.url)
+        app = create_app(settings)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+            server = uvicorn.Server(config)
+            app.state.services.stopping = lambda: server.should_exit
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            thread.start()
+            wait_until(lambda: server.started)
+            redis = connect(broker.url)
+            yield Site(f"http://127.0.0.1:{listener.getsockname()[1]}", settings, app.state.services, redis)
+            redis.close()
+            server.should_exit = True
+            thread.join()
+    finally:
+        broker.stop()

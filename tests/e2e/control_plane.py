@@ -1,0 +1,121 @@
+"""A real `computeshare up` in a process of its own, and its REST API, for tests that need everything."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from computeshare.embedded import free_port
+from computeshare.settings import RunFile
+
+PATIENCE_S = 120.0
+
+
+class ControlPlane:
+    """Talks to a running control plane and knows its processes."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[str], environment: dict[str, str]) -> None:
+        self.home, self.process, self.environment = home, process, environment
+        run = RunFile.read(home / "run.json")
+        assert run is not None
+        self.url = run.url
+        token = (home / "token").read_text().strip()
+        self.http = httpx2.Client(base_url=run.url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        response = self.http.get(path, params=parameters)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def create(self, **spec: Any) -> str:
+        response = self.http.post("/v1/jobs", json={"threads": 1, **spec})
+        assert response.status_code == 201, response.text
+        return str(response.json()["id"])
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.get(f"/v1/jobs/{job_id}"))
+
+    def until(self, what: str, true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+        """Wait for something to become true; fails with its name."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if found := true():
+                return found
+            assert self.process.poll() is None, "computeshare up ended"
+            time.sleep(0.05)
+        raise AssertionError(f"not within {patience_s:.0f} s: {what}; logs in {self.home / 'logs'}")
+
+    def finish(self, job_id: str) -> dict[str, Any]:
+        """Wait until a job has ended; it must have completed."""
+        ended = ("completed", "failed", "cancelled")
+        job = self.until("the job's end", lambda: (j := self.job(job_id))["status"] in ended and j)
+        assert job["status"] == "completed", job
+        return dict(job)
+
+    def reach(self, job_id: str, version: int) -> None:
+        self.until(f"version {version}", lambda: self.job(job_id)["version"] >= version)
+
+    def pids(self, role: str) -> list[int]:
+        run = RunFile.read(self.home / "run.json")
+        return run.pids.get(role, []) if run else []
+
+    @contextmanager
+    def worker(self, queue: str, name: str = "extra") -> Iterator[subprocess.Popen[bytes]]:
+        """One more worker, as a user starts it; ended at the end of the block."""
+        command = [sys.executable, "-m", "computeshare.worker", "--queue", queue, "--name", name]
+        log = self.home / "logs" / f"worker-{name}.log"
+        with open(log, "ab") as file:
+            process = subprocess.Popen(command, env=self.environment, stdout=file, stderr=file)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+@contextmanager
+def control_plane(home: Path, *flags: str) -> Iterator[ControlPlane]:
+    """`computeshare up` until the end of the block, then Ctrl-C, after which nothing of it may be left."""
+    environment = {**os.environ, "COMPUTESHARE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    environment.pop("COMPUTESHARE_REDIS_URL", None)
+    command = [sys.executable, "-m", "computeshare.cli", "up", "--port", str(free_port()), *flags]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert "http://" in line, f"computeshare up said {line!r}; logs in {home / 'logs'}"
+    pids = [pid for some in (RunFile.read(home / "run.json") or _fail()).pids.values() for pid in some]
+    plane = ControlPlane(home, process, environment)
+    try:
+        yield plane
+        pids += [pid for role in ("worker", "reducer") for pid in plane.pids(role)]
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            code = process.wait(30)
+        finally:
+            process.kill()
+    assert code == 0
+    assert [pid for pid in pids if _runs(pid)] == []
+
+
+def _fail() -> RunFile:
+    raise AssertionError("no run.json")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,373 @@
+"""The pages in a real browser, on the real application; events are written to the stream as the training would."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feed import Feed
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from watching import Site, wait_until
+
+from api.database import now_ms
+from api.services import wording
+from computeshare.catalog import catalog
+from computeshare.queue import WorkerInfo, register
+from computeshare.spec import JobSpec
+
+pytestmark = pytest.mark.e2e
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+SPEC: dict[str, Any] = {
+    "name": "mnist, lenet5",
+    "queue": "mnist",
+    "dataset": "mnist",
+    "model": "lenet5",
+    "micro_batch": 32,
+    "micro_batches_per_round": 4,
+    "rounds": 1000,
+}
+
+
+def start(site: Site, **spec: Any) -> Feed:
+    """A job whose events the returned feed writes."""
+    job = site.services.jobs.create(JobSpec.model_validate(SPEC | spec)).model_dump(mode="json")
+    samples = catalog().datasets[job["spec"]["dataset"]].train
+    return Feed(site.redis, job, site.settings.artifacts_dir, now_ms() - 60_000, samples)
+
+
+def under_way(site: Site, versions: int = 120, **spec: Any) -> Feed:
+    """A job with two workers and some rounds behind it, as the database has it."""
+    feed = start(site, **spec)
+    feed.opened()
+    feed.joined("w1studio", "mac-studio", "Apple M2 Ultra (MPS)")
+    feed.joined("w2laptop", "laptop", "CPU, 8 cores")
+    for _ in range(versions // 20):
+        feed.versions(20)
+        feed.scored()
+    arrived(site, feed)
+    return feed
+
+
+def arrived(site: Site, feed: Feed) -> None:
+    """Wait until the database holds everything the feed wrote."""
+    name = f"cs:{{{feed.job_id}}}:events"
+    wait_until(lambda: site.redis.xlen(name) == 0)
+
+
+class Watched:
+    """A page that remembers whatever went wrong in it."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.page = context.new_page()
+        self.problems: list[str] = []
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("response", lambda r: self.problems.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(message.text)
+
+
+@pytest.fixture
+def opened(browser: Browser, site: Site) -> Iterator[Any]:
+    """Opens pages as a logged-in browser; at the end none of them may have complained about anything."""
+    contexts: list[BrowserContext] = []
+    watched: list[Watched] = []
+
+    def open_page(path: str, **options: Any) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        one = Watched(context)
+        watched.append(one)
+        one.page.goto(site.login)
+        one.page.goto(site.url + path)
+        return one.page
+
+    yield open_page
+    problems = [problem for one in watched for problem in one.problems]
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def points(page: Page, plot: str) -> int:
+    return int(page.locator(f"[data-plot={plot}]").get_attribute("data-points") or 0)
+
+
+def test_plots_and_numbers_grow_without_reloading(site: Site, opened: Any) -> None:
+    feed = under_way(site)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-field=version]")).to_have_text("120")
+    loss, accuracy = points(page, "loss"), points(page, "accuracy")
+    assert (loss, accuracy) == (120, 6)
+    page.evaluate("() => { window.same = true }")
+    feed.versions(30)
+    feed.scored(0.975)
+    feed.joined("w3minimac", "mac-mini", "Apple M4 (MPS)")
+    expect(page.locator("[data-field=version]")).to_have_text("150")
+    expect(page.locator("[data-field=accuracy]")).to_have_text("97.50 %")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "150")
+    expect(page.locator("[data-plot=accuracy]")).to_have_attribute("data-points", "7")
+    expect(page.locator("#workers")).to_contain_text("mac-mini")
+    expect(page.locator("#timeline")).to_contain_text("mac-mini joined with Apple M4 (MPS)")
+    expect(page.locator("#ledger")).to_contain_text("19,200 of 19,200 samples counted once")
+    expect(page).to_have_title(re.compile(r"^15 % · mnist, lenet5"))
+    assert page.evaluate("() => window.same") is True
+    assert page.locator(".u-wrap canvas").count() == 2
+
+
+def test_stream_resumes_where_it_was_cut(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "40")
+    asked: list[str] = []
+    page.on("request", lambda r: asked.append(r.headers.get("last-event-id", "")) if "/events" in r.url else None)
+    site.services.stopping, usual = (lambda: True), site.services.stopping
+    expect(page.locator("#connection")).to_have_text(", reconnecting")
+    feed.versions(10)
+    arrived(site, feed)
+    site.services.stopping = usual
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "50")
+    expect(page.locator("#connection")).to_have_text("")
+    assert points(page, "accuracy") == 2
+    assert asked
+
+
+def test_hidden_page_lets_go_of_the_stream_and_catches_up_when_shown(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "20")
+    hide = "value => { Object.defineProperty(document, 'hidden', {get: () => value, configurable: true});"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    feed.versions(20)
+    arrived(site, feed)
+    with page.expect_request(lambda request: "/events" in request.url):
+        page.evaluate(hide, False)
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "40")
+    expect(page.locator("[data-field=version]")).to_have_text("40")
+
+
+def test_a_restored_job_forgets_the_lost_versions(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "40")
+    about = {"incarnation": 2, "sha256": "0" * 64, "restored": True, "parameters": 61_706, "bytes": 246_824}
+    feed.tell("opened", token=f"2.25.{'0' * 16}", version=25, **about)
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "25")
+    expect(page.locator("[data-plot=accuracy]")).to_have_attribute("data-points", "1")
+    expect(page.locator("#timeline")).to_contain_text("Went on from version 25, the last checkpoint")
+
+
+def test_a_queued_job_says_what_it_needs_and_how_to_give_it(site: Site, opened: Any) -> None:
+    feed = start(site, queue="lonely")
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#state")).to_contain_text("Needs 1 worker on queue lonely, 0 are online")
+    expect(page.locator("#state code")).to_have_text("computeshare-worker --queue lonely")
+    expect(page.locator(".plot.without-data")).to_have_count(2)
+
+
+def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Keep it running").click()
+    expect(page.locator("dialog")).not_to_be_visible()
+    assert site.services.jobs.show(feed.job_id).status == "running"
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#state")).to_contain_text("Cancelled")
+    expect(page.locator("#actions button")).to_have_count(0)
+    expect(page).to_have_title(re.compile("^Cancelled · "))
+    assert site.services.jobs.show(feed.job_id).status == "cancelled"
+
+
+def test_a_failure_is_shown_first_and_live(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    detail = 'Traceback (most recent call last):\n  File "reducer.py", line 7\nDiverged'
+    feed.tell("failed", error="diverged at version 20. Try a lower learning rate.", detail=detail)
+    box = page.locator("#state .problem-box")
+    expect(box).to_contain_text("This job failed. diverged at version 20. Try a lower learning rate.")
+    expect(box.locator("pre")).not_to_be_visible()
+    box.locator("summary").click()
+    expect(box.locator("pre")).to_contain_text("Traceback")
+
+
+def test_hostile_names_are_only_text(site: Site, opened: Any) -> None:
+    feed = start(site, name=HOSTILE)
+    feed.opened()
+    feed.joined("whostile1", HOSTILE, HOSTILE)
+    feed.versions(5)
+    register(site.redis, WorkerInfo("whostile1", HOSTILE, HOSTILE, (HOSTILE,), {HOSTILE: HOSTILE}, 1, HOSTILE, 1))
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    feed.joined("whostile2", HOSTILE + "2", "CPU")
+    feed.left("whostile1", HOSTILE)
+    feed.tell("failed", error=HOSTILE, detail=HOSTILE)
+    expect(page.locator("#state .problem-box")).to_contain_text(HOSTILE)
+    expect(page.locator("#workers")).to_contain_text(HOSTILE + "2")
+    expect(page.locator("#timeline")).to_contain_text(f"{HOSTILE} left: {HOSTILE}")
+    expect(page.locator("h1")).to_have_text(HOSTILE)
+    expect(page).to_have_title(f"Failed · {HOSTILE} – ComputeShare")
+    for path in ("/", "/workers"):
+        page.goto(site.url + path)
+        expect(page.locator("main")).to_contain_text(HOSTILE)
+    assert page.locator("img:not(.brand img)").count() == 0
+
+
+def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40)
+    feed.checkpoint()
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}", java_script_enabled=False)
+    expect(page.locator("#state")).to_contain_text("Running")
+    expect(page.locator("[data-field=version]")).to_have_text("40")
+    expect(page.locator("#values tbody tr").first).to_be_visible()
+    expect(page.locator("#values tbody tr").first).to_contain_text("40")
+    expect(page.locator("#workers tbody tr")).to_have_count(2)
+    expect(page.locator("#checkpoints a")).to_have_attribute("href", f"/v1/jobs/{feed.job_id}/checkpoints/40")
+    expect(page.locator("#actions noscript code")).to_be_visible()
+    expect(page.locator(".plot").first).not_to_be_visible()
+    expect(page.locator("#cancel")).not_to_be_visible()
+    page.goto(site.url)
+    expect(page.locator(f"#job-{feed.job_id}")).to_be_visible()
+
+
+def test_the_lists_stay_fresh(site: Site, opened: Any) -> None:
+    page = opened("/")
+    feed = start(site, name="a job that came later")
+    expect(page.locator(f"#job-{feed.job_id}")).to_be_visible()
+    page.goto(site.url + "/workers")
+    register(
+        site.redis, WorkerInfo("wfreshly", "just arrived", "cpu", ("mnist",), {"torch": "2.15"}, 8 * 10**9, "h", 7)
+    )
+    expect(page.locator("#workers")).to_contain_text("just arrived")
+
+
+def test_refreshing_keeps_what_was_opened_and_focused(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    feed.checkpoint()
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    link = page.locator("#checkpoints a").first
+    link.focus()
+    name = link.get_attribute("id")
+    feed.versions(5)
+    feed.checkpoint()
+    expect(page.locator("#checkpoints tbody tr")).to_have_count(2)
+    assert page.evaluate("() => document.activeElement.id") == name
+
+
+def test_series_stay_small_and_keep_their_extremes(site: Site, opened: Any) -> None:
+    page = opened("/")
+    found = page.evaluate(
+        """async () => {
+          const { Series, LIMIT } = await import("/static/series.js");
+          const series = new Series();
+          for (let v = 1; v <= 100000; v += 1) series.put(v, v === 31337 ? -5 : v === 271 ? 99 : Math.sin(v));
+          const sorted = series.versions.every((v, at) => at === 0 || series.versions[at - 1] < v);
+          const extremes = [series.best((a, b) => a < b), series.best((a, b) => a > b)];
+          return { size: series.versions.length, LIMIT, last: series.versions.at(-1), sorted, extremes };
+        }"""
+    )
+    assert 500 < found["size"] <= found["LIMIT"] == 2000
+    assert (found["last"], found["sorted"]) == (100_000, True)
+    assert found["extremes"] == [{"version": 31_337, "value": -5}, {"version": 271, "value": 99}]
+
+
+def test_browser_and_server_use_the_same_words(site: Site, opened: Any) -> None:
+    numbers = [0, 0.00001234, 0.0001, 0.03126, 0.5, 1, 7.25, 59, 60, 61, 99.94, 3599, 3600, 7384, 86_400, 123_456, 9e9]
+    ways = ("count", "rate", "percent", "loss", "duration", "ago")
+    said = opened("/").evaluate(
+        """async ([ways, numbers]) => {
+          const format = await import("/static/format.js");
+          return ways.map((way) => numbers.map((number) => format[way](number)));
+        }""",
+        [ways, numbers],
+    )
+    assert dict(zip(ways, said, strict=True)) == {way: [getattr(wording, way)(n) for n in numbers] for way in ways}
+
+
+@pytest.fixture(scope="module")
+def showcase(site: Site) -> dict[str, str]:
+    """Jobs in every state, for the screenshots: the name of a picture to the page it shows."""
+    failed = under_way(site, 40, name="a rate too high", model="simplenet", optimizer={"name": "SGD", "lr": 2.0})
+    error = "diverged at version 40: micro-batch 163 gave values that are not finite. Try a lower learning rate."
+    failed.tell("failed", error=error, detail="Traceback (most recent call last):\n  in reduce")
+    done = under_way(site, 140, name="", dataset="digits", model="mlp", rounds=140)
+    done.checkpoint()
+    cancelled = under_way(site, 60, name="fashion", dataset="fashion-mnist")
+    site.services.jobs.cancel(cancelled.job_id)
+    queued = start(site, name="waiting for the lab", queue="lab", workers={"min": 3, "max": 8})
+    running = long_under_way(site)
+    for feed in (failed, done, running):
+        arrived(site, feed)
+    shown = {"job": running, "job-failed": failed, "job-queued": queued, "job-completed": done}
+    return {"jobs": "/", "workers": "/workers", **{name: f"/jobs/{feed.job_id}" for name, feed in shown.items()}}
+
+
+def long_under_way(site: Site) -> Feed:
+    """A job in which all sorts of things have happened."""
+    feed = under_way(site, 400)
+    feed.left("w2laptop", "the machine went to sleep")
+    moved = {"from": "w2laptop", "to": "w1studio", "after_ms": 3100, "backup": False}
+    feed.tell("reassigned", version=400, micro_batch=1601, **moved)
+    feed.joined("w3minimac", "mac-mini", "Apple M4 (MPS)")
+    feed.joined("w4labgpu", "lab-gpu-1", "NVIDIA RTX 4090")
+    for _ in range(10):
+        feed.versions(20)
+        feed.checkpoint()
+        feed.scored()
+    feed.submission("w3minimac", 2401, "stale")
+    refused = {"nonce": "w4labgpu-2399-accepted", "micro_batch": 2399, "base": "", "reason": "checksum differs"}
+    feed.tell("refused", worker="w4labgpu", **refused)
+    return feed
+
+
+def online(site: Site) -> None:
+    """Two machines that say they are there."""
+    versions = {"computeshare": "0.1.0", "torch": "2.15.0"}
+    studio = WorkerInfo("w1studio", "mac-studio", "Apple M2 (MPS)", ("mnist",), versions, 64 * 10**9, "studio", 811)
+    lab = WorkerInfo("w4labgpu", "lab-gpu-1", "NVIDIA RTX 4090", ("lab",), versions, 128 * 10**9, "lab1", 4242)
+    for worker in (studio, lab):
+        register(site.redis, worker)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_their_window(site: Site, opened: Any, showcase: dict[str, str], width: int, scheme: str) -> None:
+    online(site)
+    page = opened("/", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for name, path in showcase.items():
+        page.goto(site.url + path)
+        if name == "job":
+            expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "600")
+        wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide <= seen, f"{name} scrolls sideways"
+        page.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
+
+
+def test_plots_take_the_colours_of_the_scheme(site: Site, opened: Any, showcase: dict[str, str]) -> None:
+    page = opened(showcase["job"], color_scheme="light")
+    marker = "() => getComputedStyle(document.querySelectorAll('.u-marker')[0]).borderTopColor"
+    light = page.evaluate(marker)
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator(".u-wrap canvas")).to_have_count(2)
+    assert page.evaluate(marker) != light
+    drawn = "() => [...document.querySelectorAll('canvas')].map(c => c.toDataURL().length)"
+    assert min(page.evaluate(drawn)) > 3000
+
+
+def test_plots_follow_the_width_of_the_window(site: Site, opened: Any, showcase: dict[str, str]) -> None:
+    page = opened(showcase["job"], viewport={"width": 1280, "height": 900})
+    canvas = page.locator("[data-plot=loss] canvas")
+    wide = canvas.bounding_box()["width"]
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.wait_for_function("wide => document.querySelector('canvas').clientWidth < wide", arg=wide)
+    assert canvas.bounding_box()["width"] <= 390

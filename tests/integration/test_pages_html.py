@@ -1,0 +1,194 @@
+"""The pages as the server writes them: a real database, no browser."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from api.database import now_ms
+from api.main import create_app
+from api.services.views import PER_PAGE
+from api.tables import Job, WorkerStat
+from computeshare.queue import WorkerInfo, register, unregister
+from computeshare.settings import Settings
+from computeshare.spec import JobSpec
+
+HOSTILE = '<script>alert(1)</script><b onclick="x">\'&'
+
+
+class Pages:
+    """Asks for pages as a browser that is logged in."""
+
+    def __init__(self, settings: Settings) -> None:
+        app = create_app(settings)
+        self.services = app.state.services
+        self.services.database.migrate()
+        headers = {"authorization": f"Bearer {self.services.token}", "accept": "text/html"}
+        self.client = TestClient(app, base_url="http://127.0.0.1", headers=headers)
+
+    @property
+    def redis(self) -> Any:
+        return self.services.broker.client()
+
+    def get(self, path: str, status: int = 200) -> str:
+        answer = self.client.get(path)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"].startswith("text/html")
+        assert_allowed_by_policy(answer.text)
+        return str(answer.text)
+
+    def create(self, status: str = "queued", **spec: Any) -> str:
+        """A job in that state, without waiting for anyone to bring it there."""
+        spec = {"dataset": "digits", "model": "mlp", "rounds": 10} | spec
+        job_id = str(self.services.jobs.create(JobSpec.model_validate(spec)).id)
+        self.change(job_id, status=status)
+        return job_id
+
+    def change(self, job_id: str, **values: Any) -> None:
+        with self.services.database.writing() as connection:
+            connection.execute(update(Job.__table__).where(Job.__table__.c.id == job_id).values(**values))  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def pages(tmp_path: Path, redis_url: str) -> Iterator[Pages]:
+    one = Pages(Settings(home=tmp_path, redis_url=f"{redis_url}?db=7"))  # no other test's workers
+    yield one
+    one.services.broker.close()
+    one.services.database.close()
+
+
+class Reader(HTMLParser):
+    """Finds what the content security policy forbids, or what leads elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forbidden: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.forbidden += [f"{tag} {name}" for name in given if name == "style" or name.startswith("on")]
+        self.forbidden += [value for name in ("src", "href") if (value := given.get(name)) and "//" in value]
+        if tag == "style" or (tag == "script" and "src" not in given and given.get("type") != "application/json"):
+            self.forbidden.append(f"inline {tag}")
+
+
+def assert_allowed_by_policy(html: str) -> None:
+    reader = Reader()
+    reader.feed(html)
+    assert reader.forbidden == []
+
+
+def listed(html: str) -> list[str]:
+    return re.findall(r'id="job-(\w+)"', html)
+
+
+def test_without_jobs_the_page_teaches_how_to_make_one(pages: Pages) -> None:
+    assert "computeshare jobs create" in pages.get("/")
+
+
+def test_running_jobs_come_first_then_the_newest(pages: Pages) -> None:
+    running, completed, queued = (pages.create(status) for status in ("running", "completed", "queued"))
+    assert listed(pages.get("/")) == [running, queued, completed]
+
+
+def test_the_filter_shows_one_status_and_says_how_many_there_are(pages: Pages) -> None:
+    wanted = pages.create("failed")
+    pages.create("queued")
+    html = pages.get("/?status=failed")
+    assert listed(html) == [wanted]
+    assert re.search(r'href="/\?status=failed" aria-current="true">Failed <span>1</span>', html)
+    assert "No job is paused" in pages.get("/?status=paused")
+
+
+def test_an_unknown_status_names_those_there_are(pages: Pages) -> None:
+    html = pages.get("/?status=asleep", 404)
+    assert "completed" in html
+
+
+def test_older_jobs_are_a_link_away(pages: Pages) -> None:
+    running = pages.create("running")
+    others = [pages.create("completed") for _ in range(PER_PAGE + 2)]
+    first = pages.get("/")
+    older = re.search(r'id="older" href="([^"]+)"', first)
+    assert older
+    assert listed(first) == [running, *reversed(others[2:])]
+    assert listed(pages.get(older[1].replace("&amp;", "&"))) == [others[1], others[0]]
+    pages.get("/?cursor=nonsense", 404)
+
+
+def test_a_missing_job_gets_a_readable_page(pages: Pages) -> None:
+    assert "There is no job nosuch00" in pages.get("/jobs/nosuch00", 404)
+    pages.get("/jobs/nosuch00/parts", 404)
+    assert "&lt;script&gt;" in pages.get("/jobs/%3Cscript%3E", 404)
+
+
+def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
+    job_id = pages.create(queue="lab")
+    pages.change(job_id, reason="Needs 1 worker on queue lab, 0 are online")
+    html = pages.get(f"/jobs/{job_id}")
+    assert "Needs 1 worker on queue lab, 0 are online" in html
+    assert "computeshare-worker --queue lab" in html
+
+
+def test_an_error_is_split_into_plain_words_and_details(pages: Pages) -> None:
+    job_id = pages.create("failed")
+    pages.change(job_id, error="diverged at version 3\n\nTraceback: line 1", finished_ms=now_ms())
+    html = pages.get(f"/jobs/{job_id}")
+    assert html.index("diverged at version 3") < html.index("Traceback: line 1") < html.index("Progress</h2>")
+    assert "computeshare jobs cancel" not in html
+
+
+def test_workers_that_left_stay_greyed(pages: Pages) -> None:
+    job_id, now = pages.create("running"), now_ms()
+    about = {"job_id": job_id, "device": "cpu", "joined_ms": now, "seen_ms": now}
+    with pages.services.database.write() as session:
+        session.add(WorkerStat(worker="here0001", name="here", samples=300, accepted=3, **about))
+        session.add(WorkerStat(worker="gone0001", name="gone", samples=100, left_ms=now, left_reason="slept", **about))
+    table = pages.get(f"/jobs/{job_id}/parts").split('id="workers"')[1].split("</table>")[0]
+    here, gone = table.split("<tr")[2:]
+    assert 'class="gone"' not in here
+    assert "75 %" in here
+    assert 'class="gone"' in gone
+    assert "slept" in gone
+
+
+def test_parts_hold_the_plots_table_only_when_asked(pages: Pages) -> None:
+    job_id = pages.create("running")
+    assert 'id="values-table"' not in pages.get(f"/jobs/{job_id}/parts")
+    assert 'id="values-table"' in pages.get(f"/jobs/{job_id}/parts?table=true")
+
+
+def test_names_are_escaped_everywhere(pages: Pages) -> None:
+    job_id, now = pages.create("running", name=HOSTILE), now_ms()
+    with pages.services.database.write() as session:
+        times = {"joined_ms": now, "left_ms": now, "seen_ms": now}
+        session.add(WorkerStat(job_id=job_id, worker="h1", name=HOSTILE, device=HOSTILE, left_reason=HOSTILE, **times))
+    pages.change(job_id, reason=HOSTILE, error=HOSTILE)
+    worker = WorkerInfo("hostile0", HOSTILE, HOSTILE, (HOSTILE,), {HOSTILE: HOSTILE}, 1, HOSTILE, 1, HOSTILE)
+    register(pages.redis, worker)
+    for path in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}/parts", "/workers"):
+        html = pages.get(path)
+        assert "alert(1)" in html
+        assert "<script>alert" not in html
+        assert "<b onclick" not in html
+    unregister(pages.redis, worker.id)
+
+
+def test_workers_page_lists_machines_and_teaches_where_there_are_none(pages: Pages) -> None:
+    worker = WorkerInfo("studio01", "mac-studio", "mps", ("mnist",), {"torch": "2.15.0"}, 64 * 10**9, "studio", 7)
+    register(pages.redis, worker)
+    html = pages.get("/workers")
+    for word in ("mac-studio", "mps", "64.0 GB", "mnist", "torch 2.15.0", "idle"):
+        assert word in html
+    unregister(pages.redis, worker.id)
+    assert "computeshare-worker --queue NAME" in pages.get("/workers")
+
+
+def test_workers_page_says_that_the_broker_is_away(tmp_path: Path) -> None:
+    pages = Pages(Settings(home=tmp_path, redis_url="redis://127.0.0.1:1/0"))
+    assert "The workers are not known right now" in pages.get("/workers")

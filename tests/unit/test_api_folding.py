@@ -1,0 +1,77 @@
+"""From events to rows, without a database."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.services.folding import Fold, JobState
+from api.services.parsing import Entry, read_entry
+from api.services.rates import Rates
+from api.tables import Job
+from computeshare.sampling import Plan
+
+PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
+
+
+def state() -> JobState:
+    job = Job(id="abcdefgh", name="", queue="q", status="running", spec={}, rounds_total=6, created_ms=0, updated_ms=0)
+    return JobState("abcdefgh", PLAN, job.model_dump())
+
+
+def fold(*events: tuple[str, dict[str, Any]]) -> Fold:
+    folded = Fold(state(), Rates())
+    for number, (kind, data) in enumerate(events):
+        folded.take(Entry(f"{number}-0", kind, 1000 * number, data))
+    return folded
+
+
+def version(number: int, incarnation: int = 1) -> tuple[str, dict[str, Any]]:
+    about = {"token": f"{incarnation}.{number}.{number:016x}", "version": number, "epoch": 0, "loss": 1.5}
+    return "version", {**about, "sha256": "aa", "counted": [[0, "w1", 10], [1, "w2", 10]], "seconds": {"step": 0.1}}
+
+
+def test_version_of_an_older_incarnation_changes_no_column() -> None:
+    folded = fold(version(1, incarnation=2), version(2, incarnation=1))
+    assert (folded.state["version"], folded.state["incarnation"]) == (1, 2)
+
+
+def test_samples_per_s_is_that_of_the_steps_between_versions() -> None:
+    folded = fold(version(1), version(2), version(3))
+    assert [row["samples_per_s"] for row in folded.changes.versions] == [0.0, 20.0, 20.0]
+
+
+def test_loss_that_is_not_finite_is_kept_as_none() -> None:
+    kind, data = version(1)
+    assert fold((kind, {**data, "loss": float("nan")})).state["loss"] is None
+
+
+def test_best_version_is_the_first_with_the_highest_accuracy() -> None:
+    def scored(number: int, accuracy: float) -> tuple[str, dict[str, Any]]:
+        return "scored", {"token": f"1.{number}.{number:016x}", "loss": 1.0, "accuracy": accuracy, "samples": 5}
+
+    folded = fold(scored(1, 0.5), scored(3, 0.9), scored(2, 0.9), scored(4, 0.1))
+    columns = folded.state
+    assert (columns["best_version"], columns["best_accuracy"]) == (3, 0.9)
+    assert (columns["scored_version"], columns["accuracy"]) == (4, 0.1)
+
+
+def test_leases_freed_by_a_worker_that_left_count_as_reassigned() -> None:
+    left = {"worker": "w1", "session": "s", "reason": "not heard of any more", "freed": [9, 10]}
+    folded = fold(("left", left))
+    assert folded.state["reassigned"] == 2
+    assert {epoch: row["reassigned"] for epoch, row in folded.changes.epochs.items()} == {0: 10, 1: 10}
+
+
+def test_event_of_an_unknown_type_is_passed_over() -> None:
+    folded = fold(("surprise", {"x": 1}))
+    assert not folded.state.changed and not folded.changes.events
+
+
+@given(fields=st.dictionaries(st.sampled_from([b"type", b"at", b"data"]), st.binary()))
+def test_entry_is_read_or_refused(fields: dict[bytes, bytes]) -> None:
+    try:
+        entry = read_entry(b"1-0", fields)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return
+    assert isinstance(entry.data, dict)

@@ -1,0 +1,38 @@
+"""Why a job is not advancing."""
+
+from dataclasses import replace
+
+import pytest
+
+from api.services.reasons import STARTING_MS, Situation, reason
+
+FINE = Situation(None, finished=False, opened=True, reducer=True, working=True, waited_ms=STARTING_MS + 1)
+
+
+def test_a_job_that_advances_has_no_reason() -> None:
+    assert reason(FINE) is None
+
+
+@pytest.mark.parametrize(
+    ("situation", "says"),
+    [
+        (replace(FINE, shortage="Needs 1 worker on queue mnist, 0 are online"), "Needs 1 worker on queue mnist"),
+        (replace(FINE, reducer=False), "computeshare-reducer"),
+        (replace(FINE, opened=False), "preparing the first weights"),
+        (replace(FINE, working=False), "loading"),
+        (replace(FINE, finished=True, reducer=False, working=False), "saved and scored"),
+    ],
+)
+def test_what_is_missing_is_said(situation: Situation, says: str) -> None:
+    assert says in str(reason(situation))
+
+
+def test_reducers_are_given_a_moment_before_they_are_missed() -> None:
+    young = replace(FINE, reducer=False, opened=False, waited_ms=STARTING_MS - 1)
+    assert reason(young) == "A reducer is preparing the first weights"
+
+
+def test_what_the_broker_refuses_comes_first() -> None:
+    assert reason(replace(FINE, finished=True), "OOM command not allowed") == (
+        "The broker refuses: OOM command not allowed"
+    )

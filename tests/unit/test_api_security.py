@@ -1,0 +1,54 @@
+"""Host names and derived keys."""
+
+import socket
+
+import pytest
+
+from api.security import Guard, allowed_hosts, derive, login_path, matches
+
+
+def own_names(bind_host: str, others: tuple[str, ...] = ()) -> Guard:
+    return Guard(app=None, token="t", hosts=allowed_hosts(bind_host, others))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
+def test_loopback_names_are_ours(host: str) -> None:
+    assert own_names("127.0.0.1")._is_own_name(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:80",
+        "localhost.evil.example",
+        "10.0.0.5",
+        "[::1",
+        "localhost@evil.example",
+        "::",
+    ],
+)
+def test_other_names_are_not(host: str) -> None:
+    assert not own_names("127.0.0.1")._is_own_name(host)
+
+
+def test_bound_and_given_names_are_ours() -> None:
+    guard = own_names("192.168.1.5", ("train.example",))
+    assert guard._is_own_name("192.168.1.5:8000") and guard._is_own_name("train.example")
+
+
+def test_bound_to_every_address_addresses_and_the_own_name_are_ours_and_no_others() -> None:
+    guard = own_names("0.0.0.0")
+    assert guard._is_own_name("10.0.0.5:8000") and guard._is_own_name(socket.gethostname())
+    assert not guard._is_own_name("evil.example")
+
+
+def test_derived_keys_differ_and_do_not_hold_the_token() -> None:
+    keys = {derive("secret", "login"), derive("secret", "cookie"), derive("other", "login")}
+    assert len(keys) == 3 and not any("secret" in key for key in keys)
+    assert login_path("secret") == f"/login?key={derive('secret', 'login')}"
+
+
+def test_comparison_takes_any_text() -> None:
+    assert matches("a", "a") and not matches("\ud800", "a") and not matches("ä", "a")

@@ -1,0 +1,32 @@
+"""The table behind the plots."""
+
+from datetime import UTC, datetime
+
+from api.schemas import Metrics, Point
+from api.services.views import TABLE_POINTS, Row, rows
+
+
+def metrics(train: int, scored_every: int) -> Metrics:
+    """A job of `train` versions whose losses are its versions' numbers."""
+    at = datetime.now(UTC)
+    series = [Point(version=v, value=float(v), at=at) for v in range(1, train + 1)]
+    scored = [point for point in series if point.version % scored_every == 0]
+    none: dict[str, list[Point]] = {"samples_per_s": [], "bytes_up": [], "bytes_down": []}
+    return Metrics(train_loss=series, test_loss=scored, test_accuracy=scored, **none)
+
+
+def test_each_version_is_one_row_and_the_newest_comes_first() -> None:
+    assert rows(metrics(3, 2)) == [Row(3, 3.0, None, None), Row(2, 2.0, 2.0, 2.0), Row(1, 1.0, None, None)]
+
+
+def test_a_long_job_keeps_a_short_table_of_its_scored_versions() -> None:
+    found = rows(metrics(10_000, 20))
+    assert len(found) <= TABLE_POINTS
+    assert found[0].version == 10_000
+    assert all(row.test_accuracy is not None for row in found)
+
+
+def test_a_job_that_is_seldom_scored_shows_other_versions_too() -> None:
+    found = rows(metrics(1000, 500))
+    assert {1000, 500} < {row.version for row in found}
+    assert TABLE_POINTS // 2 < len(found) <= 2 * TABLE_POINTS

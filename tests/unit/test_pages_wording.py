@@ -1,0 +1,85 @@
+"""The words of the pages."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from api.schemas import EpochPublic, EventPublic
+from api.services import wording
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (192, "3 min 12 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (1e5, "1 d 3 h"),
+    ],
+)
+def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
+    assert wording.duration(seconds) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s ago"), (3599, "59 min ago"), (9e5, "10 d ago")])
+def test_ago_has_one_unit(seconds: float, words: str) -> None:
+    assert wording.ago(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "0 B"), (999, "999 B"), (87_360, "87.4 kB"), (246_824, "247 kB"), (45 * 10**6, "45.0 MB")]
+)
+def test_sizes_are_decimal(number: int, words: str) -> None:
+    assert wording.size(number) == words
+
+
+def test_a_job_is_done_to_100_percent_only_at_the_end() -> None:
+    assert [wording.done(v, 1000) for v in (0, 999, 1000)] == ["0 %", "99 %", "100 %"]
+
+
+def epoch(**values: int) -> EpochPublic:
+    about = {"epoch": 0, "samples": 60_000, "counted": 60_000, "missing": 0, "reassigned": 214, "duplicates_refused": 0}
+    return EpochPublic(**about | values)
+
+
+def test_the_ledger_line_says_so_only_if_each_sample_counted_once() -> None:
+    assert wording.ledger_line(epoch()) == "60,000 of 60,000 samples counted once, 214 reassigned"
+    lost = "59,968 of 60,000 samples counted once, 32 missing, 214 reassigned"
+    assert wording.ledger_line(epoch(counted=59_968, missing=32)) == lost
+    twice = "60,000 of 60,000 samples counted, 32 more than once, 214 reassigned"
+    assert wording.ledger_line(epoch(counted=60_032)) == twice
+
+
+NAMES = {"w1": "mac-studio"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "words"),
+    [
+        ("joined", {"worker": "w1", "name": "", "device": "cpu"}, "w1 joined with cpu"),
+        ("left", {"worker": "w1", "reason": "left"}, "mac-studio left"),
+        ("left", {"worker": "w9", "reason": "fenced"}, "w9 left: fenced"),
+        (
+            "reassigned",
+            {"version": 3, "micro_batch": 1200, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False},
+            "Micro-batch 1,200 went from mac-studio to w9 after 3.1 s",
+        ),
+        (
+            "opened",
+            {"restored": True, "version": 300, "parameters": 1},
+            "Went on from version 300, the last checkpoint",
+        ),
+        ("scored", {"version": 300, "accuracy": 0.9731, "loss": None}, "Version 300 scored 97.31 %, loss –"),
+        ("cancelled", {"reason": "Cancelled by a user", "error": None}, "Cancelled by a user"),
+        ("completed", {"status": "completed"}, "Completed"),
+        ("something_new", {}, "Something new"),
+        ("reassigned", {"of": "another version"}, "Reassigned"),
+    ],
+)
+def test_events_are_told_in_sentences(kind: str, data: dict[str, Any], words: str) -> None:
+    event = EventPublic(id=1, type=kind, at=datetime.now(UTC), data=data)
+    assert wording.told(event, NAMES) == words
