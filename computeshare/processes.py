@@ -1,5 +1,6 @@
 """Manners of a process: end with the one that started it, end when asked."""
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -12,13 +13,14 @@ import structlog
 def exit_with_parent(on_orphaned: Callable[[], None] | None = None, every_s: float = 0.5) -> None:
     """End this process soon after its parent, however that one died (SIGKILL leaves no other trace).
 
-    The parent is the one at the time of the call; `on_orphaned` runs before the end.
+    The parent is the one at the time of the call, and for a process of multiprocessing the one that asked for it too:
+    a fork server outlives that one for as long as it has children. `on_orphaned` runs before the end.
     """
-    parent = os.getppid()
+    parent, starter = os.getppid(), multiprocessing.parent_process()
 
     def watch() -> None:
         tick = threading.Event()
-        while os.getppid() == parent:
+        while os.getppid() == parent and (starter is None or starter.is_alive()):
             tick.wait(every_s)
         if on_orphaned:
             on_orphaned()

@@ -3,7 +3,6 @@
 Knows no torch: names, arguments and sizes come from the committed `catalog`.
 """
 
-import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +13,7 @@ from computeshare.sampling import Plan
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16"]
+LARGEST_NUMBER = 1e300
 LARGEST_BYTES = 400_000_000
 """Largest weights, in bytes of float32: they travel as one value, which the broker takes up to 512 MB."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -176,7 +176,7 @@ class JobSpec(_Part):
 
 
 def _is_kind(value: object, kind: str) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
     match kind:
         case "number":
             return number

@@ -20,6 +20,7 @@ from api.services.reasons import Situation, reason
 from api.services.reconciling import reconcile
 from api.services.seating import Action, Available, Close, Demand, Held, Issue, Past, decide_seats, shortage
 from api.services.storing import JOB, WORKER
+from api.services.thinning import thin
 from computeshare import keys
 from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue, list_workers
@@ -204,6 +205,7 @@ class Dispatcher:
         if now - self._tidied > TIDY_MS:
             self._tidied = now
             self._courier.tidy()
+            thin(self._database)
 
     def _retire(self, redis: Redis, now: int) -> None:
         """See to it that jobs that ended stay so; delete their keys once events are stored and seats over."""

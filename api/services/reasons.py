@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-STARTING_MS = 10_000
+STARTING_MS = 20_000
 """How long reducers may take to notice a job before the page says so."""
 
 

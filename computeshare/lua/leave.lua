@@ -7,7 +7,7 @@ if not session or (ARGV[2] ~= "*" and ARGV[2] ~= session) then return -1 end
 local data = cjson.decode(ARGV[3])
 data.session = session
 redis.call("HDEL", KEYS[2], ARGV[1])
-local freed = 0
+local freed = {}
 if redis.call("EXISTS", KEYS[1]) == 1 then
   for _, key in ipairs({KEYS[3], KEYS[4]}) do
     local held = redis.call("HGETALL", key)
@@ -16,13 +16,14 @@ if redis.call("EXISTS", KEYS[1]) == 1 then
         redis.call("HDEL", key, held[i])
         if key == KEYS[3] then
           redis.call("RPUSH", KEYS[5], held[i])
-          freed = freed + 1
+          freed[#freed + 1] = held[i]
         end
       end
     end
   end
-  if freed > 0 then redis.call("XADD", KEYS[6], "MAXLEN", "16", "*", "freed", freed) end
+  if #freed > 0 then redis.call("XADD", KEYS[6], "MAXLEN", "16", "*", "freed", #freed) end
 end
 local now = redis.call("TIME")
-redis.call("XADD", KEYS[7], "*", "type", "left", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", cjson.encode(data))
-return freed
+redis.call("XADD", KEYS[7], "*", "type", "left", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data",
+  string.format('{"freed":[%s],%s', table.concat(freed, ","), cjson.encode(data):sub(2)))
+return #freed

@@ -12,12 +12,15 @@ from typing import Any
 
 import psutil
 import pytest
+from control_plane import ControlPlane, control_plane
+from playwright.sync_api import Browser
 from safetensors.numpy import load
 
 from computeshare.embedded import free_port
-from tests.e2e.control_plane import ControlPlane, control_plane
+from computeshare.settings import login_key
 
 pytestmark = pytest.mark.e2e
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 DIGITS: dict[str, Any] = {
     "dataset": "digits",
     "model": "mlp",
@@ -74,6 +77,38 @@ def test_three_workers_end_with_the_same_bits_as_one(plane: ControlPlane, alone:
     assert job["weights_sha256"] == alone["weights_sha256"]
     workers = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
     assert len(workers) == 3 and all(worker["accepted"] > 10 for worker in workers)
+
+
+def test_the_page_of_a_running_job_moves_without_reloading(plane: ControlPlane, browser: Browser) -> None:
+    changes = {"dataset": "digits", "model": "mlp", "name": "digits, three workers", "evaluate_every": 50}
+    job_id = plane.create(**{**DIGITS, **changes}, rounds=4000)
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(f"{plane.url}/login?key={login_key((plane.home / 'token').read_text().strip())}")
+    plane.reach(job_id, 300)
+    page.goto(f"{plane.url}/jobs/{job_id}")
+    page.evaluate("() => { window.same = true }")
+    plot = page.locator("[data-plot=loss]")
+    before = int(plot.get_attribute("data-points") or 0)
+    canvas = page.locator("[data-plot=loss] canvas").first
+    picture = canvas.screenshot()
+    page.wait_for_function(
+        "n => Number(document.querySelector('[data-plot=loss]').dataset.points) > n + 200", arg=before
+    )
+    assert canvas.screenshot() != picture
+    assert page.evaluate("() => window.same") is True
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for width, scheme in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.screenshot(path=SCREENSHOTS / f"training-{width}-{scheme}.png", full_page=True)
+        assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+    assert problems == []
+    context.close()
+    plane.http.post(f"/v1/jobs/{job_id}/cancel")
 
 
 def test_two_of_three_workers_killed_in_mid_run_cost_no_bit_and_no_sample(
@@ -181,9 +216,8 @@ def test_up_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tmp_p
         plane.process.wait()
         _, alive = psutil.wait_procs(processes, timeout=15)
         assert alive == [] and run.exists()
-        with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as again:
-            job = again.finish(job_id)
-            assert job["weights_sha256"] == expected
-            ledger = again.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
-            assert [e["counted"] for e in ledger] == [e["samples"] for e in ledger]
-        plane.process = again.process
+    with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as again:
+        job = again.finish(job_id)
+        assert job["weights_sha256"] == expected
+        ledger = again.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+        assert [e["counted"] for e in ledger] == [e["samples"] for e in ledger]

@@ -121,7 +121,7 @@ def test_reason_says_what_is_missing_until_it_is_there(
     online(redis, queue)
     dispatcher.step(redis)
     assert len(seats(dispatcher._database)) == 2
-    clock.ms += 20_000
+    clock.ms += 30_000
     dispatcher.step(redis)
     assert "computeshare-reducer" in str(jobs.show(job).reason)
     redis.set(JobKeys(job).reducer(), "1|host|1|id")

@@ -10,6 +10,7 @@ from sqlalchemy import select
 
 from api.database import Database
 from api.services import projector as projector_module
+from api.services import thinning
 from api.services.history import History
 from api.services.jobs import Jobs
 from api.services.projector import Projector
@@ -454,6 +455,34 @@ def test_hostile_worker_name_is_bounded_and_kept_as_text(
     projector.step(redis)
     name = history.workers(job).items[0].name
     assert name.startswith("<script>") and len(name) == 100
+
+
+def test_oldest_submissions_and_events_are_forgotten_and_the_ledger_never(
+    redis: Redis,
+    feed: Feed,
+    projector: Projector,
+    database: Database,
+    history: History,
+    jobs: Jobs,
+    job: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = jobs.create(SPEC).id
+    feed.open()
+    for _ in range(30):
+        feed.commit()
+    projector.step(redis)
+    before = (history.ledger(job), history.metrics(job), jobs.show(job).accepted)
+    newest = history.submissions(job, limit=20).items
+    monkeypatch.setattr(thinning, "KEPT", 20)
+    monkeypatch.setattr(thinning, "SLICE", 7)
+    assert thinning.thin(database) == (45 + 45 + 24 - 20) + (30 - 20)
+    assert history.submissions(job, limit=500).items == newest
+    assert [e.type for e in history.timeline(job)] == ["opened", "created"]
+    assert [e.data["version"] for e in history.events(job) if e.type == "version"] == list(range(11, 31))
+    assert (history.ledger(job), history.metrics(job), jobs.show(job).accepted) == before
+    assert [e.type for e in history.events(other)] == ["created"]
+    assert thinning.thin(database) == 0
 
 
 def test_rate_falls_when_a_job_stalls(redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, job: str) -> None:

@@ -31,6 +31,7 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("optimizer", {"name": "SGD", "beta": 1}, "takes no argument 'beta'; allowed: .*momentum"),
         ("optimizer", {"name": "SGD", "lr": "fast"}, "lr must be a number"),
         ("optimizer", {"name": "SGD", "lr": float("nan")}, "lr must be a number"),
+        ("optimizer", {"name": "SGD", "lr": 10**400}, "lr must be a number"),
         ("optimizer", {"name": "SGD", "lr": -1}, "must not be negative"),
         ("strategy", {"kind": "gossip"}, "Input should be 'sync'"),
         ("codec", {"up": "jpeg"}, "'float32' or 'float16'"),
