@@ -35,7 +35,7 @@ check: install ## Format, lint, types, direction of imports, migrations, fast te
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit tests/integration/test_migrations.py
+	$(BIN)/python -m pytest -n auto tests/unit tests/integration/test_api_database.py
 
 e2e: install ## Run the tests that start processes and a browser
 	$(BIN)/python -m pytest tests/e2e

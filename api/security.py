@@ -1,6 +1,5 @@
 """Who may ask, from which page, and what browsers may do with the answer."""
 
-import hashlib
 import hmac
 import ipaddress
 import socket
@@ -14,7 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
-from computeshare.settings import login_key
+from computeshare.settings import derive
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
@@ -36,16 +35,6 @@ LOGIN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 <p>Open the login link that <code>computeshare up</code> printed. It ends in <code>/login?key=...</code></p>
 <p>Programs send the header <code>Authorization: Bearer TOKEN</code>; the token is in the file
 <code>token</code> of ComputeShare's home folder.</p></html>"""
-
-
-def derive(token: str, purpose: str) -> str:
-    """HMAC-SHA256 of `purpose` under the token, in hex: it lets in, and does not give the token away."""
-    return hmac.new(token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
-
-
-def login_path(token: str) -> str:
-    """The path and query that log a browser in."""
-    return f"/login?key={login_key(token)}"
 
 
 def matches(given: str, expected: str) -> bool:

@@ -8,9 +8,11 @@ is not timed. Figures drift from hour to hour on a shared machine: quote the rat
 
 import argparse
 import json
+import sqlite3
 import statistics
 import tempfile
 import threading
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from computeshare.stack import UpOptions, running, wait_until_ready
 WORKERS = 2
 
 
-def our_rounds_per_second(client: Client, spec: JobSpec) -> tuple[float, dict[str, float]]:
+def our_rounds_per_second(client: Client, spec: JobSpec, database: Path) -> tuple[float, dict[str, float]]:
     """Train over REST; the rate of the committed versions, and medians of where the time went, in milliseconds."""
     job = client.create(spec.model_dump(mode="json", exclude_unset=True))
     for event in client.follow(job):
@@ -33,7 +35,10 @@ def our_rounds_per_second(client: Client, spec: JobSpec) -> tuple[float, dict[st
             job = event.data
     if job["status"] != "completed":
         raise SystemExit(f"the job is {job['status']}: {job['error']}")
-    return _rate(client, job["id"], spec.rounds_total), _profile(client, job["id"])
+    return _rate(client, job["id"], spec.rounds_total), {
+        **_profile(client, job["id"]),
+        **_reducer_profile(database, job["id"]),
+    }
 
 
 def _rate(client: Client, job_id: str, rounds: int) -> float:
@@ -49,6 +54,13 @@ def _profile(client: Client, job_id: str) -> dict[str, float]:
         for name, value in submission["seconds"].items():
             seconds.setdefault(f"worker {name}", []).append(value)
     return {name: round(1000 * statistics.median(values), 2) for name, values in seconds.items()}
+
+
+def _reducer_profile(database: Path, job_id: str) -> dict[str, float]:
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT seconds FROM version WHERE job_id = ?", [job_id]).fetchall()
+    laps = [json.loads(row[0]) for row in rows if row[0] and row[0] != "{}"]
+    return {f"reducer {name}": round(1000 * statistics.median(lap[name] for lap in laps), 2) for name in laps[0]}
 
 
 def main() -> None:
@@ -86,7 +98,7 @@ def main() -> None:
             wait_until_ready(stack, never)
             client = Client(stack.url, stack.settings.resolve_token())
             for _ in range(options.pairs):
-                rate, profile = our_rounds_per_second(client, spec)
+                rate, profile = our_rounds_per_second(client, spec, Path(home) / "computeshare.db")
                 ours.append(rate)
                 theirs.append(peer_ddp.rounds_per_second(spec, data_dir, WORKERS))
                 print(f"ComputeShare {ours[-1]:6.1f}   DDP {theirs[-1]:6.1f} rounds/s", flush=True)

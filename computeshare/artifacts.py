@@ -6,6 +6,7 @@ written under another name, flushed to the disk, and renamed: what has a token's
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from computeshare.errors import ArtifactError
@@ -69,7 +70,8 @@ class Artifacts:
         temporary = self.folder / f".{token}.{uuid.uuid4().hex[:8]}"
         temporary.mkdir()
         try:
-            blob = save({name: np.asarray(a, order="C") for name, a in tensors.items()}, {"token": str(token)})
+            metadata = {"token": str(token), "order": json.dumps(list(tensors))}  # the format itself sorts by name
+            blob = save({name: np.asarray(a, order="C") for name, a in tensors.items()}, metadata)
             manifest = Manifest(
                 token=str(token),
                 version=token.version,
@@ -157,6 +159,18 @@ class Artifacts:
     def delete(self) -> None:
         """Remove the job's checkpoints altogether."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def weights_digest(path: Path) -> str:
+    """sha256, in hex, over the tensors of a weights file in `state_dict` order. Raises ArtifactError: no such file."""
+    sha = hashlib.sha256()
+    try:
+        with safe_open(path, framework="np") as file:
+            for name in json.loads((file.metadata() or {})["order"]):
+                sha.update(file.get_tensor(name).tobytes())
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ArtifactError(f"{path.name} is no whole weights file of ComputeShare: {error}") from error
+    return sha.hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -11,7 +11,7 @@ from computeshare.commands import jobs
 from computeshare.commands.connection import Home, Json, Url, settings
 from computeshare.commands.output import console, print_json
 from computeshare.commands.run import FAILED, NO_SERVER, run, run_command
-from computeshare.settings import login_key
+from computeshare.settings import login_path
 
 __all__ = ["app", "main", "run_command"]
 
@@ -64,7 +64,7 @@ def down(home: Home = None) -> None:
 def login(url: Url = None, home: Home = None) -> None:
     """Print the link that logs a browser in."""
     found = settings(url, home)
-    print(f"{found.resolve_url()}/login?key={login_key(found.resolve_token())}")
+    print(found.resolve_url() + login_path(found.resolve_token()))
 
 
 @app.command()

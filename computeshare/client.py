@@ -18,6 +18,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from computeshare import __version__
 from computeshare.answers import Checkpoint, Event, Job, Problem, document, items, raise_for_problem
 from computeshare.answers import event as read_event
+from computeshare.artifacts import weights_digest
 from computeshare.errors import ArtifactError, ComputeShareError, SettingsError
 from computeshare.types import ENDED
 
@@ -167,21 +168,20 @@ class Client:
     def download(self, job_id: str, version: int, path: Path, progress: Progress | None = None) -> str:
         """Write a version's weights (safetensors) to `path`, which is complete or untouched; returns their sha256.
 
-        The sha256 is the control plane's, over the tensors in `state_dict` order, which the file does not keep; what
-        is checked here is that the file is whole.
-        Raises: ArtifactError: `path` cannot be written, or what came is no whole safetensors file.
+        Raises: ArtifactError: `path` cannot be written, or what came has not the sha256 that the answer names.
         """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             with _outages(self.url):
                 etag = self._stream(_path(job_id, "checkpoints", str(version)), partial, progress)
-            _check_safetensors(partial)
+            sha256 = etag.removeprefix("W/").strip('"')
+            _check_weights(partial, sha256)
             os.replace(partial, path)
         except OSError as error:
             raise ArtifactError(f"cannot write {path}: {error.strerror or error}") from error
         finally:
             partial.unlink(missing_ok=True)
-        return etag.removeprefix("W/").strip('"')
+        return sha256
 
     def _stream(self, path: str, target: Path, progress: Progress | None) -> str:
         """Stream an answer's body into a new file; returns its ETag."""
@@ -232,15 +232,10 @@ def _outages(url: str) -> Iterator[None]:
         raise NoServer(f"the connection to {url} broke ({error}): try again") from error
 
 
-def _check_safetensors(path: Path) -> None:
-    """Raises ArtifactError unless the header and the length of the file agree."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise ArtifactError(f"what came is no whole safetensors file ({error}): download it again") from error
+def _check_weights(path: Path, sha256: str) -> None:
+    """Raises ArtifactError unless the file is whole and holds the weights that the control plane announced."""
+    if weights_digest(path) != sha256:
+        raise ArtifactError("the weights are not those the control plane announced: download them again")
 
 
 def _checked_url(url: str) -> str:

@@ -37,8 +37,8 @@ class RoundError(ComputeShareError):
     """A step of the round protocol was refused because the job had moved on."""
 
 
-class StaleVersion(RoundError):
-    """The version compared against is no longer the current one."""
+class LostClaim(RoundError):
+    """Another reducer has taken over, or the job is gone."""
 
 
 class Fenced(RoundError):

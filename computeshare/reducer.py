@@ -19,10 +19,10 @@ from computeshare import keys
 from computeshare.artifacts import Artifacts
 from computeshare.broker import OUTAGES, connect
 from computeshare.commands.run import run_command
-from computeshare.errors import ComputeShareError
+from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
 from computeshare.processes import configure_logging, exit_with_parent, hostname, stop_event
-from computeshare.reduction import JobReducer, LostClaim
+from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim
 from computeshare.settings import Settings
 from computeshare.spec import OptimizerSpec

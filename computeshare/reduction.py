@@ -14,7 +14,7 @@ from computeshare.artifacts import Artifacts, Manifest
 from computeshare.catalog import catalog
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, decode_weights, encode_weights
-from computeshare.errors import ArtifactError, CodecError, Diverged
+from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim
 from computeshare.layout import Layout, Weights
 from computeshare.rounds import Claim, Received, RoundState
 from computeshare.sampling import Round
@@ -26,10 +26,6 @@ CHECKPOINT_S = 30.0
 """A running job is checkpointed at least this often, in seconds."""
 NOT_FINITE_TIMES = 3
 """A micro-batch sent this often with values that are not finite is nobody's fault, even if one worker sent it."""
-
-
-class LostClaim(Exception):
-    """Another reducer has taken over, or the job is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,14 @@ class Settings(BaseSettings):
         return {f"COMPUTESHARE_{name.upper()}": str(value) for name, value in values.items()}
 
 
-def login_key(token: str) -> str:
-    """What the login link carries: proves knowledge of the token without holding it."""
-    return hmac.new(token.encode(), b"login", "sha256").hexdigest()
+def derive(token: str, purpose: str) -> str:
+    """HMAC-SHA256 of `purpose` under the token, in hex: it lets in, and does not give the token away."""
+    return hmac.new(token.encode(), purpose.encode(), "sha256").hexdigest()
+
+
+def login_path(token: str) -> str:
+    """The path and query that log a browser in."""
+    return f"/login?key={derive(token, 'login')}"
 
 
 def write_private(path: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from computeshare import evaluator, reducer
 from computeshare.embedded import EmbeddedBroker, free_port, is_server, stop_process
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.processes import stop_event
-from computeshare.settings import RunFile, Settings, login_key
+from computeshare.settings import RunFile, Settings, login_path
 
 READY_S = 120.0
 WATCH_S = 0.1
@@ -127,7 +127,7 @@ class Stack:
 
     @property
     def login_url(self) -> str:
-        return f"{self.url}/login?key={login_key(self.settings.ensure_token())}"
+        return self.url + login_path(self.settings.ensure_token())
 
     def start(self) -> None:
         """Start everything, `run.json` first."""

@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

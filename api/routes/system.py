@@ -10,8 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import HealthDep, ServicesDep, TelemetryDep
 from api.schemas import Health, Readiness
-from api.security import COOKIE, LOGIN_PAGE, derive, matches
-from computeshare.settings import login_key
+from api.security import COOKIE, LOGIN_PAGE, matches
+from computeshare.settings import derive
 
 YEAR_S = 365 * 24 * 3600
 _OWN_PAGE = re.compile(r"/[\w-][\w/?=&.-]*", re.ASCII)
@@ -48,7 +48,7 @@ def login(
     following: Annotated[str, Query(alias="next", max_length=200, description="page to go to, on this server")] = "/",
 ) -> Response:
     """Give a browser that came by the login link its cookie."""
-    if not matches(key, login_key(services.token)):
+    if not matches(key, derive(services.token, "login")):
         return HTMLResponse(LOGIN_PAGE, 401)
     response = RedirectResponse(following if _OWN_PAGE.fullmatch(following) else "/", 303)
     response.set_cookie(

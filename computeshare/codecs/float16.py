@@ -1,24 +1,41 @@
 """Half precision: two bytes a value."""
 
+import sys
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from computeshare.codecs import frame
 from computeshare.types import Vector
+
+Half = npt.NDArray[np.float16]
 
 
 class Float16:
     """Little-endian IEEE 754 half precision: 11 significant bits, magnitudes from 6e-8 to 65,504.
 
     A larger finite value becomes infinite, which a receiver refuses: gradients of that size mean divergence.
+    The casts are torch's, with the same bits as NumPy's: that one takes ten times as long, and longer still for the
+    subnormal halves that small gradients become.
     """
 
     exact: ClassVar[bool] = False
 
     def encode(self, vector: Vector) -> bytes:
-        with np.errstate(over="ignore"):
-            return frame.pack(vector.astype("<f2").data)
+        import torch
+
+        writable = vector if vector.flags.writeable else vector.copy()  # torch warns of anything else
+        half = torch.from_numpy(np.ascontiguousarray(writable)).to(torch.float16).numpy()
+        return frame.pack(_little(half).data)
 
     def decode(self, blob: bytes | memoryview, size: int) -> Vector:
-        return np.frombuffer(frame.unpack(blob, 2 * size), "<f2").astype(np.float32)
+        import torch
+
+        half = _little(np.frombuffer(bytearray(frame.unpack(blob, 2 * size)), np.float16))
+        wide: Vector = torch.from_numpy(half).to(torch.float32).numpy()
+        return wide
+
+
+def _little(half: Half) -> Half:
+    return half if sys.byteorder == "little" else half.byteswap()

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser
 from safetensors.numpy import load
 
 from computeshare.embedded import free_port
-from computeshare.settings import login_key
+from computeshare.settings import login_path
 
 pytestmark = pytest.mark.e2e
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
@@ -87,7 +87,7 @@ def test_the_page_of_a_running_job_moves_without_reloading(plane: ControlPlane, 
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto(f"{plane.url}/login?key={login_key((plane.home / 'token').read_text().strip())}")
+    page.goto(plane.url + login_path((plane.home / "token").read_text().strip()))
     plane.reach(job_id, 300)
     page.goto(f"{plane.url}/jobs/{job_id}")
     page.evaluate("() => { window.same = true }")

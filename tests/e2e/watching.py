@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from redis import Redis
 
 from api.deps import Services
-from api.security import login_path
-from computeshare.settings import Settings
+from computeshare.settings import Settings, login_path
 
 
 @dataclass

@@ -19,11 +19,10 @@ from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from api.main import create_app
-from api.security import login_path
 from api.services.projector import Projector
 from computeshare.artifacts import Artifacts
 from computeshare.queue import WorkerInfo, register
-from computeshare.settings import Settings
+from computeshare.settings import Settings, login_path
 from computeshare.spec import JobSpec
 from computeshare.types import Token
 

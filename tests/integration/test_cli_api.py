@@ -1,5 +1,6 @@
 """The command line and the client against the real control plane on a real broker."""
 
+import hashlib
 import json
 import threading
 import time
@@ -176,7 +177,7 @@ def test_a_checkpoint_is_downloaded_with_the_digest_that_the_job_shows(
     assert run(app, ["jobs", "download", job_id]) == 2
     assert "there are: none yet" in capsys.readouterr().err
     tensors = {"w": np.arange(100_000, dtype=np.float32)}
-    token, sha256 = Token(1, 0, "0" * 16), "c" * 64
+    token, sha256 = Token(1, 0, "0" * 16), hashlib.sha256(tensors["w"].tobytes()).hexdigest()
     manifest = Artifacts(control_plane[1].artifacts_dir, job_id).save(token, tensors, b"", sha256, 0, 0)
     publish(redis, job_id, "opened", token=str(token), version=0, incarnation=1, sha256=sha256, restored=False,
             parameters=100_000, bytes=400_000)  # fmt: skip

@@ -15,8 +15,8 @@ from bench import plain
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
-from computeshare.errors import Diverged
-from computeshare.reduction import JobReducer, LostClaim
+from computeshare.errors import Diverged, LostClaim
+from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.spec import JobSpec
 from computeshare.training import datasets, models

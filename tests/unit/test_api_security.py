@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from api.security import Guard, allowed_hosts, derive, login_path, matches
+from api.security import Guard, allowed_hosts, matches
+from computeshare.settings import derive, login_path
 
 
 def own_names(bind_host: str, others: tuple[str, ...] = ()) -> Guard:

@@ -16,7 +16,9 @@ from computeshare.answers import Problem
 from computeshare.client import Client, NoServer
 from computeshare.errors import ArtifactError, ComputeShareError, SettingsError
 
-WEIGHTS = save({"w": np.arange(1000, dtype=np.float32)})
+TENSOR = np.arange(1000, dtype=np.float32)
+WEIGHTS = save({"w": TENSOR}, {"order": '["w"]'})
+SHA256 = hashlib.sha256(TENSOR.tobytes()).hexdigest()
 
 
 @pytest.fixture
@@ -196,11 +198,10 @@ def test_following_ends_when_told_to(server: FakeServer, client: Client) -> None
 def test_a_download_arrives_whole_with_its_digest_and_tells_its_progress(
     server: FakeServer, client: Client, tmp_path: Path
 ) -> None:
-    sha256 = hashlib.sha256(b"tensors").hexdigest()
-    server.on("GET /v1/jobs/x/checkpoints/7", Answer(WEIGHTS, headers={"ETag": f'"{sha256}"'}))
+    server.on("GET /v1/jobs/x/checkpoints/7", Answer(WEIGHTS, headers={"ETag": f'"{SHA256}"'}))
     told: list[tuple[int, int | None]] = []
     path = tmp_path / "w.safetensors"
-    assert client.download("x", 7, path, lambda done, total: told.append((done, total))) == sha256
+    assert client.download("x", 7, path, lambda done, total: told.append((done, total))) == SHA256
     assert path.read_bytes() == WEIGHTS
     assert told[-1] == (len(WEIGHTS), len(WEIGHTS))
 
@@ -209,8 +210,9 @@ def test_a_download_arrives_whole_with_its_digest_and_tells_its_progress(
     ("answer", "error", "message"),
     [
         (Answer(WEIGHTS[:2000], promised=len(WEIGHTS)), NoServer, "broke"),
-        (Answer(WEIGHTS[:-4]), ArtifactError, "no whole safetensors file"),
-        (Answer(b"<html>"), ArtifactError, "no whole safetensors file"),
+        (Answer(WEIGHTS[:-4]), ArtifactError, "no whole weights file"),
+        (Answer(WEIGHTS, headers={"ETag": '"0123"'}), ArtifactError, "not those the control plane announced"),
+        (Answer(b"<html>"), ArtifactError, "no whole weights file"),
         (Answer({"detail": "there is no job"}, 404), Problem, "there is no job"),
     ],
 )

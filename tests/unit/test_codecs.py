@@ -44,6 +44,14 @@ def test_exact_codecs_keep_every_bit() -> None:
     assert codec.exact and codec.decode(codec.encode(GRADIENT), GRADIENT.size).tobytes() == GRADIENT.tobytes()
 
 
+@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32)))
+def test_float16_rounds_as_ieee_754_says_subnormals_and_infinities_included(vector: Vector) -> None:
+    codec = CODECS["float16"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = vector.astype(np.float16).astype(np.float32)
+    assert np.array_equal(codec.decode(codec.encode(vector), len(vector)), expected, equal_nan=True)
+
+
 def test_float16_is_within_half_a_unit_in_the_last_place() -> None:
     codec = CODECS["float16"]
     error = np.abs(codec.decode(codec.encode(GRADIENT), GRADIENT.size) - GRADIENT)
