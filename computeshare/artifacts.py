@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,17 @@ class Artifacts:
         _write(temporary, json.dumps(score).encode())
         os.replace(temporary, self.path(token, SCORE))
 
-    def drop_state(self, token: Token) -> None:
-        """Free what only a restart from this checkpoint would need."""
-        self.path(token, STATE).unlink(missing_ok=True)
+    def prune(self, newest: Token, wanted: Callable[[int], bool]) -> list[Token]:
+        """Remove what was only written against loss, once a newer checkpoint is durable; returns what was removed.
 
-    def remove(self, token: Token) -> None:
-        """Remove one checkpoint."""
-        shutil.rmtree(self.path(token), ignore_errors=True)
+        Kept are the versions that the job `wanted`, the best one, and those that have no score yet.
+        """
+        scores = {token: score for token in self.tokens() if (score := self.score(token))}
+        best = max(scores, key=lambda token: float(scores[token]["accuracy"]), default=None)
+        gone = [t for t in scores if t.version < newest.version and t != best and not wanted(t.version)]
+        for token in gone:
+            shutil.rmtree(self.path(token), ignore_errors=True)
+        return gone
 
     def next_incarnation(self) -> int:
         """Count one more opening of the job, durably: 1 for the first."""

@@ -276,6 +276,7 @@ class JobReducer:
         first = self._following(token.version).first
         manifest = self.artifacts.save(token, tensors, state, self.layout.digest(version.weights), epoch, first)
         self._announce(manifest)
+        self.artifacts.prune(token, self.spec.wants_checkpoint)
 
     def _announce(self, manifest: Manifest) -> None:
         event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}

@@ -86,3 +86,12 @@ def test_a_score_lies_beside_its_checkpoint(tmp_path: Path) -> None:
     artifacts.save_score(token, {"accuracy": 0.5})
     assert artifacts.score(token) == {"accuracy": 0.5}
     assert json.loads(artifacts.path(token, "score.json").read_text()) == {"accuracy": 0.5}
+
+
+def test_checkpoints_against_loss_go_once_a_newer_one_is_durable(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    saved = [save(artifacts, version) for version in (100, 130, 160, 190, 200, 230)]
+    for token, accuracy in zip(saved[:5], [0.1, 0.9, 0.3, 0.4, 0.5], strict=True):
+        artifacts.save_score(token, {"accuracy": accuracy})
+    assert artifacts.prune(saved[-1], lambda version: version % 100 == 0) == [saved[2], saved[3]]
+    assert artifacts.tokens() == [saved[0], saved[1], saved[4], saved[5]]  # wanted, best, wanted, newest
