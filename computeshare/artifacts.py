@@ -173,7 +173,7 @@ def weights_digest(path: Path) -> str:
             for name in json.loads((file.metadata() or {})["order"]):
                 sha.update(file.get_tensor(name).tobytes())
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{path.name} is no whole weights file of ComputeShare: {error}") from error
+        raise ArtifactError(f"this is no whole weights file of ComputeShare: {error}") from error
     return sha.hexdigest()
 
 

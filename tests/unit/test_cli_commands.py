@@ -1,5 +1,6 @@
 """The commands as a user meets them: output, JSON, exit codes."""
 
+import hashlib
 import io
 import json
 import os
@@ -33,10 +34,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 main()
 """
 CLI = [sys.executable, "-m", "computeshare.cli"]
-WEIGHTS = save({"w": np.arange(1000, dtype=np.float32)})
+TENSOR = np.arange(1000, dtype=np.float32)
+WEIGHTS = save({"w": TENSOR}, {"order": '["w"]'})
+SHA256 = hashlib.sha256(TENSOR.tobytes()).hexdigest()
 CHECKPOINTS = [
     {"version": 100, "sha256": "a" * 64, "bytes": len(WEIGHTS), "accuracy": 0.9, "best": False},
-    {"version": 50, "sha256": "b" * 64, "bytes": len(WEIGHTS), "accuracy": 0.95, "best": True},
+    {"version": 50, "sha256": SHA256, "bytes": len(WEIGHTS), "accuracy": 0.95, "best": True},
 ]
 
 
@@ -378,7 +381,7 @@ def test_pick_names_the_versions_that_are_there(checkpoints: list[Any], there: s
 
 def offer_download(server: FakeServer) -> None:
     server.on("GET /v1/jobs/ab12cd34/checkpoints", Answer({"items": CHECKPOINTS}))
-    server.on("GET /v1/jobs/ab12cd34/checkpoints/50", Answer(WEIGHTS, headers={"ETag": f'"{"b" * 64}"'}))
+    server.on("GET /v1/jobs/ab12cd34/checkpoints/50", Answer(WEIGHTS, headers={"ETag": f'"{SHA256}"'}))
 
 
 def test_download_names_its_file_after_job_and_version(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,7 +392,7 @@ def test_download_names_its_file_after_job_and_version(server: FakeServer, capsy
         "path": path,
         "version": 50,
         "bytes": len(WEIGHTS),
-        "sha256": "b" * 64,
+        "sha256": SHA256,
     }
     assert Path(path).read_bytes() == WEIGHTS
 
