@@ -173,7 +173,8 @@ class Client:
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             with _outages(self.url):
-                etag = self._stream(_path(job_id, "checkpoints", str(version)), partial, progress)
+                address = _path(job_id, "checkpoints", str(version))
+                etag = self._retrying(self._stream, address, partial, progress)
             sha256 = etag.removeprefix("W/").strip('"')
             _check_weights(partial, sha256)
             os.replace(partial, path)
@@ -192,7 +193,7 @@ class Client:
                 raise_for_problem(response)
             length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdecimal() else None
-            with target.open("xb") as file:
+            with target.open("wb") as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
                     if progress:

@@ -35,7 +35,7 @@ class JobKeys:
         return self._key("spec")
 
     def round(self) -> str:
-        """hash: status, token, base, version, first, count, cursor; the job is open while it exists."""
+        """hash: status, token, base, version, first, count, cursor, opened; the job is open while it exists."""
         return self._key("round")
 
     def weights(self, token: str) -> str:
@@ -55,7 +55,7 @@ class JobKeys:
         return self._key("update", token, micro_batch)
 
     def leases(self) -> str:
-        """hash of the current round: micro-batch to `session|expires_ms|leased_ms|worker|count`."""
+        """hash of the current round: micro-batch to `session|expires_ms|leased_ms|worker`."""
         return self._key("leases")
 
     def backups(self) -> str:
@@ -77,6 +77,10 @@ class JobKeys:
     def speeds(self) -> str:
         """hash: worker to its milliseconds per micro-batch, a moving average by the server's clock."""
         return self._key("speeds")
+
+    def arrivals(self) -> str:
+        """list: milliseconds from a round's opening to each of the last 64 arrivals; sets the backup tasks' deadline."""
+        return self._key("arrivals")
 
     def suspects(self) -> str:
         """hash of the current round: micro-batch to the sessions whose update of it was not finite."""

@@ -9,11 +9,12 @@ local status = redis.call("HGET", KEYS[1], "status")
 if status ~= "running" and status ~= "paused" then return 0 end
 redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, if the staging expired
 redis.call("PERSIST", KEYS[4])
-redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6], "cursor", "0")
+local now = redis.call("TIME")
+redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
+  "cursor", "0", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 if ARGV[6] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
 redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[13])
 redis.call("UNLINK", KEYS[5])
-local now = redis.call("TIME")
 redis.call("XADD", KEYS[11], "MAXLEN", "16", "*", "token", ARGV[2])
 redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[7])
 return 1

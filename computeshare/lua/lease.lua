@@ -1,11 +1,12 @@
 -- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
 -- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
--- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events
+-- A micro-batch is slow once the round is older than the median arrival of late plus four times its median deviation.
+-- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 arrivals
 -- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
 --       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
 -- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
 -- `stale`, `fenced`, `gone` or the job's status if that is not running. Only `leased` changes anything.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version")
+local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened")
 local status, token = round[1], round[2]
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, token, 0} end
@@ -33,13 +34,28 @@ while #granted < share do
 end
 redis.call("HSET", KEYS[1], "cursor", cursor)
 
+local function median(values)
+  table.sort(values)
+  local middle = math.floor(#values / 2) + 1
+  return #values % 2 == 1 and values[middle] or (values[middle - 1] + values[middle]) / 2
+end
+
+local function deadline() -- milliseconds after the round's opening
+  local arrivals = redis.call("LRANGE", KEYS[9], 0, -1)
+  if #arrivals < 8 then return 250 + 3 * speed * count end
+  for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
+  local middle = median(arrivals)
+  for i, arrival in ipairs(arrivals) do arrivals[i] = math.abs(arrival - middle) end
+  return middle + 4 * math.max(median(arrivals), 0.1 * middle, 5)
+end
+
 local backups = {}
 if #granted == 0 then
+  local slow = tonumber(round[7]) + deadline()
   local held = redis.call("HGETALL", KEYS[3])
   for i = 1, #held, 2 do
-    local session, expires, leased, worker, size = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)|(.-)$")
-    expires, leased, size = tonumber(expires), tonumber(leased), tonumber(size)
-    local slow = leased + math.max(250, 3 * speed * size)
+    local session, expires, leased, worker = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)$")
+    expires, leased = tonumber(expires), tonumber(leased)
     local take = #granted < share and (expires <= now or (ARGV[4] == "1" and session ~= ARGV[3] and slow <= now
       and redis.call("HEXISTS", KEYS[4], held[i]) == 0))
     if take then
@@ -57,7 +73,7 @@ end
 if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again))} end
 
 local life = math.max(tonumber(ARGV[5]), 4 * speed * #granted)
-local lease = string.format("%s|%.0f|%.0f|%s|%d", ARGV[3], now + life, now, ARGV[2], #granted)
+local lease = string.format("%s|%.0f|%.0f|%s", ARGV[3], now + life, now, ARGV[2])
 for _, micro_batch in ipairs(granted) do
   redis.call("HSET", backups[micro_batch] and KEYS[4] or KEYS[3], micro_batch, lease)
 end

@@ -8,9 +8,9 @@ redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, i
 redis.call("PERSIST", KEYS[4])
 redis.call("RENAME", KEYS[5], KEYS[6])
 redis.call("PERSIST", KEYS[6])
-redis.call("HSET", KEYS[1], "status", "running", "token", ARGV[2], "base", "", "version", ARGV[3],
-  "first", ARGV[4], "count", ARGV[5], "cursor", "0")
 local now = redis.call("TIME")
+redis.call("HSET", KEYS[1], "status", "running", "token", ARGV[2], "base", "", "version", ARGV[3],
+  "first", ARGV[4], "count", ARGV[5], "cursor", "0", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call("XADD", KEYS[7], "MAXLEN", "16", "*", "token", ARGV[2])
 redis.call("XADD", KEYS[8], "*", "type", "opened", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[6])
 return 1

@@ -1,12 +1,12 @@
 -- submit.lua: accept a worker's updates for the round they were computed on, each micro-batch once.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 speeds   7 nonce   8 full   9 events   10 free
---       then for each micro-batch: its staged blob, its update
+--       11 arrivals   then for each micro-batch: its staged blob, its update
 -- ARGV  1 token   2 worker   3 session   4 nonce   5 event (JSON object: what the worker says of the submission)
 --       6 life of the answer, seconds   then for each micro-batch: its number, its entry for `received` (JSON)
 -- Returns {outcome, current token, status, micro-batches of the round nobody has leased}; the outcome is `accepted`
 -- (with at least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (a staged blob expired)
 -- or `gone`. Only `accepted` changes the round; the answer is remembered under the nonce.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "count", "cursor")
+local round = redis.call("HMGET", KEYS[1], "status", "token", "count", "cursor", "opened")
 local status, token = round[1], round[2]
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -14,7 +14,7 @@ local counted = {}
 cjson.decode(ARGV[5]) -- raises, with no effect, on anything but JSON
 
 local function drop_staged() -- what was accepted has another name by now
-  for i = 11, #KEYS, 2 do redis.call("UNLINK", KEYS[i]) end
+  for i = 12, #KEYS, 2 do redis.call("UNLINK", KEYS[i]) end
 end
 
 if not status then
@@ -43,7 +43,7 @@ for i = 0, (#ARGV - 6) / 2 - 1 do
   local mine = (lease and lease:match("^[^|]*") == ARGV[3] and lease) or (backup and backup:match("^[^|]*") == ARGV[3] and backup)
   if redis.call("HEXISTS", KEYS[5], micro_batch) == 1 then
     already = already + 1
-  elseif mine and redis.call("EXISTS", KEYS[11 + 2 * i]) == 0 then
+  elseif mine and redis.call("EXISTS", KEYS[12 + 2 * i]) == 0 then
     expired = expired + 1
   elseif mine then
     accepted[#accepted + 1] = i
@@ -56,13 +56,15 @@ end
 
 for _, i in ipairs(accepted) do
   local micro_batch = ARGV[7 + 2 * i]
-  redis.call("RENAME", KEYS[11 + 2 * i], KEYS[12 + 2 * i]) -- first write: raises, with no effect, if the blob is gone
-  redis.call("PERSIST", KEYS[12 + 2 * i])
+  redis.call("RENAME", KEYS[12 + 2 * i], KEYS[13 + 2 * i]) -- first write: raises, with no effect, if the blob is gone
+  redis.call("PERSIST", KEYS[13 + 2 * i])
   redis.call("HSET", KEYS[5], micro_batch, ARGV[8 + 2 * i])
   redis.call("HDEL", KEYS[3], micro_batch)
   redis.call("HDEL", KEYS[4], micro_batch)
   counted[#counted + 1] = micro_batch
+  redis.call("LPUSH", KEYS[11], now - tonumber(round[5]))
 end
+redis.call("LTRIM", KEYS[11], 0, 63)
 local each = (now - leased) / #accepted
 local known = tonumber(redis.call("HGET", KEYS[6], ARGV[2]))
 redis.call("HSET", KEYS[6], ARGV[2], string.format("%.1f", math.max(1, known and 0.7 * known + 0.3 * each or each)))

@@ -99,7 +99,7 @@ class Member:
         k = self.keys
         staged = [k.staged(f"{nonce}:{micro_batch}") for micro_batch, _, _ in updates]
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce(nonce)]
-        names += [k.full(), k.events(), k.free()]
+        names += [k.full(), k.events(), k.free(), k.arrivals()]
         micro_batches = [micro_batch for micro_batch, _, _ in updates]
         about = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
         event = json.dumps({**about, "micro_batches": micro_batches, **report}, separators=(",", ":"))
@@ -131,7 +131,8 @@ class Member:
 
     def _lease_keys(self) -> list[str]:
         k = self.keys
-        return [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds(), k.events()]
+        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
+        return [*names, k.events(), k.arrivals()]
 
     def _lease_arguments(self, token: str) -> list[Argument]:
         return [token, self.worker_id, self.session, self._backup, SHORTEST_LEASE_MS, UNMEASURED_MS]

@@ -73,10 +73,9 @@ def age(store: RoundStore, by_ms: int) -> None:
     for key in (store.keys.leases(), store.keys.backups()):
         held: Any = store.redis.hgetall(key)
         for micro_batch, lease in held.items():
-            session, expires, leased, worker, count = lease.decode().split("|")
-            store.redis.hset(
-                key, micro_batch, f"{session}|{int(expires) - by_ms}|{int(leased) - by_ms}|{worker}|{count}"
-            )
+            session, expires, leased, worker = lease.decode().split("|")
+            store.redis.hset(key, micro_batch, f"{session}|{int(expires) - by_ms}|{int(leased) - by_ms}|{worker}")
+    store.redis.hincrby(store.keys.round(), "opened", -by_ms)
 
 
 # Claiming and opening
@@ -217,7 +216,7 @@ def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     assert quick.lease(str(ZERO)).micro_batches == (2, 3)
     assert send(quick, ZERO, 2, 3, nonce="q") == "accepted"
-    age(store, 5000)
+    age(store, 15_000)
     assert quick.lease(str(ZERO)).micro_batches == (0, 1)
     assert third.lease(str(ZERO)).answer == "wait"
     assert send(slow, ZERO, 0, 1, nonce="s") == "accepted"
@@ -225,11 +224,23 @@ def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(
     assert all(event["backup"] for event in events(store, "reassigned"))
 
 
+def test_the_deadline_of_backup_tasks_follows_the_arrivals(store: RoundStore, join: Callable[..., Member]) -> None:
+    slow, quick = join("slow"), join("quick")
+    slow.lease(str(ZERO)), quick.lease(str(ZERO))
+    store.redis.hset(store.keys.speeds(), "slow", "1000000")  # its lease outlives this test
+    store.redis.rpush(store.keys.arrivals(), *[900, 1000, 1100] * 10)  # median 1000, deviation 100: deadline 1400
+    store.redis.hincrby(store.keys.round(), "opened", -1200)
+    early = quick.lease(str(ZERO))
+    assert early.answer == "wait" and early.ask_again_ms <= 200
+    store.redis.hincrby(store.keys.round(), "opened", -250)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+
+
 def test_without_backup_tasks_a_slow_micro_batch_is_waited_for(store: RoundStore, join: Callable[..., Member]) -> None:
     slow, quick = join("slow"), join("quick", backup=False)
     slow.lease(str(ZERO))
     send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches)
-    age(store, 5000)
+    age(store, 15_000)
     assert quick.lease(str(ZERO)).answer == "wait"
 
 
@@ -294,7 +305,7 @@ def test_a_report_that_is_no_json_object_changes_nothing(
     member.lease(str(ZERO))
     k = claim.keys
     names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
-    names += [k.events(), k.free(), k.staged("n:0"), k.update(str(ZERO), 0)]
+    names += [k.events(), k.free(), k.arrivals(), k.staged("n:0"), k.update(str(ZERO), 0)]
     redis.set(k.staged("n:0"), b"x")
     with pytest.raises(ResponseError):
         claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", "{garbage", 60, 0, "{}"])
