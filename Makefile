@@ -28,7 +28,7 @@ demo: install ## Train DATASET on this machine with WORKERS workers, all in one 
 	@$(BIN)/computeshare demo --dataset $(DATASET) --workers $(WORKERS)
 
 test: install ## Run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: install ## Format, lint, types, direction of imports, migrations, fast tests
 	$(BIN)/ruff format --check .

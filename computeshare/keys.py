@@ -79,7 +79,7 @@ class JobKeys:
         return self._key("speeds")
 
     def arrivals(self) -> str:
-        """list: milliseconds from a round's opening to each of the last 64 arrivals; sets the backup tasks' deadline."""
+        """list: milliseconds from a round's opening to each of the last 64 arrivals; backup tasks follow it."""
         return self._key("arrivals")
 
     def suspects(self) -> str:
