@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -239,7 +240,7 @@ def test_download_can_be_resumed_and_is_not_repeated(
 def test_checkpoint_whose_files_are_gone_is_not_offered(
     client: TestClient, job: str, checkpoints: dict[int, bytes], tmp_path: Path
 ) -> None:
-    Artifacts(tmp_path / "artifacts", job).remove(Token.parse(token(3)))
+    shutil.rmtree(Artifacts(tmp_path / "artifacts", job).path(Token.parse(token(3))))
     assert [c["version"] for c in client.get(f"/v1/jobs/{job}/checkpoints").json()["items"]] == [2, 1]
     assert client.get(f"/v1/jobs/{job}/checkpoints/latest").content == checkpoints[2]
 
