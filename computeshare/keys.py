@@ -90,6 +90,10 @@ class JobKeys:
         """hash: worker to the number of its submissions that were refused."""
         return self._key("strikes")
 
+    def banned(self) -> str:
+        """hash: worker to the reason why it may not join any more."""
+        return self._key("banned")
+
     def nonce(self, nonce: str) -> str:
         """string: the answer given to a submission; expires after ten minutes."""
         return self._key("nonce", nonce)

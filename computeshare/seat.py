@@ -61,9 +61,7 @@ class SeatSession:
         self._load(device_name)
         reason = "left"
         try:
-            if not self._join():
-                return "the job has ended"
-            reason = self._take_part()
+            reason = self._join() or self._take_part()
         except Fenced as fenced:
             reason = str(fenced)
         except JobGone as gone:
@@ -96,18 +94,20 @@ class SeatSession:
         self.layout = models.layout_of(module)
         self.replica = Replica(module, self.layout, spec.plan, split, device)
 
-    def _join(self) -> bool:
-        """Begin the session once the job is open; False if it has ended."""
+    def _join(self) -> str | None:
+        """Begin the session once the job is open; a reason if that is not to be."""
         about: dict[str, Any] = {"name": os.environ.get("COMPUTESHARE_NAME") or hostname(), "device": self.device}
         while not self.stop.is_set():
             status = self.member.join(self.seat.id, about)
             if status == "running":
                 log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device)
-                return True
+                return None
+            if status == "banned":
+                return "this worker is banned from the job: too many of its updates were refused"
             if status != "unopened":
-                return False
+                return f"the job is {status}"
             self.member.wait(1000)
-        return False
+        return "the worker was asked to leave"
 
     def _take_part(self) -> str:
         """Compute and submit until there is a reason to end, which is returned."""

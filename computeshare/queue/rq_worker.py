@@ -57,8 +57,7 @@ class SeatWorker(SpawnWorker):
         self._horse_pid = os.posix_spawn(sys.executable, command, {**os.environ, **told}, setpgroup=0)
 
     def handle_work_horse_killed(self, job: Job, retpid: int, ret_val: int, rusage: Any) -> None:
-        seat = Seat.parse(job.id)
-        RoundStore(self.connection, seat.job).remove_worker(seat.worker, "its process died")
+        self._hand_back(Seat.parse(job.id), "its process died")
 
     def _install_signal_handlers(self) -> None:
         super()._install_signal_handlers()  # type: ignore[no-untyped-call]
@@ -68,6 +67,16 @@ class SeatWorker(SpawnWorker):
         self.leaving = True
         print("finishing this work unit, again to quit now", file=sys.stderr, flush=True)
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+    def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
+        """The second signal: leave at once, leases handed back."""
+        self.kill_horse()
+        if self.current_seat:
+            self._hand_back(Seat.parse(self.current_seat), "asked to leave at once")
+        raise SystemExit
+
+    def _hand_back(self, seat: Seat, reason: str) -> None:
+        RoundStore(self.connection, seat.job).remove_worker(seat.worker, reason)
 
     def handle_warm_shutdown_request(self) -> None:
         if self.horse_pid:

@@ -12,6 +12,8 @@ from computeshare.rounds.store import FIELDS, RoundState, RoundStore
 from computeshare.sampling import Round
 from computeshare.types import Token
 
+BANNING_STRIKES = 5
+"""A worker of which this many micro-batches were refused may not join the job any more."""
 STAGED_S = 120
 """Seconds that weights may lie staged before they are committed."""
 
@@ -88,16 +90,10 @@ class Claim(RoundStore):
         event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
         event |= {"micro_batch": part.micro_batch, "reason": reason}
         names = [k.round(), k.fence(), k.received(), k.free(), k.update(str(token), part.micro_batch)]
-        names += [k.strikes(), k.suspects(), k.versions(), k.events()]
-        arguments: list[Argument] = [
-            str(token),
-            self.fence,
-            part.micro_batch,
-            part.worker,
-            part.session,
-            json.dumps(event),
-        ]
-        sessions, times = self.scripts.call("refuse", names, [*arguments, int(not_finite)])
+        names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
+        arguments: list[Argument] = [str(token), self.fence, part.micro_batch, part.worker, part.session]
+        arguments += [json.dumps(event), int(not_finite), BANNING_STRIKES, reason]
+        sessions, times = self.scripts.call("refuse", names, arguments)
         return int(sessions), int(times)
 
     def commit(self, base: RoundState, token: Token, weights: bytes, following: Round, event: dict[str, Any]) -> bool:

@@ -53,12 +53,13 @@ class Member:
         self._last_id = "0-0"
 
     def join(self, seat: str, about: dict[str, Any]) -> str:
-        """Begin the session; returns the job's status, or `unopened`.
+        """Begin the session; returns the job's status, or `unopened`, or `banned`.
 
         Raises Fenced: another seat was given to this worker meanwhile.
         """
         k = self.keys
         names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
+        names.append(k.banned())
         event = json.dumps({"worker": self.worker_id, "session": self.session, "seat": seat, **about})
         status, last_id = self._scripts.call("join", names, [self.worker_id, self.session, seat, event])
         self._last_id = last_id.decode()

@@ -66,6 +66,14 @@ class RoundStore:
         raw: Any = self.redis.hget(self.keys.round(), "status")
         return None if raw is None else bytes(raw).decode()
 
+    def pause(self) -> bool:
+        """Hold the rounds: workers leave, what was accepted stays; False if they are not running."""
+        return bool(self.scripts.call("pause", [self.keys.round(), self.keys.versions()], []))
+
+    def resume(self) -> bool:
+        """Let paused rounds go on; False if they are not paused."""
+        return bool(self.scripts.call("resume", [self.keys.round(), self.keys.versions()], []))
+
     def end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
         """Stop the job's rounds for good: workers leave, reducers let go."""
         self.scripts.call("finish", [self.keys.round(), self.keys.versions()], [status])
@@ -74,6 +82,13 @@ class RoundStore:
     def remove_worker(self, worker_id: str, reason: str) -> None:
         """End the session of a worker that died, and free its leases."""
         leave(self.scripts, self.keys, worker_id, "*", reason)
+
+    def lift_ban(self, worker_id: str) -> None:
+        """Let a worker join again, its strikes forgotten."""
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.hdel(self.keys.banned(), worker_id)
+        pipeline.hdel(self.keys.strikes(), worker_id)
+        pipeline.execute()
 
     def append(self, kind: str, event: dict[str, Any], fence: str = "") -> bool:
         """Append an event to a job that is published still; with a fence, only while that is the newest."""

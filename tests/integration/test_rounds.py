@@ -433,6 +433,22 @@ def test_a_refused_micro_batch_is_free_again_and_its_sender_gets_a_strike(
     assert events(claim, "refused")[0]["reason"] == "checksum mismatch"
 
 
+def test_a_worker_with_too_many_strikes_is_banned_until_somebody_lifts_it(
+    redis: Redis, claim: Claim, join: Callable[..., Member]
+) -> None:
+    liar = join("liar")
+    for turn in range(5):
+        liar.lease(str(ZERO))
+        send(liar, ZERO, 0, nonce=f"lie {turn}")
+        claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", not_finite=False)
+    with pytest.raises(Fenced):
+        liar.lease(str(ZERO))
+    assert liar.join("seat of liar", {}) == "banned"
+    assert events(claim, "banned") == [{"worker": "liar", "strikes": 5, "reason": "checksum mismatch"}]
+    claim.lift_ban("liar")
+    assert liar.join("seat of liar", {}) == "running"
+
+
 def test_values_that_are_not_finite_are_nobodys_strike_and_counted_by_session(
     redis: Redis, claim: Claim, join: Callable[..., Member]
 ) -> None:
