@@ -13,12 +13,12 @@ from computeshare.errors import CodecError
 _HEADER = struct.Struct("<3sBI")
 _MAGIC = b"CSF"
 _RAW, _ZSTD = 0, 1
-_WINS = 0.95  # a body that shrinks by less costs its reader more time than it saves on the wire
+_WINS = 0.9  # a body that shrinks by less (dense float32 weights do: 8 %) costs both ends more time than it saves
 _SAMPLE = 1 << 16
 
 
 def pack(raw: memoryview | bytes) -> bytes:
-    """Frame `raw`, compressed by zstd level 1 if that saves at least 5 %."""
+    """Frame `raw`, compressed by zstd level 1 if that saves at least 10 %."""
     view = memoryview(raw).cast("B")
     kind, body = _RAW, view
     if _shrinks(view):
