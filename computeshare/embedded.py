@@ -59,16 +59,22 @@ class EmbeddedBroker:
 
     @classmethod
     def start(
-        cls, log_path: Path, data_dir: Path | None = None, appendonly: bool = False, port: int | None = None
+        cls,
+        log_path: Path,
+        data_dir: Path | None = None,
+        appendonly: bool = False,
+        port: int | None = None,
+        password: str | None = None,
     ) -> "EmbeddedBroker":
         """Start a server and wait until it answers.
 
         Args:
             data_dir: where the append-only file lies; needed for `appendonly`.
+            port, password: by default a free one, and one of its own.
         Raises: BrokerError: it did not start; the message holds the end of its log.
         """
         folder = Path(tempfile.mkdtemp(prefix="computeshare-"))  # short: a socket's path has 100 characters at most
-        password, port = secrets.token_urlsafe(24), port or free_port()
+        password, port = password or secrets.token_urlsafe(24), port or free_port()
         path = folder / "broker.sock"
         lines = [
             "bind 127.0.0.1",

@@ -16,7 +16,9 @@ from control_plane import ControlPlane, control_plane
 from playwright.sync_api import Browser
 from safetensors.numpy import load
 
-from computeshare.embedded import free_port
+from computeshare.broker import connect
+from computeshare.embedded import EmbeddedBroker, free_port
+from computeshare.queue import list_workers
 from computeshare.settings import login_path
 
 pytestmark = pytest.mark.e2e
@@ -169,6 +171,51 @@ def test_a_worker_that_is_asked_to_leave_does_so_and_hands_its_leases_back(plane
         assert plane.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
         plane.until("the end", lambda: plane.job(job_id)["status"] == "cancelled")
         plane.until("no seat", lambda: not any(w["seat"] for w in plane.get("/v1/workers")["items"]), 20)
+
+
+def test_a_second_signal_makes_a_worker_leave_at_once_and_hand_its_leases_back(
+    plane: ControlPlane, mnist_dir: Path
+) -> None:
+    """Each work unit takes seconds here: whoever finished it would still be there."""
+    spec = {"dataset": "mnist", "model": "lenet5", "queue": "twice", "micro_batch": 20_000, "rounds": 1000}
+    job_id = plane.create(**spec, micro_batches_per_round=3)
+    plane.environment["COMPUTESHARE_DATA"] = str(mnist_dir)
+    with plane.worker("twice", "leaver") as leaver:
+        plane.until("a worker", lambda: plane.job(job_id)["workers"] == 1)
+        seats = seats_of(plane, leaver.pid)
+        leaver.send_signal(signal.SIGINT)
+        assert not psutil.wait_procs([psutil.Process(leaver.pid)], timeout=0.3)[0]
+        leaver.send_signal(signal.SIGINT)
+        assert leaver.wait(3) == 0
+        assert not psutil.wait_procs(seats, timeout=3)[1]
+        left = plane.until(
+            "its goodbye", lambda: [w for w in plane.get(f"/v1/jobs/{job_id}/workers")["items"] if not w["active"]], 5
+        )
+        assert left[0]["left_reason"] == "asked to leave at once"
+    plane.http.post(f"/v1/jobs/{job_id}/cancel")
+
+
+def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None:
+    port = free_port()
+    environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"redis://:secret@127.0.0.1:{port}/0"}
+    command = [sys.executable, "-m", "computeshare.worker", "--queue", "early"]
+    worker = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert worker.stderr is not None
+    try:
+        assert any("broker away" in line for line in worker.stderr)
+        broker = EmbeddedBroker.start(tmp_path / "log", port=port, password="secret")
+        try:
+            redis = connect(broker.url)
+            deadline = time.monotonic() + 30
+            while not list_workers(redis):
+                assert time.monotonic() < deadline and worker.poll() is None
+                time.sleep(0.05)
+        finally:
+            worker.terminate()
+            assert worker.wait(20) == 0
+            broker.stop()
+    finally:
+        worker.kill()
 
 
 def test_a_worker_whose_terminal_closes_leaves_no_orphan(plane: ControlPlane) -> None:
