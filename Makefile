@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATASET ?= digits
 WORKERS ?= 2
+MINUTES ?= 30
 UV_VERSION := 0.13.9
 
-.PHONY: help install demo test check e2e bench up down migrate lock clean
+.PHONY: help install demo test check e2e bench chaos up down migrate lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +43,9 @@ e2e: install ## Run the tests that start processes and a browser
 
 bench: install ## Measure rounds per second beside torch DistributedDataParallel
 	$(BIN)/python -m bench.ddp
+
+chaos: install ## Run a release's schedules, damaged blobs and script mutants for MINUTES, going on from the last time
+	$(BIN)/python -m bench.chaos --minutes $(MINUTES)
 
 up: install ## Start a control plane here, with WORKERS local workers
 	@$(BIN)/computeshare up --workers $(WORKERS)

@@ -67,6 +67,7 @@ class JobPublic(_Answer):
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None
+    paused_at: Instant | None = Field(description="none unless the job is paused")
     updated_at: Instant
     last_event_id: int = Field(description="give it as Last-Event-ID (or ?after=) to /events to get what comes next")
 

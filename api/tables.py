@@ -9,7 +9,11 @@ from typing import Any, cast
 from sqlalchemy import JSON, BigInteger, Column, Index, Table, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
+from computeshare.types import JobStatus
+
 Millis = BigInteger
+ACTIVE: tuple[JobStatus, ...] = ("queued", "running")
+"""The statuses in which a job wants workers."""
 
 
 def table(model: type[SQLModel]) -> Table:
@@ -41,6 +45,7 @@ class Job(SQLModel, table=True):
     created_ms: int = Field(sa_type=Millis)
     started_ms: int | None = Field(default=None, sa_type=Millis)
     finished_ms: int | None = Field(default=None, sa_type=Millis)
+    paused_ms: int | None = Field(default=None, sa_type=Millis)
     updated_ms: int = Field(sa_type=Millis)
     purged_ms: int | None = Field(default=None, sa_type=Millis)
 
@@ -96,7 +101,7 @@ class Outbox(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True)
     job_id: str = Field(index=True)
     kind: str
-    """`open`, `seat`, `stop`, `end` or `purge`."""
+    """`open`, `seat`, `stop`, `pause`, `resume`, `end`, `retry` or `purge`."""
     payload: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     created_ms: int = Field(sa_type=Millis)
     due_ms: int = Field(sa_type=Millis)

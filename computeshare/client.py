@@ -93,6 +93,18 @@ class Client:
         """One job."""
         return cast(Job, document(self._repeatable("GET", _path(job_id))))
 
+    def pause(self, job_id: str) -> Job:
+        """Let a queued or running job rest; its workers leave, what they did stays."""
+        return cast(Job, document(self._once("POST", _path(job_id, "pause"))))
+
+    def resume(self, job_id: str) -> Job:
+        """Let a paused job go on where it was."""
+        return cast(Job, document(self._once("POST", _path(job_id, "resume"))))
+
+    def retry(self, job_id: str) -> Job:
+        """Let a failed job go on from its last checkpoint."""
+        return cast(Job, document(self._once("POST", _path(job_id, "retry"))))
+
     def cancel(self, job_id: str) -> Job:
         """Stop a job for good."""
         return cast(Job, document(self._once("POST", _path(job_id, "cancel"))))

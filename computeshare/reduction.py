@@ -153,11 +153,15 @@ class JobReducer:
         master = self._load_state(raw, decode_weights(self.down, blob, self.layout))
         following = self._following(base.version)
         numbers = range(following.first, following.first + following.count)
-        updates = [self._decode(blob)[0] for blob in self.rounds.updates(base, numbers)]
+        blobs = self.rounds.updates(base, numbers)
+        if None in blobs:
+            raise LostClaim(f"the state of version {state.token} has been stored meanwhile")
+        updates = [self._decode(blob)[0] for blob in blobs]
         gradient = sync.combine(self.spec.strategy, updates, [self.plan.size(m) for m in numbers])
         master = self.optimizer.step(master, gradient)
         before = RoundState("running", base, None, following.first, following.count)
-        self.rounds.store_state(before, state.token, self._state(master))
+        if not self.rounds.store_state(before, state.token, self._state(master)):
+            raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return master
 
     # The round

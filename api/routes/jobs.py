@@ -61,6 +61,24 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
     return service.show(job_id)
 
 
+@router.post("/{job_id}/pause", status_code=202)
+def pause_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Let a queued or running job rest; its workers leave, what they did stays."""
+    return service.pause(job_id)
+
+
+@router.post("/{job_id}/resume", status_code=202)
+def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Let a paused job go on where it was."""
+    return service.resume(job_id)
+
+
+@router.post("/{job_id}/retry", status_code=202)
+def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Let a failed job go on from its last checkpoint."""
+    return service.retry(job_id)
+
+
 @router.post("/{job_id}/cancel", status_code=202)
 def cancel_job(job_id: JobId, service: JobsDep) -> JobPublic:
     """Stop a job for good; its workers leave within a round."""

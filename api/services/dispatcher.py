@@ -4,6 +4,7 @@ It runs in one control plane at a time. Nothing in it has to be remembered from 
 the next turn sees what is missing. (What it remembers only makes it patient.)
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from api.services.reconciling import reconcile
 from api.services.seating import Action, Available, Close, Demand, Held, Issue, Past, decide_seats, shortage
 from api.services.storing import JOB, WORKER
 from api.services.thinning import thin
+from api.tables import ACTIVE
 from computeshare import keys
 from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue, list_workers
@@ -49,9 +51,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What SQLite says: the jobs that have not ended (oldest first), the seats held, those that ended lately."""
+    """What SQLite says: the jobs that want workers (oldest first), the ids of those that are paused, the seats held,
+    those that ended lately, who takes part.
+    """
 
     jobs: Sequence[Any]
+    paused: Sequence[str]
     seats: Sequence[Any]
     past: Sequence[Any]
     present: Sequence[Any]
@@ -75,6 +80,7 @@ class Dispatcher:
         self._last = now
         refused = self._courier.deliver(redis)
         stored = self._read()
+        self._align(redis, stored)
         published = self._publish(redis, [job.id for job in stored.jobs], refused)
         workers = [Available(w.id, w.queues, w.seat) for w in list_workers(redis)]
         if now > self._calm_until:
@@ -86,14 +92,28 @@ class Dispatcher:
 
     def _read(self) -> Stored:
         with self._database.engine.connect() as connection:
-            active = JOB.c.status.in_(("queued", "running"))
-            jobs = connection.execute(select(JOB).where(active).order_by(JOB.c.created_ms, JOB.c.id)).all()
-            with_end = select(SEAT, JOB.c.finished_ms).join(JOB, JOB.c.id == SEAT.c.job_id)
+            wanting = select(JOB).where(JOB.c.status.in_(ACTIVE))
+            jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()
+            paused = connection.scalars(select(JOB.c.id).where(JOB.c.status == "paused")).all()
+            stopped = func.coalesce(JOB.c.finished_ms, JOB.c.paused_ms).label("stopped_ms")
+            with_end = select(SEAT, stopped).join(JOB, JOB.c.id == SEAT.c.job_id)
             seats = connection.execute(with_end.where(SEAT.c.ended_ms.is_(None))).all()
             past = connection.execute(select(SEAT).where(SEAT.c.ended_ms > now_ms() - PAST_MS)).all()
             taking_part = select(WORKER.c.job_id, WORKER.c.worker).join(JOB, JOB.c.id == WORKER.c.job_id)
-            present = connection.execute(taking_part.where(active, WORKER.c.left_ms.is_(None))).all()
-        return Stored(jobs, seats, past, present)
+            open_ended = JOB.c.status.not_in(ENDED)
+            present = connection.execute(taking_part.where(open_ended, WORKER.c.left_ms.is_(None))).all()
+        return Stored(jobs, paused, seats, past, present)
+
+    def _align(self, redis: Redis, stored: Stored) -> None:
+        """Pause the rounds of paused jobs, and of no other: a reducer may have opened them after the pause."""
+        wrong = {job.id: b"paused" for job in stored.jobs} | dict.fromkeys(stored.paused, b"running")
+        pipeline = redis.pipeline(transaction=False)
+        for job_id in wrong:
+            pipeline.hget(JobKeys(job_id).round(), "status")
+        for job_id, status in zip(wrong, pipeline.execute(), strict=True):
+            if status == wrong[job_id]:
+                with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+                    self._courier.align(redis, job_id)
 
     def _publish(self, redis: Redis, job_ids: Sequence[str], refused: dict[str, str]) -> dict[str, Published]:
         """What the broker says of the jobs; those it has lost are published again, or added to `refused`."""
@@ -168,7 +188,7 @@ class Dispatcher:
                 number=seat.number,
                 state=states.get(seat.id, "pending"),
                 waiting_ms=now - self._idle_since.get(seat.id, now),
-                ended_ms=None if seat.finished_ms is None else now - seat.finished_ms,
+                stopped_ms=None if seat.stopped_ms is None else now - seat.stopped_ms,
             )
             for seat in stored.seats
         ]
@@ -192,15 +212,15 @@ class Dispatcher:
             for action in actions:
                 _close(connection, action) if isinstance(action, Close) else _issue(connection, action)
             for job_id, text in reasons:
-                _touch(connection, job_id, {"reason": text})
+                _touch(connection, job_id, {"reason": text}, ACTIVE)
         return True
 
     def _look_after(self, redis: Redis, stored: Stored, now: int) -> None:
         """What need not be done every turn."""
         if now - self._reconciled > RECONCILE_MS:
             self._reconciled = now
-            for job in stored.jobs:
-                reconcile(self._database, self._artifacts_dir, job.id)
+            for job_id in (*(job.id for job in stored.jobs), *stored.paused):
+                reconcile(self._database, self._artifacts_dir, job_id)
             self._retire(redis, now)
         if now - self._tidied > TIDY_MS:
             self._tidied = now
@@ -222,7 +242,8 @@ class Dispatcher:
                 continue
             rounds.purge()
             with self._database.writing() as connection:
-                connection.execute(update(JOB).where(JOB.c.id == job.id).values(purged_ms=now))
+                mine = (JOB.c.id == job.id) & JOB.c.status.in_(ENDED)  # unless it is tried again just now
+                connection.execute(update(JOB).where(mine).values(purged_ms=now))
 
 
 def _demand(job: Any, status: str | None) -> Demand:
@@ -238,9 +259,11 @@ def _demand(job: Any, status: str | None) -> Demand:
     )
 
 
-def _touch(connection: Connection, job_id: str, values: dict[str, Any]) -> None:
-    """Change a job that has not ended."""
-    mine = (JOB.c.id == job_id) & JOB.c.status.not_in(ENDED)
+def _touch(
+    connection: Connection, job_id: str, values: dict[str, Any], only: Sequence[str] = (*ACTIVE, "paused")
+) -> None:
+    """Change a job that has `only` one of these statuses still."""
+    mine = (JOB.c.id == job_id) & JOB.c.status.in_(only)
     values = values | {"revision": JOB.c.revision + 1, "updated_ms": now_ms()}
     connection.execute(update(JOB).where(mine).values(values))
 
@@ -254,9 +277,9 @@ def _close(connection: Connection, close: Close) -> None:
 
 
 def _issue(connection: Connection, issue: Issue) -> None:
-    active = select(JOB.c.id).where(JOB.c.id == issue.job_id, JOB.c.status.not_in(ENDED))
+    active = select(JOB.c.id).where(JOB.c.id == issue.job_id, JOB.c.status.in_(ACTIVE))
     if connection.execute(active).one_or_none() is None:
-        return  # ended meanwhile
+        return  # ended or paused meanwhile
     tried = select(func.coalesce(func.max(SEAT.c.attempt), 0)).where(SEAT.c.job_id == issue.job_id)
     attempt = 1 + connection.execute(tried.where(SEAT.c.number == issue.number)).scalar_one()
     seat = Seat(issue.worker, issue.job_id, issue.number, attempt)

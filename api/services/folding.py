@@ -183,7 +183,7 @@ class Fold:
         self.changes.presence.append({**row, **about, "seat": seat, "joined": True})
         self._event(entry, {"worker": worker, "seat": seat, **about})
         if state["status"] == "queued":
-            state["status"], state["started_ms"], state["reason"] = "running", entry.at_ms, None
+            state["status"], state["started_ms"], state["reason"] = "running", state["started_ms"] or entry.at_ms, None
 
     def left(self, entry: Entry) -> None:
         data = entry.data

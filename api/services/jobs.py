@@ -1,4 +1,4 @@
-"""Jobs: create, show, list, cancel, delete."""
+"""Jobs: create, show, list, pause, resume, retry, cancel, delete."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from api.database import Database, now_ms
 from api.errors import Conflict, KeyReused, NotFound
 from api.schemas import JobPage, JobPublic
 from api.services.paging import next_cursor, page
-from api.tables import Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from api.tables import ACTIVE, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED, JobStatus
 
@@ -90,6 +90,37 @@ class Jobs:
             rows = page(session, query, (int, str), cursor, limit)
             return JobPage(items=[_public(row) for row in rows], next_cursor=next_cursor(rows))
 
+    def pause(self, job_id: str) -> JobPublic:
+        """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict."""
+
+        def change(job: Job) -> None:
+            if job.status not in ACTIVE:
+                already = " already" if job.status == "paused" else ""
+                raise Conflict(f"job {job_id} is {job.status}{already}: only a queued or running job can be paused")
+            job.status, job.reason, job.paused_ms = "paused", "Paused by a user", now_ms()
+
+        return self._change(job_id, "pause", "paused", change)
+
+    def resume(self, job_id: str) -> JobPublic:
+        """Let a paused job go on where it was. Raises NotFound, Conflict."""
+
+        def change(job: Job) -> None:
+            if job.status != "paused":
+                raise Conflict(f"job {job_id} is {job.status}: only a paused job can be resumed")
+            _requeue(job)
+
+        return self._change(job_id, "resume", "resumed", change)
+
+    def retry(self, job_id: str) -> JobPublic:
+        """Let a failed job go on from its last checkpoint. Raises NotFound, Conflict."""
+
+        def change(job: Job) -> None:
+            if job.status != "failed":
+                raise Conflict(f"job {job_id} is {job.status}: only a failed job can be retried")
+            _requeue(job)
+
+        return self._change(job_id, "retry", "retried", change)
+
     def cancel(self, job_id: str) -> JobPublic:
         """Stop a job for good; its workers leave within a round. Raises NotFound, Conflict."""
         with self._database.write() as session:
@@ -116,6 +147,21 @@ class Jobs:
             session.delete(job)
         shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # what fails here, the outbox repeats
         self._wake()
+
+    def _change(self, job_id: str, kind: str, event: str, change: Callable[[Job], None]) -> JobPublic:
+        """Change a job's status on a user's word, with what is to be done about it and its entry in the timeline."""
+        with self._database.write() as session:
+            job = find(session, job_id)
+            change(job)
+            job.updated_ms = now = now_ms()
+            job.revision += 1
+            payload = {"incarnation": job.incarnation}  # what came after it must not be taken for what was meant
+            session.add(Outbox(job_id=job_id, kind=kind, payload=payload, created_ms=now, due_ms=now))
+            session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": "a user"}))
+            session.flush()
+            answer = _show(session, job_id)
+        self._wake()
+        return answer
 
     @staticmethod
     def _repeated(session: Session, known: IdempotencyKey, fingerprint: str) -> JobPublic:
@@ -147,6 +193,16 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
     session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
 
 
+def _requeue(job: Job) -> None:
+    """Make a job wait for workers again, as if nothing had stopped it."""
+    job.status, job.reason, job.error = "queued", _looking(job.queue), None
+    job.paused_ms = job.finished_ms = job.purged_ms = None
+
+
+def _looking(queue: str) -> str:
+    return f"Looking for workers on queue {queue}"
+
+
 def _new_job(spec: JobSpec, document: dict[str, Any]) -> Job:
     now = now_ms()
     return Job(
@@ -154,7 +210,7 @@ def _new_job(spec: JobSpec, document: dict[str, Any]) -> Job:
         name=spec.name,
         queue=spec.queue,
         status="queued",
-        reason=f"Looking for workers on queue {spec.queue}",
+        reason=_looking(spec.queue),
         spec=document,
         rounds_total=spec.rounds_total,
         created_ms=now,
@@ -194,6 +250,7 @@ def _public(row: Any) -> JobPublic:
         created_at=job.created_ms,
         started_at=job.started_ms,
         finished_at=job.finished_ms,
+        paused_at=job.paused_ms if job.status == "paused" else None,
         updated_at=job.updated_ms,
         last_event_id=last_event_id,
     )

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from api.database import Database, now_ms
 from api.services.storing import JOB
-from api.tables import IdempotencyKey, Outbox, SeatRow, table
+from api.tables import ACTIVE, IdempotencyKey, Outbox, SeatRow, table
 from computeshare.artifacts import Artifacts
 from computeshare.queue import Seat, SeatQueue
 from computeshare.rounds import RoundStore
@@ -39,7 +39,10 @@ class Courier:
             "open": self._open,
             "seat": self._seat,
             "stop": self._stop,
+            "pause": self._change,
+            "resume": self._change,
             "end": self._end,
+            "retry": self._retry,
             "purge": self._purge,
         }
 
@@ -76,14 +79,32 @@ class Courier:
             connection.execute(delete(keys).where(keys.c.created_ms < before))
 
     def publish(self, redis: Redis, job_id: str) -> None:
-        """Make a job that has not ended known to reducers and workers."""
+        """Make a job that wants workers known to them and to reducers."""
         with self._database.engine.connect() as connection:
             row = connection.execute(select(JOB.c.spec, JOB.c.status).where(JOB.c.id == job_id)).one_or_none()
-        if row and row.status not in ENDED:
+        if row and row.status in ACTIVE:
             RoundStore(redis, job_id).publish(json.dumps(row.spec))
+
+    def align(self, redis: Redis, job_id: str) -> None:
+        """Pause or resume a job's rounds, whichever SQLite says now: a user may have thought again meanwhile."""
+        status, rounds = self._status(job_id), RoundStore(redis, job_id)
+        if status == "paused":
+            rounds.pause()
+        elif status in ACTIVE:
+            self.publish(redis, job_id)  # the broker may have lost it meanwhile
+            rounds.resume()
+
+    def _status(self, job_id: str) -> str | None:
+        """The job's status as SQLite has it; None if it was deleted."""
+        with self._database.engine.connect() as connection:
+            status: str | None = connection.scalar(select(JOB.c.status).where(JOB.c.id == job_id))
+        return status
 
     def _open(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         self.publish(redis, job_id)
+
+    def _change(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        self.align(redis, job_id)
 
     def _seat(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         with self._database.engine.connect() as connection:
@@ -99,7 +120,21 @@ class Courier:
             seats.forget(seat)
 
     def _end(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
-        RoundStore(redis, job_id).end(payload["status"])
+        if self._status(job_id) in (None, *ENDED):  # else it is tried again by now
+            RoundStore(redis, job_id).end(payload["status"])
+
+    def _retry(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        """Drop what is left of the rounds that failed: a reducer opens the job from its last checkpoint."""
+        rounds = RoundStore(redis, job_id)
+        if self._status(job_id) in (None, *ENDED):
+            return
+        state = rounds.read()
+        if state is None or state.token.incarnation <= payload["incarnation"]:  # else this was done already
+            fence = redis.get(rounds.keys.fence())
+            rounds.purge()
+            if fence is not None:  # goes on counting, so that a reducer of the failed rounds stays locked out
+                redis.set(rounds.keys.fence(), fence)
+        self.publish(redis, job_id)
 
     def _purge(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         """Remove every trace of a deleted job."""
@@ -113,5 +148,5 @@ class Courier:
 def _wanted(connection: Connection, seat_id: str) -> bool:
     """Whether a seat that is to be handed over has still a job to serve."""
     query = select(SEAT.c.id).join(JOB, JOB.c.id == SEAT.c.job_id)
-    query = query.where(SEAT.c.id == seat_id, SEAT.c.ended_ms.is_(None), JOB.c.status.not_in(ENDED))
+    query = query.where(SEAT.c.id == seat_id, SEAT.c.ended_ms.is_(None), JOB.c.status.in_(ACTIVE))
     return connection.execute(query).one_or_none() is not None

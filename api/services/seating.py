@@ -7,14 +7,14 @@ from dataclasses import dataclass
 STUCK_MS = 15_000
 """A seat that its worker, alive and idle, has not begun after this long is handed out again."""
 LEAVE_MS = 10_000
-"""How long the seats of a job that ended may take to leave by themselves."""
+"""How long the seats of a job that ended or was paused may take to leave by themselves."""
 LONGEST_PAUSE_MS = 30_000
 """The longest wait before a worker whose seats keep ending is given another one in the same job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a job that has not ended wants. `seats` is 0 once all its rounds are done."""
+    """What a job that is queued or running wants. `seats` is 0 once all its rounds are done."""
 
     job_id: str
     queue: str
@@ -36,8 +36,8 @@ class Available:
 class Held:
     """A seat that was given out and has not ended, as far as SQLite knows; `state` is RQ's word for it.
 
-    `waiting_ms` is how long its worker has been idle meanwhile, `ended_ms` how long ago its job ended (None: it did
-    not).
+    `waiting_ms` is how long its worker has been idle meanwhile, `stopped_ms` how long ago its job ended or was paused
+    (None: neither).
     """
 
     id: str
@@ -46,7 +46,7 @@ class Held:
     number: int
     state: str
     waiting_ms: int = 0
-    ended_ms: int | None = None
+    stopped_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _close(seat: Held, worker: Available | None, demand: Demand | None) -> Close
     if worker is None:
         return Close(seat.id, "lost", stop=True)
     if demand is None:
-        overdue = seat.ended_ms is None or seat.ended_ms > LEAVE_MS
+        overdue = seat.stopped_ms is None or seat.stopped_ms > LEAVE_MS
         return Close(seat.id, "stopped", stop=True) if overdue or seat.state == "queued" else None
     if seat.state != "pending" and seat.waiting_ms > STUCK_MS:
         return Close(seat.id, "lost", stop=True)

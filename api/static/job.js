@@ -6,7 +6,7 @@ import { plots } from "./plots.js";
 import { Series } from "./series.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const TOLD = ["created", "opened", "recovered", "reducer", "joined", "left", "reassigned", "refused", "checkpoint", "scored"];
+const TOLD = ["created", "opened", "recovered", "reducer", "joined", "left", "reassigned", "refused", "checkpoint", "scored", "paused", "resumed", "retried"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
@@ -168,6 +168,37 @@ function follow() {
   else catchUp();
 }
 
+function begin() {
+  document.addEventListener("visibilitychange", follow); // a second time changes nothing
+  if (document.hidden) rest();
+  else listen();
+}
+
+// Pausing, resuming, trying again
+
+const DONE = { pause: "paused", resume: "resumed", retry: "retried" };
+const actionProblem = document.getElementById("action-problem");
+let asking = false;
+
+async function change(verb) {
+  if (asking) return;
+  asking = true;
+  setText(actionProblem, "");
+  try {
+    const answer = await fetch(`/v1/jobs/${job.id}/${verb}`, { method: "POST" });
+    const body = await answer.json();
+    if (!answer.ok) throw new Error(body.detail);
+    const ended = ENDED.includes(job.status);
+    HANDLERS.job(body);
+    if (ended) begin();
+  } catch (error) {
+    setText(actionProblem, `The job was not ${DONE[verb]}: ${error.message}`);
+    refresh(true);
+  } finally {
+    asking = false;
+  }
+}
+
 // Cancelling
 
 const dialog = document.getElementById("confirm");
@@ -188,14 +219,12 @@ async function cancel() {
 document.addEventListener("click", ({ target }) => {
   if (target.closest("#cancel")) dialog.showModal();
   if (target.closest("#confirm-cancel")) cancel();
+  const verb = target.closest("[data-verb]")?.dataset.verb;
+  if (verb) change(verb);
 });
 
 values.open = false; // it is there for those without plots
 values.addEventListener("toggle", () => values.open && refresh(true));
 everySecond(() => setText(field("elapsed"), FIELDS.elapsed()));
 show();
-if (!ENDED.includes(job.status)) {
-  document.addEventListener("visibilitychange", follow);
-  if (document.hidden) rest();
-  else listen();
-}
+if (!ENDED.includes(job.status)) begin();

@@ -1,4 +1,4 @@
-"""`computeshare jobs`: create, list, show, watch, cancel, delete, download."""
+"""`computeshare jobs`: create, list, show, watch, pause, resume, retry, cancel, delete, download."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from computeshare.answers import Checkpoint, Problem
+from computeshare.answers import Checkpoint, Job, Problem
 from computeshare.commands.connection import Home, JobId, Json, Url, connect, page
 from computeshare.commands.create import create
 from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, title
@@ -60,10 +60,35 @@ def watch(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fal
 
 
 @app.command()
+def pause(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Let a queued or running job rest. Its workers leave, what they did stays."""
+    with connect(url, home) as client:
+        _tell(client.pause(job_id), as_json)
+
+
+@app.command()
+def resume(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Let a paused job go on where it was."""
+    with connect(url, home) as client:
+        _tell(client.resume(job_id), as_json)
+
+
+@app.command()
+def retry(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Let a failed job go on from its last checkpoint."""
+    with connect(url, home) as client:
+        _tell(client.retry(job_id), as_json)
+
+
+@app.command()
 def cancel(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
     """Stop a job for good."""
     with connect(url, home) as client:
-        job = client.cancel(job_id)
+        _tell(client.cancel(job_id), as_json)
+
+
+def _tell(job: Job, as_json: bool) -> None:
+    """Print what has become of a job."""
     if as_json:
         print_json(job)
     else:

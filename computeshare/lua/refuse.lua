@@ -1,15 +1,21 @@
 -- refuse.lua: take back an accepted micro-batch whose blob failed the reducer's checks; it is free again.
 -- A worker with too many strikes is banned from the job: its session ends, and it cannot join until somebody lifts that.
 -- KEYS  1 round   2 fence   3 received   4 free   5 update   6 strikes   7 suspects   8 versions   9 events
---       10 banned   11 sessions
+--       10 banned   11 sessions   12 leases   13 backups
 -- ARGV  1 token   2 this reducer's fence   3 micro-batch   4 worker   5 session   6 event (JSON)
---       7 whether its values were not finite (1 or 0)   8 strikes that ban   9 reason
+--       7 whether its values were not finite (1 or 0)   8 strikes that ban   9 reason   10 nonce
 -- Returns {sessions that sent this micro-batch not finite, times it was sent so}, or {-1, -1} if the version or the
--- fence had moved on (nothing is changed). Values that are not finite are nobody's strike until others disagree.
+-- fence had moved on or another submission took its place (nothing is changed). Values that are not finite are nobody's strike until others disagree.
 if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[2] then return {-1, -1} end
-if redis.call("HDEL", KEYS[3], ARGV[3]) == 0 then return {-1, -1} end
+local entry = redis.call("HGET", KEYS[3], ARGV[3])
+if not entry or cjson.decode(entry).nonce ~= ARGV[10] then return {-1, -1} end
+local function free(micro_batch)
+  redis.call("LREM", KEYS[4], 0, micro_batch)
+  redis.call("RPUSH", KEYS[4], micro_batch)
+end
+redis.call("HDEL", KEYS[3], ARGV[3])
 redis.call("UNLINK", KEYS[5])
-redis.call("RPUSH", KEYS[4], ARGV[3])
+free(ARGV[3])
 local now = redis.call("TIME")
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local sessions, times = 0, 0
@@ -22,7 +28,17 @@ if ARGV[7] == "1" then
 else
   local strikes = redis.call("HINCRBY", KEYS[6], ARGV[4], 1)
   if strikes >= tonumber(ARGV[8]) and redis.call("HSETNX", KEYS[10], ARGV[4], ARGV[9]) == 1 then
+    local session = redis.call("HGET", KEYS[11], ARGV[4])
     redis.call("HDEL", KEYS[11], ARGV[4])
+    for i = 12, 13 do
+      local held = redis.call("HGETALL", KEYS[i])
+      for j = 1, #held, 2 do
+        if held[j + 1]:match("^[^|]*") == session then
+          redis.call("HDEL", KEYS[i], held[j])
+          if i == 12 then free(held[j]) end
+        end
+      end
+    end
     redis.call("XADD", KEYS[9], "*", "type", "banned", "at", at,
       "data", cjson.encode({worker = ARGV[4], strikes = strikes, reason = ARGV[9]}))
   end

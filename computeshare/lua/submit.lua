@@ -35,18 +35,19 @@ if redis.call("EXISTS", KEYS[7]) == 1 then return answer("duplicate") end
 if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return answer("fenced") end
 if token ~= ARGV[1] or status ~= "running" then return answer("stale") end
 
-local accepted, already, expired, leased = {}, 0, 0, now
+local accepted, named, already, expired, leased = {}, {}, 0, 0, now
 for i = 0, (#ARGV - 6) / 2 - 1 do
   local micro_batch = ARGV[7 + 2 * i]
   local lease = redis.call("HGET", KEYS[3], micro_batch)
   local backup = redis.call("HGET", KEYS[4], micro_batch)
   local mine = (lease and lease:match("^[^|]*") == ARGV[3] and lease) or (backup and backup:match("^[^|]*") == ARGV[3] and backup)
-  if redis.call("HEXISTS", KEYS[5], micro_batch) == 1 then
+  if named[micro_batch] or redis.call("HEXISTS", KEYS[5], micro_batch) == 1 then
     already = already + 1
   elseif mine and redis.call("EXISTS", KEYS[12 + 2 * i]) == 0 then
     expired = expired + 1
   elseif mine then
     accepted[#accepted + 1] = i
+    named[micro_batch] = true
     leased = math.min(leased, tonumber(mine:match("^.-|.-|(.-)|")))
   end
 end

@@ -53,7 +53,7 @@ class Claim(RoundStore):
     def open(self, token: Token, weights: bytes, state: bytes, following: Round, event: dict[str, Any]) -> bool:
         """Publish the first weights, initial or restored; False if the job is open already (or gone)."""
         k = self.keys
-        staged = [k.staged(f"{self.fence}:weights"), k.staged(f"{self.fence}:state")]
+        staged = [self._staged("weights"), self._staged("state")]
         self.redis.set(staged[0], weights, ex=STAGED_S)
         self.redis.set(staged[1], state, ex=STAGED_S)
         names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
@@ -91,8 +91,9 @@ class Claim(RoundStore):
         event |= {"micro_batch": part.micro_batch, "reason": reason}
         names = [k.round(), k.fence(), k.received(), k.free(), k.update(str(token), part.micro_batch)]
         names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
+        names += [k.leases(), k.backups()]
         arguments: list[Argument] = [str(token), self.fence, part.micro_batch, part.worker, part.session]
-        arguments += [json.dumps(event), int(not_finite), BANNING_STRIKES, reason]
+        arguments += [json.dumps(event), int(not_finite), BANNING_STRIKES, reason, part.nonce]
         sessions, times = self.scripts.call("refuse", names, arguments)
         return int(sessions), int(times)
 
@@ -104,7 +105,7 @@ class Claim(RoundStore):
             following: the next round; its count is 0 after the last one.
         """
         k = self.keys
-        staged = k.staged(f"{self.fence}:weights")
+        staged = self._staged("weights")
         before = k.weights(str(base.base)) if base.base else k.staged("none")
         names = [k.round(), k.fence(), staged, k.weights(str(token)), before, k.leases(), k.backups(), k.received()]
         names += [k.free(), k.suspects(), k.versions(), k.events(), k.full()]
@@ -121,16 +122,23 @@ class Claim(RoundStore):
         self.scripts.queue(pipeline, "commit", names, [*arguments, json.dumps(event, separators=(",", ":"))])
         return bool(self.scripts.execute(pipeline)[-1])
 
-    def store_state(self, base: RoundState, token: Token, state: bytes) -> None:
-        """Keep the state that goes with `token`; what it could be recomputed from is then dropped."""
+    def store_state(self, base: RoundState, token: Token, state: bytes) -> bool:
+        """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped.
+
+        Returns False, changing nothing, if the version or the fence had moved on.
+        """
         k = self.keys
-        staged = k.staged(f"{self.fence}:state")
+        staged = self._staged("state")
         drop = [k.update(str(base.token), m) for m in range(base.first, base.first + base.count)]
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.set(staged, state, ex=STAGED_S)
-        names = [k.spec(), staged, k.state(str(token)), k.state(str(base.token)), *drop]
-        self.scripts.queue(pipeline, "keep", names, [])
-        self.scripts.execute(pipeline)
+        names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base.token)), *drop]
+        self.scripts.queue(pipeline, "keep", names, [self.fence, str(token)])
+        return bool(self.scripts.execute(pipeline)[-1])
+
+    def _staged(self, what: str) -> str:
+        """A key that no other reducer writes, whatever fence it believes to have."""
+        return self.keys.staged(f"{self.reducer_id}:{self.fence}:{what}")
 
     def load(self, key: str) -> bytes | None:
         """The value of one of the job's keys."""

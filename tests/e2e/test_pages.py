@@ -175,7 +175,7 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Keep it running").click()
+    page.get_by_role("button", name="Keep the job").click()
     expect(page.locator("dialog")).not_to_be_visible()
     assert site.services.jobs.show(feed.job_id).status == "running"
     page.get_by_role("button", name="Cancel").click()
@@ -184,6 +184,60 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     expect(page.locator("#actions button")).to_have_count(0)
     expect(page).to_have_title(re.compile("^Cancelled · "))
     assert site.services.jobs.show(feed.job_id).status == "cancelled"
+
+
+def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#state .state-paused")).to_have_text("Paused")
+    expect(page.locator("#state")).to_contain_text("Paused by a user")
+    expect(page.locator("#timeline")).to_contain_text("Paused by a user")
+    expect(page).to_have_title(re.compile("^Paused · "))
+    expect(page.locator("#actions button")).to_have_text(["Resume", "Cancel"])
+    assert site.services.jobs.show(feed.job_id).status == "paused"
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#actions button")).to_have_text(["Pause", "Cancel"])
+    expect(page.locator("#timeline")).to_contain_text("Resumed by a user")
+    assert site.services.jobs.show(feed.job_id).status == "queued"
+    feed.joined("w3again", "mac-mini", "CPU")
+    expect(page.locator("#state")).to_contain_text("Running")
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["failed before the eyes", "failed before it was opened"])
+def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: Any, live: bool) -> None:
+    feed = under_way(site, 20)
+    if live:
+        page = opened(f"/jobs/{feed.job_id}")
+    feed.tell("failed", error="no space left on the disk", detail="")
+    arrived(site, feed)
+    if not live:
+        page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#state .problem-box")).to_be_visible()
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator("#state .problem-box")).to_have_count(0)
+    expect(page.locator("#actions button")).to_have_text(["Pause", "Cancel"])
+    expect(page.locator("#timeline")).to_contain_text("Retried by a user")
+    feed.joined("w3again", "mac-mini", "CPU")
+    feed.versions(5)
+    expect(page.locator("[data-field=version]")).to_have_text("25")
+
+
+def test_a_change_that_was_not_made_is_said(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.evaluate(
+        """() => {
+          const ask = fetch;
+          window.fetch = async (path, options) => {
+            if (path.endsWith("/pause")) throw new Error("the line is cut");
+            return ask(path, options);
+          };
+        }"""
+    )
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#action-problem")).to_have_text("The job was not paused: the line is cut")
+    assert site.services.jobs.show(feed.job_id).status == "running"
 
 
 def test_a_failure_is_shown_first_and_live(site: Site, opened: Any) -> None:
@@ -231,7 +285,11 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
     expect(page.locator("#values tbody tr").first).to_contain_text("40")
     expect(page.locator("#workers tbody tr")).to_have_count(2)
     expect(page.locator("#checkpoints a")).to_have_attribute("href", f"/v1/jobs/{feed.job_id}/checkpoints/40")
-    expect(page.locator("#actions noscript code")).to_be_visible()
+    expect(page.locator("#actions noscript code")).to_have_text(
+        [f"computeshare jobs {verb} {feed.job_id}" for verb in ("pause", "cancel")]
+    )
+    expect(page.locator("#actions noscript code").last).to_be_visible()
+    expect(page.locator("#pause")).not_to_be_visible()
     expect(page.locator(".plot").first).not_to_be_visible()
     expect(page.locator("#cancel")).not_to_be_visible()
     page.goto(site.url)
@@ -303,11 +361,13 @@ def showcase(site: Site) -> dict[str, str]:
     done.checkpoint()
     cancelled = under_way(site, 60, name="fashion", dataset="fashion-mnist")
     site.services.jobs.cancel(cancelled.job_id)
+    paused = under_way(site, 60, name="resting overnight")
+    site.services.jobs.pause(paused.job_id)
     queued = start(site, name="waiting for the lab", queue="lab", workers={"min": 3, "max": 8})
     running = long_under_way(site)
     for feed in (failed, done, running):
         arrived(site, feed)
-    shown = {"job": running, "job-failed": failed, "job-queued": queued, "job-completed": done}
+    shown = {"job": running, "job-failed": failed, "job-queued": queued, "job-paused": paused, "job-completed": done}
     return {"jobs": "/", "workers": "/workers", **{name: f"/jobs/{feed.job_id}" for name, feed in shown.items()}}
 
 

@@ -1,20 +1,27 @@
 """One real broker per test session; a fresh job id per test, so that nothing has to be flushed."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dispatching import Clock
 from redis import Redis
 from starlette.testclient import TestClient
 
 from api.database import Database
 from api.main import create_app
+from api.services import dispatcher as dispatcher_module
+from api.services import jobs as jobs_module
+from api.services import outbox
+from api.services.dispatcher import Dispatcher
 from api.services.history import History
 from api.services.jobs import Jobs
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker
 from computeshare.settings import Settings
+from computeshare.spec import JobSpec
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +75,38 @@ def client(settings: Settings) -> Iterator[TestClient]:
     app = create_app(settings)
     with TestClient(app, base_url="http://localhost", headers=headers, raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The control plane's clock, in the test's hands."""
+    clock = Clock(1_800_000_000_000)
+    for module in (dispatcher_module, outbox, jobs_module):
+        monkeypatch.setattr(module, "now_ms", clock)
+    return clock
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def create(jobs: Jobs, queue: str, clock: Clock) -> Callable[..., str]:
+    """Makes a job on the test's queue."""
+
+    def create(**fields: Any) -> str:
+        clock.ms += 1
+        return jobs.create(JobSpec(**{"dataset": "digits", "model": "mlp", "queue": queue, "rounds": 2, **fields})).id
+
+    return create
+
+
+@pytest.fixture
+def dispatcher(database: Database, tmp_path: Path, redis: Redis, clock: Clock) -> Dispatcher:
+    """One that has been running for a while."""
+    dispatcher = Dispatcher(database, tmp_path / "artifacts")
+    for _ in range(8):
+        dispatcher.step(redis)
+        clock.ms += 2000
+    return dispatcher

@@ -39,6 +39,18 @@ def test_migrating_again_changes_nothing(database: Database, jobs: Jobs) -> None
     assert jobs.show(job.id) == job
 
 
+def test_jobs_and_their_history_outlive_every_migration_there_and_back(database: Database, jobs: Jobs) -> None:
+    job = jobs.create(SPEC)
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["engine"] = database.engine
+    command.downgrade(config, "0001")
+    with database.read() as session:
+        assert session.execute(text("SELECT COUNT(*) FROM job, event, outbox")).scalar_one() == 1
+    database.migrate()
+    assert jobs.show(job.id) == job
+
+
 def test_migration_that_is_cut_off_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(f"sqlite:///{tmp_path}/cut.db")
     create, made = Operations.create_table, []

@@ -1,12 +1,11 @@
 """The level-triggered loop against a real broker; workers are registrations and what RQ would write for them."""
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from dispatching import Clock, Killed, dying, online, queued, seats, set_rq_status
 from feeding import Feed, token
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -20,78 +19,15 @@ from api.services import outbox
 from api.services.dispatcher import Dispatcher
 from api.services.history import History
 from api.services.jobs import Jobs
-from api.services.outbox import OUTBOX, SEAT
+from api.services.outbox import OUTBOX
 from api.services.projector import Projector
 from computeshare import keys
 from computeshare.artifacts import Artifacts
 from computeshare.keys import JobKeys
-from computeshare.queue import Seat, SeatQueue, WorkerInfo, register, unregister
+from computeshare.queue import Seat, SeatQueue, unregister
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 from computeshare.types import Token
-
-
-class Clock:
-    """The control plane's clock, moved by the test."""
-
-    def __init__(self, start_ms: int) -> None:
-        self.ms = start_ms
-
-    def __call__(self) -> int:
-        return self.ms
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock(1_800_000_000_000)
-    for module in (dispatcher_module, outbox, jobs_module):
-        monkeypatch.setattr(module, "now_ms", clock)
-    return clock
-
-
-@pytest.fixture
-def queue() -> str:
-    return f"q{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def create(jobs: Jobs, queue: str, clock: Clock) -> Callable[..., str]:
-    def create(**fields: Any) -> str:
-        clock.ms += 1
-        return jobs.create(JobSpec(**{"dataset": "digits", "model": "mlp", "queue": queue, "rounds": 2, **fields})).id
-
-    return create
-
-
-@pytest.fixture
-def dispatcher(database: Database, tmp_path: Path, redis: Redis, clock: Clock) -> Dispatcher:
-    """One that has been running for a while."""
-    dispatcher = Dispatcher(database, tmp_path / "artifacts")
-    for _ in range(8):
-        dispatcher.step(redis)
-        clock.ms += 2000
-    return dispatcher
-
-
-def online(redis: Redis, queue: str, seat: str | None = None, worker: str | None = None) -> str:
-    worker = worker or secrets.token_hex(6)
-    register(redis, WorkerInfo(worker, f"mac-{worker}", "cpu", (queue,), {}, 1, "host", 1, seat))
-    return worker
-
-
-def seats(database: Database, *states: str) -> list[Any]:
-    with database.engine.connect() as connection:
-        rows = connection.execute(select(SEAT).order_by(SEAT.c.created_ms, SEAT.c.number)).all()
-    return [row for row in rows if not states or row.state in states]
-
-
-def queued(redis: Redis, worker: str) -> list[str]:
-    entries: Any = redis.lrange(f"rq:queue:{worker}", 0, -1)
-    return [entry.decode() for entry in entries]
-
-
-def set_rq_status(redis: Redis, seat_id: str, status: str) -> None:
-    redis.hset(f"rq:job:{seat_id}", "status", status)
 
 
 def test_job_is_published_and_its_seats_handed_out(
@@ -375,19 +311,6 @@ def test_what_the_broker_refuses_is_the_reason_and_is_tried_again(
 
 
 # Crash windows: the process dies at each step that leaves SQLite or the broker changed; then it starts again.
-
-
-class Killed(Exception):
-    """Stands for SIGKILL: nothing after it runs."""
-
-
-def dying(function: Callable[..., Any], after: bool) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> Any:
-        if after:
-            function(*arguments, **named)
-        raise Killed
-
-    return call
 
 
 STEPS = [

@@ -82,6 +82,12 @@ def test_a_job_from_its_creation_to_its_removal(client: Client, capsys: pytest.C
     assert command(capsys, "jobs", "show", job_id)["status"] == "queued"
     assert run(app, ["jobs", "delete", job_id, "--yes"]) == 2
     assert "cancel it first" in capsys.readouterr().err
+    assert command(capsys, "jobs", "pause", job_id)["status"] == "paused"
+    assert run(app, ["jobs", "pause", job_id]) == 2
+    assert "is paused already" in capsys.readouterr().err
+    assert command(capsys, "jobs", "resume", job_id)["status"] == "queued"
+    assert run(app, ["jobs", "retry", job_id]) == 2
+    assert "only a failed job can be retried" in capsys.readouterr().err
     assert command(capsys, "jobs", "cancel", job_id)["status"] == "cancelled"
     assert run(app, ["jobs", "cancel", job_id]) == 2
     assert "is cancelled already" in capsys.readouterr().err

@@ -135,6 +135,32 @@ def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
     assert "computeshare-worker --queue lab" in html
 
 
+@pytest.mark.parametrize(
+    ("status", "verbs"),
+    [
+        ("queued", {"pause", "cancel"}),
+        ("running", {"pause", "cancel"}),
+        ("paused", {"resume", "cancel"}),
+        ("failed", {"retry"}),
+        ("completed", set()),
+        ("cancelled", set()),
+    ],
+)
+def test_a_job_offers_what_can_be_done_in_its_state(pages: Pages, status: str, verbs: set[str]) -> None:
+    job_id = pages.create(status)
+    html = pages.get(f"/jobs/{job_id}")
+    assert set(re.findall(rf"computeshare jobs (\w+) {job_id}", html)) == verbs
+    assert set(re.findall(r'data-verb="(\w+)"', html)) == verbs - {"cancel"}
+
+
+def test_a_paused_job_says_since_when_and_by_whom(pages: Pages) -> None:
+    job_id = pages.create("running")
+    pages.services.jobs.pause(job_id)
+    state = pages.get(f"/jobs/{job_id}").split('id="state"')[1].split("<section")[0]
+    assert re.search(r'state-paused"><svg.*?</svg>Paused</span>', state)
+    assert "0 s ago" in state and "Paused by a user" in state
+
+
 def test_an_error_is_split_into_plain_words_and_details(pages: Pages) -> None:
     job_id = pages.create("failed")
     pages.change(job_id, error="diverged at version 3\n\nTraceback: line 1", finished_ms=now_ms())

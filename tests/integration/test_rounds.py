@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from computeshare import keys
 from computeshare.errors import Fenced, JobGone
 from computeshare.rounds import Claim, Member, RoundStore
-from computeshare.sampling import Plan
+from computeshare.sampling import Plan, Round
 from computeshare.types import Token
 
 PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
@@ -120,6 +120,25 @@ def test_a_fenced_reducer_cannot_open(redis: Redis, store: RoundStore) -> None:
     assert Claim(redis, store.job_id, "second").claim("host", 2, 60_000)
     assert not first.open(ZERO, b"w", b"s", PLAN.round(0), {})
     assert store.read() is None
+
+
+def test_fences_grow_even_after_the_broker_lost_everything(redis: Redis, store: RoundStore) -> None:
+    before = Claim(redis, store.job_id, "before")
+    assert before.claim("host", 1, 60_000)
+    store.purge()
+    store.publish("{}")
+    after = Claim(redis, store.job_id, "after")
+    assert after.claim("host", 2, 60_000) and after.fence > before.fence
+    assert after.renew(0)
+    again = Claim(redis, store.job_id, "again")
+    assert again.claim("host", 3, 60_000) and again.fence > after.fence
+
+
+def test_a_job_restored_at_its_last_version_is_finished(redis: Redis, store: RoundStore) -> None:
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    assert claim.open(ONE, b"w", b"s", Round(1, 0, 4, 0, 0), {})
+    assert store.status() == "finished"
 
 
 # Joining and leaving
@@ -298,6 +317,30 @@ def test_a_submission_of_which_only_a_part_is_leased_counts_that_part(
     assert sorted(claim.progress()[1]) == [1]
 
 
+def test_a_micro_batch_named_twice_in_one_submission_counts_once(claim: Claim, join: Callable[..., Member]) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    assert send(member, ZERO, 0, 0, 1) == "accepted"
+    assert sorted(claim.progress()[1]) == [0, 1]
+    assert events(claim, "submission")[0]["counted"] == [0, 1]
+
+
+def test_a_micro_batch_handed_back_twice_is_free_once(claim: Claim, join: Callable[..., Member]) -> None:
+    first, second = join("first"), join("second")
+    assert first.lease(str(ZERO)).micro_batches == (0, 1)
+    assert second.lease(str(ZERO)).micro_batches == (2, 3)
+    claim.redis.rpush(claim.keys.arrivals(), *[10] * 8)
+    age(claim, 1000)
+    assert second.lease(str(ZERO)).micro_batches == (0, 1)  # backed up
+    first.leave("gone")
+    assert send(second, ZERO, 0) == "accepted"
+    claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", not_finite=False)
+    rejoined = join("third")
+    second.leave("gone")
+    freed = [*rejoined.lease(str(ZERO)).micro_batches, *rejoined.lease(str(ZERO)).micro_batches]
+    assert sorted(freed) == [0, 1, 2, 3]
+
+
 def test_a_report_that_is_no_json_object_changes_nothing(
     redis: Redis, claim: Claim, join: Callable[..., Member]
 ) -> None:
@@ -402,9 +445,21 @@ def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, jo
     assert claim.load(claim.keys.state(str(ZERO))) is None
 
 
-def test_the_last_commit_ends_the_rounds(claim: Claim, join: Callable[..., Member]) -> None:
-    from computeshare.sampling import Round
+def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Callable[..., Member]) -> None:
+    fill(join, claim)
+    state, _ = claim.progress()
+    assert state is not None and commit(claim, ONE)
+    assert claim.renew(0)
+    other = Claim(redis, claim.job_id, "other")
+    assert other.claim("host", 2, 60_000)
+    assert not claim.store_state(state, ONE, b"late")  # fenced
+    assert other.store_state(state, ONE, b"state 1")
+    assert not other.store_state(state, TWO, b"of no version")
+    assert claim.load(claim.keys.state(str(ONE))) == b"state 1"
+    assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
 
+
+def test_the_last_commit_ends_the_rounds(claim: Claim, join: Callable[..., Member]) -> None:
     fill(join, claim)
     state, _ = claim.progress()
     assert state is not None and claim.commit(state, ONE, b"w", Round(1, 0, 4, 0, 0), {})
@@ -447,6 +502,27 @@ def test_a_worker_with_too_many_strikes_is_banned_until_somebody_lifts_it(
     assert events(claim, "banned") == [{"worker": "liar", "strikes": 5, "reason": "checksum mismatch"}]
     claim.lift_ban("liar")
     assert liar.join("seat of liar", {}) == "running"
+
+
+def test_a_ban_frees_what_the_worker_had_leased(claim: Claim, join: Callable[..., Member]) -> None:
+    liar = join("liar")
+    claim.redis.hset(claim.keys.strikes(), "liar", 4)
+    liar.lease(str(ZERO))
+    send(liar, ZERO, 0, nonce="lie")
+    claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", not_finite=False)
+    assert sorted(join("honest").lease(str(ZERO)).micro_batches) == [0, 1, 2, 3]
+
+
+def test_a_late_refusal_spares_the_submission_that_took_the_place(claim: Claim, join: Callable[..., Member]) -> None:
+    bad = join("bad")
+    bad.lease(str(ZERO))
+    send(bad, ZERO, 0, nonce="bad")
+    judged = claim.progress()[1][0]
+    assert claim.refuse(ZERO, judged, "checksum mismatch", not_finite=False) == (0, 0)
+    bad.lease(str(ZERO))
+    assert send(bad, ZERO, 0, nonce="good") == "accepted"
+    assert claim.refuse(ZERO, judged, "checksum mismatch", not_finite=False) == (-1, -1)
+    assert sorted(claim.progress()[1]) == [0]
 
 
 def test_values_that_are_not_finite_are_nobodys_strike_and_counted_by_session(

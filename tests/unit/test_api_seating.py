@@ -28,9 +28,9 @@ def held(
     number: int = 1,
     state: str = "started",
     waiting_ms: int = 0,
-    ended: int | None = None,
+    stopped: int | None = None,
 ) -> Held:
-    return Held(f"{worker}-{job}-{number}-1", job, worker, number, state, waiting_ms, ended)
+    return Held(f"{worker}-{job}-{number}-1", job, worker, number, state, waiting_ms, stopped)
 
 
 def test_every_free_worker_of_the_queue_gets_a_seat_up_to_the_maximum() -> None:
@@ -93,12 +93,12 @@ def test_seat_that_an_idle_worker_never_begins_is_issued_again() -> None:
     assert decide_seats([demand(started=True)], [worker("w1")], [held("w1", state="queued", waiting_ms=1000)]) == []
 
 
-def test_seats_of_an_ended_job_leave_by_themselves_before_they_are_stopped() -> None:
-    running = held("w1", ended=LEAVE_MS - 1)
+def test_seats_of_an_ended_or_paused_job_leave_by_themselves_before_they_are_stopped() -> None:
+    running = held("w1", stopped=LEAVE_MS - 1)
     assert decide_seats([], [worker("w1", running.id)], [running]) == []
-    overdue = held("w1", ended=LEAVE_MS + 1)
+    overdue = held("w1", stopped=LEAVE_MS + 1)
     assert decide_seats([], [worker("w1", overdue.id)], [overdue]) == [Close(overdue.id, "stopped", stop=True)]
-    queued = held("w1", state="queued", ended=1)
+    queued = held("w1", state="queued", stopped=1)
     assert decide_seats([], [worker("w1")], [queued]) == [Close(queued.id, "stopped", stop=True)]
 
 

@@ -49,10 +49,11 @@ def test_a_creation_whose_answer_is_lost_is_repeated_with_its_key(server: FakeSe
     assert first == second
 
 
-def test_a_cancellation_is_not_repeated_behind_the_users_back(server: FakeServer, client: Client) -> None:
-    server.on("POST /v1/jobs/ab12cd34/cancel", Answer(hang_up=True))
+@pytest.mark.parametrize("verb", ["pause", "resume", "retry", "cancel"])
+def test_a_change_is_not_repeated_behind_the_users_back(server: FakeServer, client: Client, verb: str) -> None:
+    server.on(f"POST /v1/jobs/ab12cd34/{verb}", Answer(hang_up=True))
     with pytest.raises(NoServer, match="broke"):
-        client.cancel("ab12cd34")
+        getattr(client, verb)("ab12cd34")
     assert len(server.requests) == 1
 
 

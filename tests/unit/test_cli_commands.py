@@ -338,10 +338,28 @@ def test_a_terminal_gets_a_live_bar(server: FakeServer) -> None:
     assert "✓ completed" in shown.decode()
 
 
-def test_cancel_prints_the_new_state(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.on("POST /v1/jobs/ab12cd34/cancel", Answer(job(status="cancelled"), 202))
-    assert run(app, ["jobs", "cancel", "ab12cd34"]) == 0
-    assert capsys.readouterr().out.split() == ["■", "cancelled", "ab12cd34"]
+@pytest.mark.parametrize(
+    ("verb", "icon", "state"),
+    [("pause", "‖", "paused"), ("resume", "○", "queued"), ("retry", "○", "queued"), ("cancel", "■", "cancelled")],
+)
+def test_a_change_prints_the_new_state(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], verb: str, icon: str, state: str
+) -> None:
+    server.on(f"POST /v1/jobs/ab12cd34/{verb}", Answer(job(status=state), 202))
+    assert run(app, ["jobs", verb, "ab12cd34"]) == 0
+    assert capsys.readouterr().out.split() == [icon, state, "ab12cd34"]
+    assert run(app, ["jobs", verb, "ab12cd34", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == state
+
+
+def test_a_watched_job_that_is_paused_is_waited_for(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    paused = job(status="paused", reason="Paused by a user")
+    server.on("GET /v1/jobs/ab12cd34", Answer(job()), Answer(job(status="completed", version=100)))
+    states = [event("job", paused, 8), event("job", job(version=30), 9), event("job", job(status="completed"), 10)]
+    server.on("GET /v1/jobs/ab12cd34/events", stream(states[0]), stream(*states[1:]))
+    assert run(app, ["jobs", "watch", "ab12cd34"]) == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "reconnecting" not in line]
+    assert lines == ["running", "paused", "running", "completed"]
 
 
 class Terminal(io.StringIO):

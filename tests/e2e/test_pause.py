@@ -1,0 +1,86 @@
+"""Pausing real jobs: their workers leave and serve others, and the result is the one of a job left alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane, control_plane
+
+pytestmark = pytest.mark.e2e
+DIGITS: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp",
+    "queue": "e2e",
+    "micro_batch": 16,
+    "micro_batches_per_round": 4,
+    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    "rounds": 600,
+    "checkpoint_every": 50,
+    "evaluate_every": 0,
+}
+
+RESTING = ("status", "reason", "version", "weights_sha256", "loss", "accepted", "stale", "workers", "started_at")
+"""What does not change while a job is paused. (Its checkpoints may still be scored.)"""
+
+
+def change(plane: ControlPlane, job_id: str, verb: str) -> dict[str, Any]:
+    response = plane.http.post(f"/v1/jobs/{job_id}/{verb}")
+    assert response.status_code == 202, response.text
+    return dict(response.json())
+
+
+def paused_in_mid_run(plane: ControlPlane, **spec: Any) -> str:
+    """A job that has a checkpoint, is paused, and whose workers have left."""
+    job_id = plane.create(**DIGITS, **spec)
+    plane.until("a checkpoint", lambda: plane.job(job_id)["durable_version"] >= 50)
+    assert change(plane, job_id, "pause")["status"] == "paused"
+    plane.until("no worker", lambda: plane.job(job_id)["workers"] == 0)
+    plane.until("no seat", lambda: job_id not in [worker["job_id"] for worker in plane.get("/v1/workers")["items"]])
+    return job_id
+
+
+def timeline(plane: ControlPlane, job_id: str) -> list[dict[str, Any]]:
+    """Everything that happened in a job that has ended."""
+    with plane.http.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    return [event for event in map(json.loads, lines) if "data" in event]
+
+
+def test_a_paused_job_leaves_its_workers_to_others_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    with control_plane(tmp_path, "--workers", "2", "--queue", "e2e") as plane:
+        job_id = paused_in_mid_run(plane)
+        workers = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
+        assert [worker["left_reason"] for worker in workers] == ["the job is paused"] * 2  # nobody was killed
+        other = plane.create(**DIGITS)
+        plane.reach(other, 10)
+        held = plane.job(job_id)
+        assert 50 <= held["version"] < 600 and held["reason"] == "Paused by a user"
+        alone = plane.finish(other)
+        now = plane.job(job_id)
+        assert {name: now[name] for name in RESTING} == {name: held[name] for name in RESTING}
+        assert change(plane, job_id, "resume")["status"] == "queued"
+        job = plane.finish(job_id)
+        assert job["weights_sha256"] == alone["weights_sha256"]
+        assert job["started_at"] == held["started_at"]
+        events = [event["type"] for event in timeline(plane, job_id)]
+        assert [kind for kind in events if kind in ("opened", "paused", "resumed")] == ["opened", "paused", "resumed"]
+        ledger = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+        assert [epoch["counted"] for epoch in ledger] == [epoch["samples"] for epoch in ledger]
+
+
+def test_a_job_paused_while_up_is_stopped_and_started_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as plane:
+        job_id = paused_in_mid_run(plane)
+    with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as again:
+        alone = again.finish(again.create(**DIGITS))  # whoever is free would have served the older job first
+        held = again.job(job_id)
+        assert (held["status"], held["reason"]) == ("paused", "Paused by a user")
+        assert 50 <= held["version"] < 600
+        change(again, job_id, "resume")
+        job = again.finish(job_id)
+        assert job["weights_sha256"] == alone["weights_sha256"]
+        restored = [event["data"]["restored"] for event in timeline(again, job_id) if event["type"] == "opened"]
+        assert restored == [False, True]
+        ledger = again.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+        assert [epoch["counted"] for epoch in ledger] == [epoch["samples"] for epoch in ledger]

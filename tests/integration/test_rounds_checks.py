@@ -1,0 +1,251 @@
+"""Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
+
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+from test_rounds import ONE, PLAN, ZERO, age, commit, events, send
+
+from computeshare.rounds import Claim, Member, RoundStore
+from computeshare.rounds.claim import BANNING_STRIKES
+from computeshare.rounds.scripts import Argument
+
+Join = Callable[..., Member]
+
+
+@pytest.fixture
+def store(redis: Redis, job_id: str) -> RoundStore:
+    store = RoundStore(redis, job_id)
+    store.publish("{}")
+    return store
+
+
+@pytest.fixture
+def claim(redis: Redis, store: RoundStore) -> Claim:
+    """The active reducer of a job that is open at version 0."""
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    assert claim.open(ZERO, b"weights 0", b"state 0", PLAN.round(0), {"version": 0})
+    return claim
+
+
+@pytest.fixture
+def join(redis: Redis, claim: Claim) -> Join:
+    def join(worker: str, session: str | None = None) -> Member:
+        member = Member(redis, claim.job_id, worker, session or f"session of {worker}")
+        assert member.join(f"seat of {worker}", {}) == "running"
+        return member
+
+    return join
+
+
+def slow_down(store: RoundStore) -> None:
+    """Make every lease of the round due for a backup task, though none has run out."""
+    store.redis.hincrby(store.keys.round(), "opened", -3_600_000)
+
+
+def free(store: RoundStore) -> list[bytes]:
+    return store.redis.lrange(store.keys.free(), 0, -1)  # type: ignore[return-value]
+
+
+# Reducers
+
+
+def test_a_fenced_reducer_announces_nothing(redis: Redis, claim: Claim) -> None:
+    assert claim.announce("checkpoint", {"by": "first"})
+    assert claim.renew(0) and Claim(redis, claim.job_id, "other").claim("host", 2, 60_000)
+    assert not claim.announce("checkpoint", {"by": "late"})
+    assert events(claim, "checkpoint") == [{"by": "first"}]
+
+
+def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Claim, join: Join) -> None:
+    k = claim.keys
+    member = join("a")
+    member.lease(str(ZERO))
+    send(member, ZERO, 0, 1, 2, 3)
+    state, _ = claim.progress()
+    assert state is not None
+    kept = [k.weights(str(ZERO)), k.state(str(ZERO)), *(k.update(str(ZERO), m) for m in range(4))]
+    assert [redis.ttl(key) for key in kept] == [-1] * 6
+    assert commit(claim, ONE)
+    claim.store_state(state, ONE, b"state 1")
+    assert [redis.ttl(key) for key in (k.weights(str(ONE)), k.state(str(ONE)))] == [-1, -1]
+
+
+def test_a_commit_clears_everything_that_belonged_to_the_round(redis: Redis, claim: Claim, join: Join) -> None:
+    k = claim.keys
+    state = claim.read()
+    for name in (k.leases(), k.backups(), k.received(), k.suspects()):
+        redis.hset(name, "0", "left over")
+    redis.rpush(k.free(), "0")
+    redis.rpush(k.full(), str(ZERO))
+    assert state is not None and claim.commit(state, ONE, b"weights 1", PLAN.round(1), {})
+    names = (k.leases(), k.backups(), k.received(), k.suspects(), k.free(), k.full())
+    assert [name for name in names if redis.exists(name)] == []
+
+
+def test_a_job_that_was_deleted_under_a_reducer_is_not_opened_by_it(redis: Redis, store: RoundStore) -> None:
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    redis.delete(store.keys.spec())  # the first thing a deletion takes; the fence is still there
+    assert not claim.open(ZERO, b"w", b"s", PLAN.round(0), {})
+    assert store.read() is None
+
+
+# Refusing
+
+
+def test_a_reducer_that_read_an_older_version_cannot_refuse(claim: Claim, join: Join) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    send(member, ZERO, 0, 1, 2, 3)
+    part = claim.progress()[1][0]
+    assert claim.refuse(ONE, part, "reason", not_finite=False) == (-1, -1)
+    assert sorted(claim.progress()[1]) == [0, 1, 2, 3] and free(claim) == []
+
+
+def test_a_micro_batch_is_refused_once(redis: Redis, claim: Claim, join: Join) -> None:
+    member = join("liar")
+    member.lease(str(ZERO))
+    send(member, ZERO, 0)
+    part = claim.progress()[1][0]
+    assert claim.refuse(ZERO, part, "reason", not_finite=False) == (0, 0)
+    assert claim.updates(ZERO, [0]) == [None]
+    assert claim.refuse(ZERO, part, "again", not_finite=False) == (-1, -1)
+    assert free(claim) == [b"0"] and redis.hget(claim.keys.strikes(), "liar") == b"1"
+
+
+def test_a_worker_is_banned_by_its_last_strike_and_not_before(redis: Redis, claim: Claim, join: Join) -> None:
+    liar = join("liar")
+    for strike in range(1, BANNING_STRIKES + 1):
+        liar.lease(str(ZERO))
+        assert send(liar, ZERO, 0, nonce=str(strike)) == "accepted"
+        assert redis.hexists(claim.keys.banned(), "liar") == 0
+        claim.refuse(ZERO, claim.progress()[1][0], "reason", not_finite=False)
+        age(claim, 3_600_000)  # what it has leased is free for itself again
+    assert send(liar, ZERO, 0, nonce="late") == "fenced"
+    assert Member(redis, claim.job_id, "liar", "new").join("seat of liar", {}) == "banned"
+    claim.lift_ban("liar")
+    join("liar", "pardoned")
+
+
+# Pausing
+
+
+def test_only_running_rounds_are_paused_and_only_paused_ones_resumed(claim: Claim) -> None:
+    assert claim.pause() and not claim.pause()
+    assert claim.resume() and not claim.resume()
+    claim.end("cancelled")
+    assert not claim.pause() and not claim.resume()
+    assert claim.status() == "cancelled"
+
+
+# Joining and leaving
+
+
+def test_joining_a_job_that_has_ended_begins_no_session(redis: Redis, claim: Claim) -> None:
+    claim.end("cancelled")
+    assert Member(redis, claim.job_id, "a", "s").join("seat", {}) == "cancelled"
+    assert redis.hgetall(claim.keys.sessions()) == {} and events(claim, "joined") == []
+
+
+def test_a_new_session_frees_the_leases_of_its_own_worker_alone(claim: Claim, join: Join) -> None:
+    other, _ = join("b"), join("a", "old")
+    assert other.lease(str(ZERO)).micro_batches == (0, 1)
+    join("a", "new")
+    assert free(claim) == []
+    assert send(other, ZERO, 0, 1) == "accepted"
+
+
+def test_an_older_session_cannot_end_the_newer_one(claim: Claim, join: Join) -> None:
+    old, new = join("a", "old"), join("a", "new")
+    old.leave("late")
+    assert new.lease(str(ZERO)).answer == "leased"
+    assert events(claim, "left") == []
+
+
+def test_leaving_a_deleted_job_brings_no_list_of_it_back(redis: Redis, claim: Claim, join: Join) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    redis.delete(claim.keys.round())  # a deletion takes the round first and the rest key by key
+    member.leave("late")
+    assert redis.exists(claim.keys.free()) == 0
+
+
+# Leasing
+
+
+def test_a_freed_micro_batch_that_arrived_meanwhile_is_not_leased_again(store: RoundStore, join: Join) -> None:
+    slow, quick = join("slow"), join("quick")
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches, nonce="own")
+    slow_down(store)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+    slow.leave("its leases are free now, though another computes them")
+    assert send(quick, ZERO, 0, 1, nonce="backup") == "accepted"
+    assert quick.lease(str(ZERO)).answer == "wait"
+
+
+def test_a_lease_that_has_run_out_is_no_backup_task(redis: Redis, store: RoundStore, join: Join) -> None:
+    slow = join("slow")
+    patient = Member(redis, store.job_id, "patient", "patient", backup=False)
+    assert patient.join("seat", {}) == "running"
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    send(patient, ZERO, *patient.lease(str(ZERO)).micro_batches)
+    age(store, 3_600_000)
+    assert patient.lease(str(ZERO)).micro_batches == (0, 1)
+
+
+def test_nobody_backs_up_a_lease_of_its_own(store: RoundStore, join: Join) -> None:
+    member = join("a")
+    assert member.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    slow_down(store)
+    assert member.lease(str(ZERO)).answer == "wait"
+
+
+def test_a_slow_micro_batch_is_backed_up_once(store: RoundStore, join: Join) -> None:
+    slow, second, third = join("slow"), join("second"), join("third")
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    send(second, ZERO, *second.lease(str(ZERO)).micro_batches)
+    slow_down(store)
+    assert second.lease(str(ZERO)).micro_batches == (0, 1)
+    assert third.lease(str(ZERO)).answer == "wait"
+    assert second.lease(str(ZERO)).answer == "wait"
+
+
+# Submitting
+
+
+def test_somebody_elses_backup_task_is_no_lease(store: RoundStore, join: Join) -> None:
+    slow, second, third = join("slow"), join("second"), join("third")
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="own")
+    slow_down(store)
+    assert second.lease(str(ZERO)).micro_batches == (0, 1)
+    assert send(third, ZERO, 0, nonce="thief") == "lease_lost"
+    assert send(second, ZERO, 0, nonce="backup") == "accepted"
+
+
+def test_a_blob_that_expired_while_staged_is_refused_and_the_lease_stays(
+    redis: Redis, claim: Claim, join: Join
+) -> None:
+    member = join("a")
+    member.lease(str(ZERO))
+    k = claim.keys
+    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
+    names += [k.events(), k.free(), k.arrivals()]
+    names += [k.staged("n:0"), k.update(str(ZERO), 0)]
+    arguments: list[Argument] = [str(ZERO), "a", member.session, "n", '{"micro_batches":[0]}', 60, 0, "{}"]
+    assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
+    assert claim.progress()[1] == {}
+    assert send(member, ZERO, 0, nonce="again") == "accepted"
+
+
+def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore, join: Join) -> None:
+    slow, quick = join("slow"), join("quick")
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches, nonce="own")
+    slow_down(store)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+    assert send(quick, ZERO, 0, 1, nonce="backup") == "accepted"
+    assert store.redis.exists(store.keys.leases(), store.keys.backups()) == 0

@@ -1,0 +1,68 @@
+"""What a simulated job computes: digests in place of tensors, so that any mixing of branches shows in the last one."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from computeshare.sampling import Plan, Round
+from computeshare.types import Token
+
+MAGIC = b"UPD"
+GARBAGE = b"damaged on its way"
+NOT_FINITE = b"NAN"
+PLAN = Plan(seed=0, samples=103, micro_batch=10, micro_batches_per_round=4)
+"""Rounds of 4, 4 and 3 micro-batches in each epoch."""
+ROUNDS = 7
+
+
+def update(token: str, micro_batch: int) -> bytes:
+    """The one right update of a micro-batch on a version."""
+    return MAGIC + hashlib.sha256(f"{token}/{micro_batch}".encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A version's published weights and the optimizer's state beside them, as digests."""
+
+    weights: bytes
+    state: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.weights).hexdigest()
+
+    def step(self, updates: Sequence[bytes]) -> "Weights":
+        """The version after this one; both halves depend on everything that went in, and on its order."""
+        mixed = b"".join((self.weights, self.state, *updates))
+        return Weights(hashlib.sha256(b"weights" + mixed).digest(), hashlib.sha256(b"state" + mixed).digest())
+
+    def token(self, incarnation: int, version: int) -> Token:
+        return Token(incarnation, version, self.sha256[:16])
+
+
+INITIAL = Weights(b"weights 0", b"state 0")
+
+
+def following(version: int) -> Round:
+    """The round from `version`; without micro-batches after the last one."""
+    planned = PLAN.round(version)
+    return planned if version < ROUNDS else Round(version, planned.epoch, planned.first, 0, 0)
+
+
+@dataclass
+class Disk:
+    """What survives the loss of the broker: checkpoints, and the count of incarnations."""
+
+    incarnation: int = 0
+    checkpoints: dict[Token, Weights] = field(default_factory=dict)
+
+    def next_incarnation(self) -> int:
+        self.incarnation += 1
+        return self.incarnation
+
+    def newest(self) -> tuple[int, Weights]:
+        """The version to restore, and what it holds; version 0 where nothing was written yet."""
+        if not self.checkpoints:
+            return 0, INITIAL
+        token = max(self.checkpoints, key=lambda token: (token.version, token.incarnation))
+        return token.version, self.checkpoints[token]

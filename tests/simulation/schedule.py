@@ -1,0 +1,184 @@
+"""One seeded schedule: faults in any order first, then none, until the job is finished."""
+
+import random
+import secrets
+from collections.abc import Callable
+from functools import partial
+
+from redis import Redis
+
+from computeshare.rounds import RoundStore
+from computeshare.types import Token
+from tests.simulation.journal import Journal
+from tests.simulation.model import ROUNDS, Disk
+from tests.simulation.reducers import SimReducer
+from tests.simulation.workers import SimWorker
+
+FAULTY_STEPS = 120
+CALM_TURNS = 12 * ROUNDS
+"""Turns, in each of which everyone acts once, within which a job without faults must be finished."""
+TOLD = 25
+"""How many of the last steps a failure tells of."""
+
+_AGE = """
+for _, key in ipairs({KEYS[2], KEYS[3]}) do
+  local held = redis.call("HGETALL", key)
+  for i = 1, #held, 2 do
+    local session, expires, leased, rest = held[i + 1]:match("^(.-)|(.-)|(.-)|(.*)$")
+    local older = string.format("%s|%.0f|%.0f|%s", session, expires - ARGV[1], leased - ARGV[1], rest)
+    redis.call("HSET", key, held[i], older)
+  end
+end
+if redis.call("HEXISTS", KEYS[1], "opened") == 1 then redis.call("HINCRBY", KEYS[1], "opened", -ARGV[1]) end
+"""
+
+
+class ScheduleFailed(AssertionError):
+    """A promise was broken; the message names the seed and the last steps."""
+
+
+class Schedule:
+    """A job, its workers and its reducers, all in one thread; `random.Random(seed)` decides who acts and how."""
+
+    def __init__(self, redis: Redis, seed: int) -> None:
+        self.redis, self.seed = redis, seed
+        self.rng = random.Random(seed)
+        job_id = f"sim-{seed}-{secrets.token_hex(4)}"
+        self.store = RoundStore(redis, job_id)
+        self.journal = Journal(redis, self.store.keys)
+        self.disk = Disk()
+        count = self.rng.randint(1, 5)
+        self.workers = [SimWorker(redis, job_id, f"w{i}", self.journal, self.rng) for i in range(count)]
+        self.reducers = [SimReducer(redis, job_id, f"r{i}", self.disk, self.journal) for i in range(2)]
+        self.steps: list[str] = []
+
+    def run(self) -> None:
+        """Raises ScheduleFailed."""
+        try:
+            self.store.publish("{}")
+            self._faulty()
+            self._calm()
+            self._check_end()
+        except Exception as error:
+            last = "\n  ".join(self.steps[-TOLD:])
+            raise ScheduleFailed(
+                f"seed {self.seed}: {error!r}\nthe last of {len(self.steps)} steps:\n  {last}"
+            ) from error
+        finally:
+            self.store.purge()
+
+    def _faulty(self) -> None:
+        for _ in range(FAULTY_STEPS):
+            actor = self.rng.random()
+            if actor < 0.58:
+                self._worker_acts(self.rng.choice(self.workers))
+            elif actor < 0.88:
+                self._reducer_acts(self.rng.choice(self.reducers))
+            elif actor < 0.99:
+                self._tell("broker", self._time_passes)
+            else:
+                self._tell("broker", self._roll_back)
+
+    def _worker_acts(self, worker: SimWorker) -> None:
+        actions: list[tuple[int, Callable[[], str]]] = [
+            (4, worker.lease),
+            (25, worker.submit),
+            (3, worker.submit_without_reply),
+            (3, worker.repeat),
+            (3, worker.sleep),
+            (4, worker.wake),
+            (1, worker.join),
+            (1, worker.crash),
+            (1, worker.leave),
+            (1, worker.reseat),
+            (1, partial(worker.removed, self.store)),
+            (1, partial(worker.pardoned, self.store)),
+        ]
+        self._tell(worker.name, self._choose(actions))
+
+    def _reducer_acts(self, reducer: SimReducer) -> None:
+        actions: list[tuple[int, Callable[[], str]]] = [
+            (30, reducer.advance),
+            (2, reducer.checkpoint),
+            (1, partial(self._crash, reducer)),
+            (1, reducer.store),
+        ]
+        self._tell(reducer.name, self._choose(actions))
+
+    def _choose(self, actions: list[tuple[int, Callable[[], str]]]) -> Callable[[], str]:
+        return self.rng.choices([call for _, call in actions], [weight for weight, _ in actions])[0]
+
+    def _crash(self, reducer: SimReducer) -> str:
+        reducer.crash()
+        return "crashed"
+
+    def _time_passes(self) -> str:
+        """Leases run out, or the active reducer's claim does, as neither had been renewed."""
+        if self.rng.random() < 0.6:
+            return self._age(self.rng.choice((1500, 3_600_000)))
+        return self._lapse()
+
+    def _age(self, by_ms: int) -> str:
+        k = self.store.keys
+        self.redis.eval(_AGE, 3, k.round(), k.leases(), k.backups(), by_ms)
+        return f"{by_ms} ms pass"
+
+    def _lapse(self) -> str:
+        self.redis.delete(self.store.keys.reducer())
+        self.journal.lapsed()
+        return "the claim runs out"
+
+    def _roll_back(self) -> str:
+        """The broker comes back empty; the control plane publishes the job again."""
+        self.store.purge()
+        self.journal.forget()
+        self.store.publish("{}")
+        return "the broker lost everything"
+
+    def _calm(self) -> None:
+        """Nothing fails any more: the promise is progress."""
+        self._tell("broker", self._lapse)
+        for reducer in self.reducers:
+            self._tell(reducer.name, partial(self._crash, reducer))
+        for worker in self.workers:
+            self._tell(worker.name, partial(worker.pardoned, self.store))
+        for _ in range(CALM_TURNS):
+            if self.store.status() == "finished" and not any(r.unsaved for r in self.reducers):
+                return
+            for reducer in self.reducers:
+                self._tell(reducer.name, reducer.advance)
+            answers = [self._tell(worker.name, partial(worker.submit, honest=True)) for worker in self.workers]
+            if all(answer.startswith("wait") for answer in answers):
+                self._tell("broker", partial(self._age, 3_600_000))  # what the dead had leased
+        raise AssertionError(f"no progress: {self.store.read()} after {CALM_TURNS} turns without a fault")
+
+    def _check_end(self) -> None:
+        """The last version is what its whole branch makes of the version it was restored from."""
+        token = self.journal.token
+        assert token is not None and token.version == ROUNDS, f"finished at {token}"
+        keys = self.store.keys
+        weights = self.journal.history[str(token)]
+        assert self.redis.get(keys.weights(str(token))) == weights.weights, "other weights than were committed"
+        assert self.redis.get(keys.state(str(token))) == weights.state, "another state than goes with the weights"
+        self._check_left_behind(token)
+
+    def _check_left_behind(self, token: Token) -> None:
+        """Nothing stays but the last version, the one before, and answers that expire."""
+        keys = self.store.keys
+        kinds = tuple(name.removesuffix("*") for name in (keys.state("*"), keys.staged("*"), keys.update("*", 0)[:-2]))
+        left = {key.decode() for key in self.redis.scan_iter(keys.pattern(), count=1000)}
+        found = {key for key in left if key.startswith(kinds)} - {keys.state(str(token))}
+        found = {key for key in found if self.redis.ttl(key) < 0}  # what was staged in vain expires by itself
+        assert not found, f"left behind: {sorted(found)}"
+
+    def _tell(self, who: str, action: Callable[[], str]) -> str:
+        self.steps.append(f"{who} ...")
+        name = getattr(action, "__name__", "") or getattr(action.func, "__name__", "")  # type: ignore[attr-defined]
+        outcome = action()
+        self.steps[-1] = f"{who} {name.strip('_')}: {outcome}"
+        return outcome
+
+
+def run(redis: Redis, seed: int) -> None:
+    """Run the schedule of this seed. Raises ScheduleFailed."""
+    Schedule(redis, seed).run()

@@ -1,0 +1,19 @@
+"""Round exactness and progress under seeded schedules of faults.
+
+COMPUTESHARE_SCHEDULES sets how many (300), COMPUTESHARE_SEED the first one (0): to repeat a failure, set the seed it
+names and one schedule.
+"""
+
+import os
+
+from redis import Redis
+
+from tests.simulation.schedule import run
+
+SCHEDULES = int(os.environ.get("COMPUTESHARE_SCHEDULES", "300"))
+FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
+
+
+def test_whatever_fails_each_version_is_the_function_of_its_base_and_its_round(sim_redis: Redis) -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + SCHEDULES):
+        run(sim_redis, seed)
