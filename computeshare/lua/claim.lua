@@ -10,5 +10,5 @@ local fence = math.max((tonumber(redis.call("GET", KEYS[3])) or 0) + 1, now[1] *
 redis.call("SET", KEYS[3], string.format("%.0f", fence))
 redis.call("SET", KEYS[2], string.format("%.0f|%s", fence, ARGV[1]), "PX", ARGV[2])
 redis.call("XADD", KEYS[4], "*", "type", "reducer", "at", at,
-  "data", cjson.encode({host = ARGV[3], pid = tonumber(ARGV[4]), fence = fence}))
+  "data", string.format('{"fence":%.0f,%s', fence, cjson.encode({host = ARGV[3], pid = tonumber(ARGV[4])}):sub(2)))
 return fence
