@@ -196,6 +196,14 @@ class Fold:
             self.state.add("reassigned", 1)
             self._tally(micro_batch, "reassigned")
 
+    def banned(self, entry: Entry) -> None:
+        data = entry.data
+        worker, reason = name_of(data["worker"]), f"banned: {text_of(data['reason'])}"
+        row = {"job_id": self.state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
+        self.changes.presence.append({**row, "reason": reason, "joined": False})
+        self._event(entry, {"worker": worker, "strikes": count_of(data["strikes"]), "reason": text_of(data["reason"])})
+        self.rates.workers.pop(worker, None)
+
     def reassigned(self, entry: Entry) -> None:
         data = entry.data
         micro_batch = count_of(data["micro_batch"])
@@ -289,6 +297,7 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "reducer": Fold.reducer,
     "joined": Fold.joined,
     "left": Fold.left,
+    "banned": Fold.banned,
     "reassigned": Fold.reassigned,
     "refused": Fold.refused,
     "checkpoint": Fold.checkpoint,

@@ -107,6 +107,10 @@ def _left(data: Data, name: Name) -> str:
     return f"{name(data['worker'])} left" + (f": {data['reason']}" if data["reason"] not in ("", "left") else "")
 
 
+def _banned(data: Data, name: Name) -> str:
+    return f"{name(data['worker'])} was banned after {data['strikes']} refused updates: {data['reason']}"
+
+
 def _reassigned(data: Data, name: Name) -> str:
     given = "was given as a backup" if data["backup"] else "went"
     path = f"from {name(data['from'])} to {name(data['to'])}"
@@ -127,6 +131,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "reducer": lambda data, _: f"The reducer on {data['host']} (process {data['pid']}) took over",
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
+    "banned": _banned,
     "reassigned": _reassigned,
     "refused": _refused,
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",

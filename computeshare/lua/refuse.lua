@@ -40,7 +40,7 @@ else
       end
     end
     redis.call("XADD", KEYS[9], "*", "type", "banned", "at", at,
-      "data", cjson.encode({worker = ARGV[4], strikes = strikes, reason = ARGV[9]}))
+      "data", cjson.encode({worker = ARGV[4], session = session or "", strikes = strikes, reason = ARGV[9]}))
   end
 end
 redis.call("XADD", KEYS[8], "MAXLEN", "16", "*", "freed", 1)

@@ -413,6 +413,7 @@ VALID: dict[str, dict[str, Any]] = {
     "reducer": {"host": "h", "pid": 1},
     "joined": {"worker": "w", "session": "s", "seat": "x", "name": "n", "device": "cpu"},
     "left": {"worker": "w", "session": "s", "reason": "r", "freed": [1]},
+    "banned": {"worker": "w", "session": "s", "strikes": 5, "reason": "r"},
     "reassigned": {"version": 1, "micro_batch": 1, **LEASE},
     "refused": {"worker": "w", "nonce": "n", "micro_batch": 1, "reason": "r"},
     "checkpoint": {"token": token(1), "sha256": "a", "bytes": 1},

@@ -499,7 +499,8 @@ def test_a_worker_with_too_many_strikes_is_banned_until_somebody_lifts_it(
     with pytest.raises(Fenced):
         liar.lease(str(ZERO))
     assert liar.join("seat of liar", {}) == "banned"
-    assert events(claim, "banned") == [{"worker": "liar", "strikes": 5, "reason": "checksum mismatch"}]
+    ban = {"worker": "liar", "session": "session of liar", "strikes": 5, "reason": "checksum mismatch"}
+    assert events(claim, "banned") == [ban]
     claim.lift_ban("liar")
     assert liar.join("seat of liar", {}) == "running"
 

@@ -126,6 +126,7 @@ def serving() -> Iterator[FakeServer]:
                 headers["Content-Length"] = str(answer.promised or len(content))
             for name, value in headers.items():
                 self.send_header(name, value)
+            self.send_header("Connection", "close")  # else a client would try the dead connection again
             self.end_headers()
             self.wfile.write(content)
             self.wfile.flush()

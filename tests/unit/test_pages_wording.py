@@ -64,6 +64,11 @@ NAMES = {"w1": "mac-studio"}
         ("left", {"worker": "w1", "reason": "left"}, "mac-studio left"),
         ("left", {"worker": "w9", "reason": "fenced"}, "w9 left: fenced"),
         (
+            "banned",
+            {"worker": "w1", "strikes": 5, "reason": "checksum"},
+            "mac-studio was banned after 5 refused updates: checksum",
+        ),
+        (
             "reassigned",
             {"version": 3, "micro_batch": 1200, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False},
             "Micro-batch 1,200 went from mac-studio to w9 after 3.1 s",
