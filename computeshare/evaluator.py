@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import structlog
 import typer
 from redis import Redis
+from redis.exceptions import RedisError
 
 from computeshare import keys
 from computeshare.artifacts import Artifacts
-from computeshare.broker import OUTAGES, connect
+from computeshare.broker import connect
 from computeshare.catalog import catalog
 from computeshare.commands.run import run_command
-from computeshare.errors import ComputeShareError
 from computeshare.processes import configure_logging, exit_with_parent, stop_event
 from computeshare.rounds import RoundStore
 from computeshare.settings import Settings
@@ -43,8 +43,8 @@ class Evaluator:
             try:
                 if not self._turn():
                     self.stop.wait(LOOK_S)
-            except OUTAGES as outage:
-                log.warning("broker away", error=str(outage))
+            except RedisError as error:
+                log.warning("broker away, or it refuses", error=str(error))
                 self.stop.wait(1)
 
     def _turn(self) -> bool:
@@ -67,8 +67,8 @@ class Evaluator:
                 return False
             try:
                 score = self._score(artifacts, job_id, JobSpec.model_validate_json(raw), token)
-            except ComputeShareError as error:
-                log.error("cannot score", job=job_id, token=str(token), error=str(error))
+            except Exception as error:  # the data set, the disk, a job deleted meanwhile: the others can be scored
+                log.error("cannot score", job=job_id, token=str(token), error=f"{type(error).__name__}: {error}")
                 return False  # tried again once the claim has expired
         rounds.append("scored", {"token": str(token), "version": token.version, **score})
         self._announced.add((job_id, str(token)))

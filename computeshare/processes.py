@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 import structlog
 
+PARENT = "COMPUTESHARE_PARENT"
+"""Variable in which a process tells the one it starts its own id."""
+
 
 def exit_with_parent(on_orphaned: Callable[[], None] | None = None, every_s: float = 0.5) -> None:
     """End this process soon after its parent, however that one died (SIGKILL leaves no other trace).
@@ -16,7 +19,8 @@ def exit_with_parent(on_orphaned: Callable[[], None] | None = None, every_s: flo
     The parent is the one at the time of the call, and for a process of multiprocessing the one that asked for it too:
     a fork server outlives that one for as long as it has children. `on_orphaned` runs before the end.
     """
-    parent, starter = os.getppid(), multiprocessing.parent_process()
+    # By the time this runs the parent may be gone already, so it leaves its number.
+    parent, starter = int(os.environ.pop(PARENT, os.getppid())), multiprocessing.parent_process()
 
     def watch() -> None:
         tick = threading.Event()

@@ -4,6 +4,7 @@ Any number of them may run. Each job has one active reducer, by a claim that exp
 lies in Redis, or, if Redis came back empty, from the last checkpoint on disk.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -14,10 +15,11 @@ from typing import Annotated, Any
 import structlog
 import typer
 from redis import Redis
+from redis.exceptions import RedisError
 
 from computeshare import keys
 from computeshare.artifacts import Artifacts
-from computeshare.broker import OUTAGES, connect
+from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
@@ -51,11 +53,12 @@ class Reducer:
         while not self.stop.is_set():
             try:
                 self._turn()
-            except OUTAGES as outage:
-                log.warning("broker away", error=str(outage))
+            except RedisError as error:
+                log.warning("broker away, or it refuses", error=str(error))
                 self.stop.wait(1)
         for job_id in list(self.jobs):
-            self._release(job_id)
+            with contextlib.suppress(RedisError):
+                self._release(job_id)
 
     def _turn(self) -> None:
         """Claim what nobody looks after, then sleep until a round is full (or a moment passed) and reduce it."""
@@ -79,7 +82,9 @@ class Reducer:
                 return
         except LostClaim as lost:
             log.warning("lost claim", job=job_id, reason=str(lost))
-        except OUTAGES:
+        except RedisError:
+            # What was done in memory may or may not have been committed: start again from what Redis holds.
+            self._drop(job_id)
             raise
         except ComputeShareError as error:
             job.fail(str(error), type(error).__name__)
@@ -104,10 +109,14 @@ class Reducer:
             self.jobs[job_id] = JobReducer(rounds, self.artifacts)
             self._serve(job_id)
 
+    def _drop(self, job_id: str) -> Claim | None:
+        """Forget a job; its claim expires by itself."""
+        self.jobs.pop(job_id).close()
+        return self._claims.pop(job_id, None)
+
     def _release(self, job_id: str) -> None:
-        job = self.jobs.pop(job_id)
-        job.close()
-        if rounds := self._claims.pop(job_id, None):
+        """Forget a job, so that another reducer may claim it at once."""
+        if rounds := self._drop(job_id):
             rounds.renew(0)
 
     def _keep_claims(self) -> None:
@@ -116,7 +125,7 @@ class Reducer:
             for rounds in list(self._claims.values()):
                 try:
                     rounds.renew(CLAIM_MS)
-                except OUTAGES:
+                except RedisError:
                     break
 
 
@@ -135,7 +144,7 @@ def serve(settings: Settings) -> None:
     stop = stop_event()
     configure_logging()
     torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
-    redis = connect(settings.resolve_redis_url())
+    redis = connect(settings.resolve_redis_url(), retries=3)  # its own loop waits out an outage, job by job
     warm()
     log.info("reducer ready", pid=os.getpid())
     Reducer(redis, settings.artifacts_dir, stop).run()

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from computeshare.artifacts import Artifacts, Manifest
 from computeshare.catalog import catalog
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, decode_weights, encode_weights
-from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim
+from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim, ShapeError
 from computeshare.layout import Layout, Weights
 from computeshare.rounds import Claim, Received, RoundState
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
 from computeshare.strategies import sync
 from computeshare.types import Token, Vector
+
+log = structlog.get_logger()
 
 CHECKPOINT_S = 30.0
 """A running job is checkpointed at least this often, in seconds."""
@@ -124,11 +127,12 @@ class JobReducer:
         """The newest whole checkpoint on disk; the optimizer takes over its state."""
         for token in reversed(self.artifacts.tokens()):
             try:
-                state, tensors = self.artifacts.state(token), self.artifacts.tensors(token)
-            except ArtifactError:
-                continue
-            weights = self.layout.gather(tensors)
-            return Version(token, self._load_state(state, weights), weights)
+                weights = self.layout.gather(self.artifacts.tensors(token))
+                if self.layout.digest(weights) != self.artifacts.manifest(token).sha256:
+                    raise ArtifactError("its weights are not those that its manifest names")
+                return Version(token, self._load_state(self.artifacts.state(token), weights), weights)
+            except (ArtifactError, ShapeError, struct.error) as error:
+                log.error("checkpoint passed over", job=self.rounds.job_id, token=str(token), error=str(error))
         return None
 
     def _resume(self, state: RoundState) -> None:

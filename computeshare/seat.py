@@ -18,7 +18,7 @@ from computeshare.broker import connect
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
 from computeshare.errors import Fenced, JobGone
-from computeshare.processes import configure_logging, exit_with_parent, hostname
+from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore
 from computeshare.settings import Settings
@@ -31,7 +31,6 @@ def serve(seat_id: str) -> str:
     """Run a seat until its job ends, the worker leaves, or another session takes over; returns why it ended."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    exit_with_parent()
     configure_logging()
     settings = Settings()
     redis = connect(settings.resolve_redis_url())

@@ -114,8 +114,8 @@ class Settings(BaseSettings):
     def ensure_token(self) -> str:
         """The control plane's token, made on first use with mode 0600."""
         if self.token:
-            return self.token
-        if not self.token_path.exists():
+            write_private(self.token_path, self.token + "\n")
+        elif not self.token_path.exists():
             write_private(self.token_path, secrets.token_urlsafe(32) + "\n")
         return self.token_path.read_text().strip()
 

@@ -136,10 +136,11 @@ class JobSpec(_Part):
                 f"{self.dataset} gives {height}x{width}: set input, for example [{self.shape[0]}, 32, 32], "
                 f"or take model mlp"
             )
-        if 4 * model.parameters > LARGEST_BYTES:
+        if 4 * self.parameters * self._pieces > LARGEST_BYTES:
             raise ValueError(
-                f"model {self.model} has {model.parameters:,} parameters; this release takes models up to "
-                f"{LARGEST_BYTES // 4:,} (weights travel in one piece): choose a smaller one"
+                f"model {self.model} has {self.parameters:,} parameters at this input; with {self.optimizer.name} this "
+                f"release takes models up to {LARGEST_BYTES // 4 // self._pieces:,} (weights and the optimizer's "
+                f"state travel in one piece): choose a smaller model or input"
             )
         if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
             raise ValueError(
@@ -156,6 +157,20 @@ class JobSpec(_Part):
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of what the model sees."""
         return self.input or catalog().datasets[self.dataset].shape
+
+    @property
+    def parameters(self) -> int:
+        """The model's number of parameters, at most: the first dense layer of our own models grows with the input."""
+        model = catalog().models[self.model]
+        if model.source != "computeshare":
+            return model.parameters
+        size, reference = (c * h * w for c, h, w in (self.shape, model.reference_shape))
+        return max(model.parameters, -(-model.parameters * size // reference))
+
+    @property
+    def _pieces(self) -> int:
+        """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
+        return (1 if self.optimizer.name == "SGD" else 3) + (self.codec.down != "float32")
 
     @property
     def plan(self) -> Plan:

@@ -24,7 +24,7 @@ import structlog
 from computeshare import evaluator, reducer
 from computeshare.embedded import EmbeddedBroker, free_port, is_server, stop_process
 from computeshare.errors import BrokerError, SettingsError
-from computeshare.processes import stop_event
+from computeshare.processes import PARENT, stop_event
 from computeshare.settings import RunFile, Settings, login_path
 
 READY_S = 120.0
@@ -144,7 +144,10 @@ class Stack:
 
     def _keep(self) -> None:
         while not self._stopped:
-            self.watch()
+            try:
+                self.watch()
+            except OSError as error:  # a full disk, for one: what is missing is started once it can be
+                log.error("cannot look after the processes", error=str(error))
             time.sleep(WATCH_S)
 
     def check(self) -> None:
@@ -229,7 +232,7 @@ class Stack:
             # In a session of its own: Ctrl-C is for `up`, which ends the others in order.
             return subprocess.Popen(
                 command,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

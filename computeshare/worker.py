@@ -14,11 +14,12 @@ import psutil
 import structlog
 import typer
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Queue
 from rq.serializers import JSONSerializer
 
 from computeshare import __version__
-from computeshare.broker import OUTAGES, connect
+from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.processes import configure_logging, exit_with_parent, hostname
 from computeshare.queue import WorkerInfo, register, unregister
@@ -59,8 +60,8 @@ class Heartbeat(threading.Thread):
         while not self._stop_request.is_set():
             try:
                 self.beat()
-            except OUTAGES as outage:
-                log.warning("broker away", error=str(outage))
+            except RedisError as error:
+                log.warning("broker away", error=str(error))
             self._stop_request.wait(HEARTBEAT_S)
 
     def beat(self) -> None:
@@ -73,7 +74,7 @@ class Heartbeat(threading.Thread):
     def stop(self) -> None:
         """Stop and say goodbye."""
         self._stop_request.set()
-        with contextlib.suppress(*OUTAGES):  # it expires by itself
+        with contextlib.suppress(RedisError):  # it expires by itself
             unregister(self.redis, self.worker.id)
 
 
@@ -86,17 +87,19 @@ def serve(redis_url: str, worker: WorkerInfo) -> None:
     pause_s = 0.5
     try:
         while True:
-            queue = Queue(worker.id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
-            rq_worker = SeatWorker([queue], worker.id, connection=redis, redis_url=redis_url)
-            heartbeat.rq_worker = rq_worker
             started = time.monotonic()
+            rq_worker = None
             try:
+                queue = Queue(worker.id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
+                rq_worker = SeatWorker([queue], worker.id, connection=redis, redis_url=redis_url)
+                heartbeat.rq_worker = rq_worker
                 rq_worker.work(logging_level="WARNING")
-            except OUTAGES as outage:
-                log.warning("broker away", error=str(outage))
+            except Exception as error:  # whatever it is, this machine is to be there again afterwards
+                log.warning("interrupted", error=f"{type(error).__name__}: {error}")
             finally:
-                rq_worker.kill_horse()
-            if rq_worker.leaving:
+                if rq_worker:
+                    rq_worker.kill_horse()
+            if rq_worker and rq_worker.leaving:
                 return
             pause_s = 0.5 if time.monotonic() - started > 60 else min(30.0, 2 * pause_s)
             log.warning("starting over", in_s=pause_s)

@@ -12,6 +12,7 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from computeshare.processes import PARENT
 from computeshare.queue.seats import Seat, SeatJob
 from computeshare.rounds import RoundStore
 
@@ -53,6 +54,7 @@ class SeatWorker(SpawnWorker):
         execution = self.execution
         assert execution is not None
         told = {_URL: self.redis_url, "RQ_WORKER_ID": self.name, "RQ_JOB_ID": job.id, "RQ_EXECUTION_ID": execution.id}
+        told[PARENT] = str(os.getpid())
         command = [sys.executable, "-m", "computeshare.queue.horse"]
         self._horse_pid = os.posix_spawn(sys.executable, command, {**os.environ, **told}, setpgroup=0)
 

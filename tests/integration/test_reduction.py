@@ -1,6 +1,7 @@
 """A reducer's job on a real broker: the same bits whoever computes, whoever dies, wherever it starts again."""
 
 import re
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from redis import Redis
+from redis.exceptions import ConnectionError
 
 from bench import plain
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
 from computeshare.errors import Diverged, LostClaim
+from computeshare.reducer import Reducer
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.spec import JobSpec
@@ -202,6 +205,59 @@ def test_an_emptied_broker_is_restored_from_the_last_checkpoint_to_the_same_weig
     state = emptied.store.read()
     assert state is not None and (state.token.incarnation, state.version) == (2, 3)
     assert emptied.finish(emptied.hand("another")) == expected
+
+
+def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer has stepped in memory by then: going on with it would step twice."""
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    whole.store.end("completed")
+    job.redis.delete(job.store.keys.reducer())
+    reducer = Reducer(job.redis, job.root, threading.Event())
+    reducer._turn()
+    hand = job.hand("solo")
+    hand.send(hand.pull())
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("the broker is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "commit", fail)
+        with pytest.raises(ConnectionError):
+            for _ in range(3):
+                reducer._turn()
+    job.redis.delete(job.store.keys.reducer())  # the claim has run out
+    reducer._looked = 0
+    for _ in range(3):
+        reducer._turn()
+    state = job.store.read()
+    assert state is not None and state.version == 1
+    job.reducer = job.new_reducer()
+    assert job.finish(hand) == expected
+
+
+@pytest.mark.parametrize("damage", ["state.safetensors", "weights.safetensors"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(start: Callable[..., Job], damage: str) -> None:
+    whole, job = start(checkpoint_every=2), start(checkpoint_every=2)
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    for _ in range(4):
+        job.round(hand)
+    job.reducer.close()
+    artifacts = Artifacts(job.root, job.job_id)
+    path = artifacts.path(artifacts.tokens()[-1], damage)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content) if damage.startswith("weights") else bytes(content[:-40]))
+    job.store.purge()
+    job.store.publish(job.spec.model_dump_json())
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    state = job.store.read()
+    assert state is not None and state.version == 2
+    assert job.finish(job.hand("another")) == expected
 
 
 def test_what_a_lost_incarnation_computed_is_stale(start: Callable[..., Job]) -> None:

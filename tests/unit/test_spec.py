@@ -75,5 +75,15 @@ def test_zero_means_only_at_the_end() -> None:
 
 
 def test_a_model_too_large_for_one_value_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"vgg16 has 1\d\d,\d{3},\d{3} parameters; this release takes"):
+    with pytest.raises(ValidationError, match=r"vgg16 has 1\d\d,\d{3},\d{3} parameters at this input"):
         JobSpec(dataset="mnist", model="vgg16", input=(3, 32, 32))
+
+
+def test_the_size_of_a_model_is_judged_at_the_jobs_own_input_and_with_its_optimizer() -> None:
+    with pytest.raises(ValidationError, match=r"mlp has .* parameters at this input"):
+        JobSpec(dataset="digits", model="mlp", input=(3, 640, 640))
+    assert JobSpec(dataset="mnist", model="resnet101", input=(3, 32, 32))
+    with pytest.raises(ValidationError, match=r"with Adam this release takes models up to 33,333,333"):
+        JobSpec.model_validate(
+            {"dataset": "mnist", "model": "resnet101", "input": (3, 32, 32), "optimizer": {"name": "Adam"}}
+        )
