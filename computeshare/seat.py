@@ -53,13 +53,14 @@ class SeatSession:
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         self.bytes_down = 0
         self.waiting_s = 0.0
+        self.joined = False
         self.uploading_s = 0.0  # of the submission before: none can report its own
 
     def run(self, device_name: str | None) -> str:
         """Load what the job needs, join, take part, leave."""
-        self._load(device_name)
         reason = "left"
         try:
+            self._load(device_name)
             reason = self._join() or self._take_part()
         except Fenced as fenced:
             reason = str(fenced)
@@ -67,6 +68,9 @@ class SeatSession:
             reason = str(gone)
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
+            if not self.joined:  # whoever watches the job is to know why it gets no further
+                about = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
+                RoundStore(self.redis, self.seat.job).append("left", about)
             raise
         finally:
             self.member.leave(reason)
@@ -99,6 +103,7 @@ class SeatSession:
         while not self.stop.is_set():
             status = self.member.join(self.seat.id, about)
             if status == "running":
+                self.joined = True
                 log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device)
                 return None
             if status == "banned":

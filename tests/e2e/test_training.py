@@ -195,6 +195,21 @@ def test_a_second_signal_makes_a_worker_leave_at_once_and_hand_its_leases_back(
     plane.http.post(f"/v1/jobs/{job_id}/cancel")
 
 
+def test_a_seat_that_cannot_start_says_why_on_the_jobs_timeline(plane: ControlPlane) -> None:
+    job_id = plane.create(dataset="kmnist", model="lenet5", queue="nodata", rounds=3)
+    environment = plane.environment
+    plane.environment = {**environment, "COMPUTESHARE_DEVICE": "cuda:99"}
+    try:
+        with plane.worker("nodata", "misled"):
+            plane.until(
+                "the reason",
+                lambda: "is not on this machine" in plane.http.get(f"/jobs/{job_id}").text,
+            )
+    finally:
+        plane.environment = environment
+    plane.http.post(f"/v1/jobs/{job_id}/cancel")
+
+
 def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None:
     port = free_port()
     environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"redis://:secret@127.0.0.1:{port}/0"}
