@@ -6,6 +6,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from computeshare.errors import SettingsError
+
 BLOCK_MS = 4000
 """Longest single blocking wait, in milliseconds; below the socket's timeout."""
 
@@ -19,8 +21,12 @@ def connect(url: str, retries: int = 60) -> Redis:
     Args:
         url: `redis://`, `rediss://` or `unix://`, with the password inside.
         retries: 0 for callers that would rather report the outage at once.
+    Raises: SettingsError: `url` is none.
     """
     retry = Retry(ExponentialWithJitterBackoff(base=0.2, cap=5), retries)
-    return Redis.from_url(
-        url, socket_timeout=BLOCK_MS / 1000 + 6, socket_connect_timeout=5, retry=retry, health_check_interval=0
-    )
+    try:
+        return Redis.from_url(
+            url, socket_timeout=BLOCK_MS / 1000 + 6, socket_connect_timeout=5, retry=retry, health_check_interval=0
+        )
+    except ValueError as error:
+        raise SettingsError(f"this is no address of a broker: {error}") from error

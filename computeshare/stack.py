@@ -23,9 +23,10 @@ import structlog
 
 from computeshare import evaluator, reducer
 from computeshare.embedded import EmbeddedBroker, free_port, is_server, stop_process
-from computeshare.errors import BrokerError, SettingsError
+from computeshare.errors import BrokerError, SettingsError, SpecError
 from computeshare.processes import PARENT, stop_event
 from computeshare.settings import RunFile, Settings, login_path
+from computeshare.types import ENDED
 
 READY_S = 120.0
 WATCH_S = 0.1
@@ -322,7 +323,10 @@ def demo_spec(dataset: str, workers: int) -> dict[str, object]:
     """A small job that learns this data set in a minute or so."""
     from computeshare.catalog import catalog
 
-    small = catalog().datasets[dataset].train < 10_000 if dataset in catalog().datasets else False
+    known = catalog().datasets
+    if dataset not in known:
+        raise SpecError(f"unknown dataset {dataset!r}; allowed: {', '.join(sorted(known))}")
+    small = known[dataset].train < 10_000
     return {
         "name": f"demo: {dataset}",
         "queue": "demo",
@@ -356,6 +360,8 @@ def demo(dataset: str, workers: int) -> int:
         page = f"{stack.url}/jobs/{job['id']}"
         print(f"the job's page: {stack.login_url}&next=/jobs/{job['id']}", file=sys.stderr, flush=True)
         job = watch_job(client, job["id"], stop)
+        if job["status"] not in ENDED:  # interrupted: the next demo is not to wait for this one
+            job = client.cancel(job["id"])
         accuracy, status = job["accuracy"], job["status"]
         print(f"{status}: test accuracy {accuracy:.2%}" if accuracy is not None else f"{status}: {job['error']}")
         seconds = round(time.monotonic() - started, 1)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import sys
 import threading
@@ -21,12 +22,14 @@ from rq.serializers import JSONSerializer
 from computeshare import __version__
 from computeshare.broker import connect
 from computeshare.commands.run import run_command
+from computeshare.errors import SettingsError
 from computeshare.processes import configure_logging, exit_with_parent, hostname
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.queue.roster import HEARTBEAT_S
 from computeshare.queue.rq_worker import SeatWorker
 from computeshare.queue.seats import SeatJob
 from computeshare.settings import Settings
+from computeshare.spec import QUEUE_PATTERN
 from computeshare.training.devices import guess
 
 log = structlog.get_logger()
@@ -121,6 +124,9 @@ def command(
     if child:
         exit_with_parent()
     configure_logging()
+    for name_of_queue in queue or []:
+        if not re.fullmatch(QUEUE_PATTERN, name_of_queue):
+            raise SettingsError(f"queue {name_of_queue!r}: letters, digits, - and _ are allowed, 64 at most")
     settings = Settings.given(redis_url=redis_url, home=home, data=data)
     url = settings.resolve_redis_url()
     os.environ.update(settings.child_environment())

@@ -438,3 +438,8 @@ def test_up_passes_its_flags_on_and_reports_a_port_in_use(
     port = server.url.rpartition(":")[2]
     assert run(app, ["up", "--port", port, "--home", str(tmp_path / "other")]) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_demo_of_an_unknown_data_set_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["demo", "--dataset", "nosuch"]) == 2
+    assert "allowed: cifar10, digits" in capsys.readouterr().err
