@@ -190,7 +190,7 @@ def broker(machine: Machine) -> Check:
         with connect(url, retries=0) as redis:
             info: dict[str, Any] = dict(redis.info())
             times_s = [_timed(redis.ping) for _ in range(5)]
-    except (RedisError, OSError, ValueError) as error:
+    except (RedisError, OSError, ValueError, SettingsError) as error:
         advice = "start `computeshare up`, or look at COMPUTESHARE_REDIS_URL, the network and the password"
         return Check("broker", "fail", f"{_without_password(url)}: {error}", advice)
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
