@@ -68,6 +68,12 @@ def login(url: Url = None, home: Home = None) -> None:
 
 
 @app.command()
+def token(home: Home = None) -> None:
+    """Print the token that scripts send as a bearer."""
+    print(settings(None, home).resolve_token())
+
+
+@app.command()
 def demo(
     dataset: Annotated[str, typer.Option(help="Data set to train on.")] = "digits",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Workers to run on this machine.")] = 2,

@@ -151,6 +151,11 @@ def test_run_json_in_the_home_folder_is_enough(
     assert server.requests[0].headers["Authorization"] == "Bearer from-the-file"
 
 
+def test_token_prints_what_scripts_send(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["token"]) == 0
+    assert capsys.readouterr().out == "secret\n"
+
+
 def test_without_a_token_the_answer_is_not_allowed_and_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch, server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
