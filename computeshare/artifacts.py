@@ -1,8 +1,9 @@
 """Checkpoints on disk: one folder a version, complete or absent.
 
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
-reducer's full-precision parameters and optimizer state), `manifest.json`, and once scored `score.json`. A folder is
-written under another name, flushed to the disk, and renamed: what has a token's name is whole.
+reducer's full-precision parameters and optimizer state), `manifest.json`, `ledger.json` (what led to the version, as
+far as the control plane may not know it) where there is need of one, and once scored `score.json`. A folder is written
+under another name, flushed to the disk, and renamed: what has a token's name is whole.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from computeshare.errors import ArtifactError
+from computeshare.ledger import Entry
 from computeshare.types import Token
 
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
+LEDGER = "ledger.json"
 
 
 class Manifest(BaseModel):
@@ -40,6 +43,8 @@ class Manifest(BaseModel):
     """Size of the weights file."""
     epoch: int
     next_micro_batch: int
+    carried: tuple[int, ...] = ()
+    """Micro-batches that the round before closed without: they come first in the next."""
 
 
 class Artifacts:
@@ -62,6 +67,8 @@ class Artifacts:
         sha256: str,
         epoch: int,
         next_micro_batch: int,
+        carried: Sequence[int] = (),
+        ledger: Sequence[Entry] = (),
     ) -> Manifest:
         """Make a checkpoint durable; does nothing but read it back if it is there already."""
         if self.has(token):
@@ -79,9 +86,12 @@ class Artifacts:
                 bytes=len(blob),
                 epoch=epoch,
                 next_micro_batch=next_micro_batch,
+                carried=tuple(carried),
             )
             _write(temporary / WEIGHTS, blob)
             _write(temporary / STATE, state)
+            if ledger:
+                _write(temporary / LEDGER, json.dumps(ledger, separators=(",", ":")).encode())
             _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
             _flush_folder(temporary)
             with contextlib.suppress(OSError):  # another reducer wrote the same bytes first
@@ -111,6 +121,13 @@ class Artifacts:
             return self.path(token, STATE).read_bytes()
         except OSError as error:
             raise ArtifactError(f"the state of checkpoint {token} is missing: {error}") from error
+
+    def ledger(self, token: Token) -> list[Entry]:
+        """What a checkpoint tells of the versions that led to it; nothing where the control plane knew them all."""
+        try:
+            return list(json.loads(self.path(token, LEDGER).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return []
 
     def tokens(self) -> list[Token]:
         """The checkpoints there are, oldest first."""

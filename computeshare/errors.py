@@ -45,6 +45,10 @@ class Fenced(RoundError):
     """A newer session or reducer has taken this one's place."""
 
 
+class Banned(Fenced):
+    """Too many of this worker's updates were refused: it may not take part until somebody lifts the ban."""
+
+
 class JobGone(RoundError):
     """The job is not open: it ended, was deleted, or the broker lost it."""
 

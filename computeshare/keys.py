@@ -35,7 +35,10 @@ class JobKeys:
         return self._key("spec")
 
     def round(self) -> str:
-        """hash: status, token, base, version, first, count, cursor, opened; the job is open while it exists."""
+        """hash: status, token, base, version, first, count, carried, total, cursor, opened, deadline, closed, counted.
+
+        The job is open while it exists; `counted` is what made its version of `base`.
+        """
         return self._key("round")
 
     def weights(self, token: str) -> str:
@@ -63,7 +66,7 @@ class JobKeys:
         return self._key("backups")
 
     def free(self) -> str:
-        """list of the current round: micro-batches handed back, to be leased before any other."""
+        """list of the current round: micro-batches carried over or handed back, to be leased before any other."""
         return self._key("free")
 
     def received(self) -> str:

@@ -3,6 +3,7 @@
 import functools
 import struct
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ from computeshare.artifacts import Artifacts, Manifest
 from computeshare.catalog import catalog
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, decode_weights, encode_weights
-from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim, ShapeError
+from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
+from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
+from computeshare.ledger import Entry, lineage
+from computeshare.quorum import Progress, decide, needed
 from computeshare.rounds import Claim, Received, RoundState
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
@@ -27,8 +31,8 @@ log = structlog.get_logger()
 
 CHECKPOINT_S = 30.0
 """A running job is checkpointed at least this often, in seconds."""
-NOT_FINITE_TIMES = 3
-"""A micro-batch sent this often with values that are not finite is nobody's fault, even if one worker sent it."""
+LOOK_S = 0.25
+"""Longest time between looks at a round that may close without all of its micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,14 @@ class Version:
 
 
 class JobReducer:
-    """Turns full rounds into versions, from wherever the job stands."""
+    """Turns rounds into versions, from wherever the job stands."""
 
     def __init__(self, rounds: Claim, artifacts: Path) -> None:
         self.rounds = rounds
         self.artifacts = Artifacts(artifacts, rounds.job_id)
         self.current: Version | None = None
+        self.look_again_s = LOOK_S
+        """How soon `advance` is to be called again though nothing may have happened."""
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
         self._checkpointed = time.monotonic()
@@ -54,25 +60,24 @@ class JobReducer:
     def advance(self) -> bool:
         """Do whatever is due; False once there is nothing left to do for this job."""
         state, parts = self.rounds.progress()
-        if state is None:
-            if not self._prepare():
-                return False
-            self._open()
-            return True
-        if state.status not in ("running", "paused", "finished"):
+        if state is not None and state.status not in ("running", "paused", "finished"):
             return False
-        if self.current is None:
+        if state is None or self.current is None:
             if not self._prepare():
                 return False
+            if state is None or self._went_back(state):
+                self._open()
+                return True
             self._resume(state)
-        assert self.current is not None
-        if self.current.token != state.token:
+        if self.current is None or self.current.token != state.token:
             raise LostClaim(f"version {state.token} was committed by another reducer")
         if state.status == "finished":
             self._settle()
             return False
-        if len(parts) == state.count:
+        if len(parts) == state.total or state.closed:
             self._reduce(state, parts)
+        elif self._closes(state, len(parts)):
+            return self.advance()
         return True
 
     def fail(self, error: str, detail: str) -> None:
@@ -98,6 +103,7 @@ class JobReducer:
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout: Layout = models.layout_of(module)
+        self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan)
         self.initial: Weights = models.weights_of(module, self.layout)
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(self.layout, spec.optimizer, factor)
@@ -108,6 +114,7 @@ class JobReducer:
     def _open(self) -> None:
         """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
         restored = self._restore()
+        carried = self.artifacts.manifest(restored.token).carried if restored else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
         weights = restored.weights if restored else self.initial
@@ -115,7 +122,7 @@ class JobReducer:
         blob, weights = self._publishable(master, weights)
         sha256 = self.layout.digest(weights)
         token = Token(incarnation, version, sha256[:16])
-        following = self._following(version)
+        following = self._following(version, carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
         event |= {"sha256": sha256, "restored": restored is not None, "bytes": len(blob)}
         event |= {"parameters": self.layout.parameters}
@@ -135,6 +142,14 @@ class JobReducer:
                 log.error("checkpoint passed over", job=self.rounds.job_id, token=str(token), error=str(error))
         return None
 
+    def _went_back(self, state: RoundState) -> bool:
+        """Whether the broker went back behind what is durable; its round is then given up."""
+        newest = self.artifacts.tokens()[-1:]
+        if not newest or newest[0].version <= state.version:
+            return False
+        restored = self._restore()  # the newest may be damaged
+        return restored is not None and restored.token.version > state.version and self.rounds.discard(state.token)
+
     def _resume(self, state: RoundState) -> None:
         """Take over a running job from Redis: its weights, and its optimizer's state or what that came from."""
         blob = self.rounds.load(self.rounds.keys.weights(str(state.token)))
@@ -145,7 +160,7 @@ class JobReducer:
         master = self._replay(state) if raw is None else self._load_state(raw, weights)
         self.current = Version(state.token, master, weights)
         if self.spec.wants_checkpoint(state.version):
-            self._checkpoint(self.current)  # the reducer before may have died between commit and file
+            self._checkpoint(self.current, state.carried)  # the reducer before may have died between commit and file
 
     def _replay(self, state: RoundState) -> Vector:
         """Repeat the step that led to the current version, from the state before and the round's submissions."""
@@ -155,34 +170,47 @@ class JobReducer:
         if base is None or raw is None or blob is None:
             raise LostClaim(f"the state before version {state.token} is gone")
         master = self._load_state(raw, decode_weights(self.down, blob, self.layout))
-        following = self._following(base.version)
-        numbers = range(following.first, following.first + following.count)
-        blobs = self.rounds.updates(base, numbers)
-        if None in blobs:
-            raise LostClaim(f"the state of version {state.token} has been stored meanwhile")
-        updates = [self._decode(blob)[0] for blob in blobs]
-        gradient = sync.combine(self.spec.strategy, updates, [self.plan.size(m) for m in numbers])
-        master = self.optimizer.step(master, gradient)
-        before = RoundState("running", base, None, following.first, following.count)
-        if not self.rounds.store_state(before, state.token, self._state(master)):
+        numbers = self.rounds.counted()
+        updates = (self._replayed(blob, state.token) for _, blob in self.gatherer.blobs(base, numbers))
+        master = self.optimizer.step(master, self._combine(updates, numbers))
+        if not self.rounds.store_state(base, numbers, state.token, self._state(master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return master
 
+    def _replayed(self, blob: bytes | None, token: Token) -> Vector:
+        if blob is None:
+            raise LostClaim(f"the state of version {token} has been stored meanwhile")
+        return decode_update(self.up, blob, self.layout)[0]
+
     # The round
+
+    def _closes(self, state: RoundState, received: int) -> bool:
+        """Close the round without what is late, if it is time to."""
+        quorum = self.spec.quorum_of(state.version)
+        self.look_again_s = LOOK_S
+        if quorum == 1:
+            return False
+        waited_ms = self.rounds.now_ms() - state.opened_ms
+        decision = decide(Progress(received, state.total, waited_ms, state.deadline_ms), quorum)
+        if decision.ask_again_ms is not None:
+            self.look_again_s = min(LOOK_S, max(0.005, decision.ask_again_ms / 1000))
+        closed = decision.close and self.rounds.close(state.token, needed(state.total, quorum))
+        if closed:
+            log.info("closed", job=self.rounds.job_id, token=str(state.token), reason=decision.reason)
+        return closed
 
     def _reduce(self, base: RoundState, parts: dict[int, Received]) -> None:
         """One round: gather, check, combine, step, commit, and keep the state in the next round's shadow."""
         assert self.current is not None
         clock = _Clock()
-        numbers = range(base.first, base.first + base.count)
-        checked = self._checked(base, [parts[m] for m in numbers])
-        if checked is None:
-            return  # something was refused; the round goes on
-        updates, buffers = checked
-        clock.lap("decode")
+        numbers = sorted(parts)
         samples = [self.plan.size(m) for m in numbers]
-        gradient = sync.combine(self.spec.strategy, updates, samples)
-        mean_buffers = sync.mean(buffers, samples) if self.layout.buffers else self.current.weights.buffers
+        buffers = sync.Mean(sum(samples))
+        try:
+            gradient = self._combine(self.gatherer.checked(base, parts, buffers), numbers)
+        except Refused:
+            return
+        mean_buffers = buffers.value if self.layout.buffers else self.current.weights.buffers
         clock.lap("combine")
         master = self.optimizer.step(self.current.master, gradient)
         if not np.isfinite(master).all():
@@ -193,12 +221,18 @@ class JobReducer:
         sha256 = self.layout.digest(weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         event = self._event(base, token, sha256, [parts[m] for m in numbers], samples)
+        carried = [m for m in base.micro_batches if m not in parts]
+        if carried:
+            event["carried"] = carried
         clock.lap("encode")
-        if not self.rounds.commit(base, token, blob, self._following(token.version), {**event, "seconds": clock.laps}):
+        following = self._following(token.version, carried)
+        if not self.rounds.commit(base, numbers, token, blob, following, {**event, "seconds": clock.laps}):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         self.current = Version(token, master, weights)
-        self.rounds.store_state(base, token, self._state(master))
-        self._keep(self.current)
+        self.rounds.store_state(base.token, numbers, token, self._state(master))
+        self._keep(self.current, carried)
+        if self.spec.quorum_of(token.version) < 1:
+            self.look_again_s = 0.005  # the next round has a deadline of its own
 
     def _event(
         self, base: RoundState, token: Token, sha256: str, parts: list[Received], samples: list[int]
@@ -209,44 +243,18 @@ class JobReducer:
         event: dict[str, Any] = {"token": str(token), "version": token.version, "base": str(base.token)}
         return event | {"epoch": epoch, "loss": loss, "sha256": sha256, "counted": counted}
 
-    def _checked(self, base: RoundState, parts: list[Received]) -> tuple[list[Vector], list[Vector]] | None:
-        """Every update and its buffers, decoded; None if any had to be refused."""
-        updates, buffers = [], []
-        blobs = self.rounds.updates(base.token, [part.micro_batch for part in parts])
-        for part, blob in zip(parts, blobs, strict=True):
-            try:
-                update, buffer = self._decode(blob)
-            except CodecError as error:
-                self._refuse(base, part, str(error), not_finite=False)
-                continue
-            if np.isfinite(update).all() and np.isfinite(buffer).all() and np.isfinite(part.loss):
-                updates.append(update)
-                buffers.append(buffer)
-            else:
-                self._refuse(base, part, "values that are not finite", not_finite=True)
-        return (updates, buffers) if len(updates) == len(parts) else None
-
-    def _decode(self, blob: bytes | None) -> tuple[Vector, Vector]:
-        if blob is None:
-            raise CodecError("the blob is gone")
-        return decode_update(self.up, blob, self.layout)
-
-    def _refuse(self, base: RoundState, part: Received, reason: str, not_finite: bool) -> None:
-        sessions, times = self.rounds.refuse(base.token, part, reason, not_finite)
-        if sessions >= 2 or times >= NOT_FINITE_TIMES:
-            raise Diverged(
-                f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "
-                f"{times} times, from {sessions} worker(s). Try a lower learning rate."
-            )
-
     # Publishing and keeping
 
-    def _following(self, version: int) -> Round:
+    def _following(self, version: int, carried: Sequence[int] = ()) -> Round:
         """The round from `version`; without micro-batches after the last one."""
-        following = self.plan.round(version)
+        following = self.plan.round(version, carried)
         if version < self.spec.rounds_total:
             return following
         return Round(version, following.epoch, following.first, 0, 0)
+
+    def _combine(self, updates: Iterator[Vector], numbers: Sequence[int]) -> Vector:
+        samples = [self.plan.size(m) for m in numbers]
+        return sync.combine(self.spec.strategy, updates, samples, self.spec.workers.min)
 
     def _publishable(self, master: Vector, weights: Weights) -> tuple[bytes, Weights]:
         """The blob to publish and the weights as workers will hold them."""
@@ -264,27 +272,38 @@ class JobReducer:
         self.optimizer.load(raw[8 + length :])
         return np.frombuffer(raw, np.float32, length // 4, 8) if length else weights.parameters
 
-    def _keep(self, version: Version) -> None:
+    def _keep(self, version: Version, carried: Sequence[int]) -> None:
         idle = self._writing is None or self._writing.done()
         timed = idle and time.monotonic() - self._checkpointed >= CHECKPOINT_S
         if timed or self.spec.wants_checkpoint(version.token.version):
-            self._checkpoint(version)
+            self._checkpoint(version, carried)
 
-    def _checkpoint(self, version: Version) -> None:
+    def _checkpoint(self, version: Version, carried: Sequence[int] = ()) -> None:
         """Write a checkpoint beside the rounds, one at a time."""
         if self._writing:
             self._writing.result()
         self._checkpointed = time.monotonic()
         state = self._state(version.master)
-        self._writing = self._disk.submit(functools.partial(self._write, version, state))
+        self._writing = self._disk.submit(functools.partial(self._write, version, state, carried))
 
-    def _write(self, version: Version, state: bytes) -> None:
-        token, epoch = version.token, version.token.version // self.plan.rounds_per_epoch
-        tensors = self.layout.views(version.weights)
-        first = self._following(token.version).first
-        manifest = self.artifacts.save(token, tensors, state, self.layout.digest(version.weights), epoch, first)
+    def _write(self, version: Version, state: bytes, carried: Sequence[int]) -> None:
+        token = version.token
+        following = self._following(token.version, carried)
+        ledger = self._ledger(token)
+        sha256, tensors = self.layout.digest(version.weights), self.layout.views(version.weights)
+        manifest = self.artifacts.save(
+            token, tensors, state, sha256, following.epoch, following.first, following.carried, ledger
+        )
         self._announce(manifest)
         self.artifacts.prune(token, self.spec.wants_checkpoint)
+
+    def _ledger(self, token: Token) -> list[Entry]:
+        """What led to this version, as far as the control plane may not have stored it yet."""
+        entries, opened = self.rounds.commits(token.incarnation)
+        before = [saved for saved in self.artifacts.tokens() if saved.version < token.version]
+        if opened and before:  # nor may it have read what the checkpoint brought that the job was restored from
+            entries = [*self.artifacts.ledger(before[-1]), *entries]
+        return lineage(entries, token)
 
     def _announce(self, manifest: Manifest) -> None:
         event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}

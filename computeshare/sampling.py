@@ -4,6 +4,7 @@ Any machine computes the same answer from `(seed, epoch)`, so no data travels. A
 epoch; an epoch's last micro-batch and last round may be short.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,13 +26,25 @@ def permutation(seed: int, epoch: int, samples: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What turns `version` into `version + 1`: `count` micro-batches from number `first` on."""
+    """What turns `version` into `version + 1`: `count` micro-batches from number `first` on, after those `carried`
+    over from the round before, which had closed without them.
+    """
 
     version: int
     epoch: int
     first: int
     count: int
     samples: int
+    carried: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return len(self.carried) + self.count
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """All of them, ascending."""
+        return [*sorted(self.carried), *range(self.first, self.first + self.count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +64,23 @@ class Plan:
     def rounds_per_epoch(self) -> int:
         return -(-self.micro_batches_per_epoch // self.micro_batches_per_round)
 
-    def round(self, version: int) -> Round:
-        """The round that starts from `version`."""
+    def round(self, version: int, carried: Sequence[int] = ()) -> Round:
+        """The round that starts from `version`, with what the one before left over."""
         epoch, index = divmod(version, self.rounds_per_epoch)
         start = index * self.micro_batches_per_round
         count = min(self.micro_batches_per_round, self.micro_batches_per_epoch - start)
         first = epoch * self.micro_batches_per_epoch + start
-        samples = sum(self.size(m) for m in range(first, first + count))
-        return Round(version, epoch, first, count, samples)
+        samples = sum(self.size(m) for m in (*carried, *range(first, first + count)))
+        return Round(version, epoch, first, count, samples, tuple(carried))
+
+    @property
+    def last_round_count(self) -> int:
+        """How many micro-batches an epoch's last round has."""
+        return self.round(self.rounds_per_epoch - 1).count
+
+    def ends_epoch(self, version: int) -> bool:
+        """Whether the round that starts from `version` is its epoch's last."""
+        return (version + 1) % self.rounds_per_epoch == 0
 
     def size(self, micro_batch: int) -> int:
         """How many samples the micro-batch with this number holds."""

@@ -49,7 +49,7 @@ class SeatSession:
         self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
         self.data_dir = data_dir
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
-        self.member = Member(redis, seat.job, seat.worker, session, spec.strategy.backup)
+        self.member = Member(redis, seat.job, seat.worker, session, spec.strategy.backup, spec.sharers)
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         self.bytes_down = 0
         self.waiting_s = 0.0
@@ -172,7 +172,7 @@ class SeatSession:
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
         if receipt.outcome == "fenced":
-            raise Fenced(f"a newer session of worker {self.seat.worker} has taken over")
+            return self.member.lease(token)  # raises Fenced, or Banned
         if receipt.token != token:
             return Grant("stale", receipt.token, 0, ())
         if receipt.unleased or receipt.status != "running":

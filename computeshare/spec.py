@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from computeshare.catalog import catalog
+from computeshare.quorum import bad_values, tolerated
 from computeshare.sampling import Plan
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
@@ -16,6 +17,8 @@ CodecName = Literal["float32", "float16"]
 LARGEST_NUMBER = 1e300
 LARGEST_BYTES = 400_000_000
 """Largest weights, in bytes of float32: they travel as one value, which the broker takes up to 512 MB."""
+LARGEST_ROUND_BYTES = 2 << 30
+"""Largest round, in bytes of float32, that is held in memory at once to be combined by a median or a trimmed mean."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -24,10 +27,14 @@ class _Part(BaseModel):
 
 
 class SyncStrategy(_Part):
-    """Synchronous SGD: every version is made of all micro-batches of its round."""
+    """Synchronous SGD: every version is made of the micro-batches of its round; with a quorum below 1, those that are
+    late are carried over to the next.
+    """
 
     kind: Literal["sync"] = "sync"
-    quorum: float = Field(1.0, ge=1, le=1, description="share of the round to wait for; 1 is all of it")
+    quorum: float = Field(
+        1.0, ge=0.5, le=1, description="share of the round to wait for past its deadline; 1: all of it"
+    )
     backup: bool = Field(True, description="lease a slow micro-batch a second time near the round's end")
     combine: Literal["mean", "median", "trimmed_mean"] = "mean"
     max_norm: float | None = Field(None, gt=0, description="clip each update to this Euclidean norm")
@@ -147,7 +154,46 @@ class JobSpec(_Part):
                 f"micro_batch {self.micro_batch} leaves a last micro-batch of one sample, "
                 f"which the batch normalisation of {self.model} cannot take: choose another"
             )
+        self._bearable()
         return self
+
+    def _bearable(self) -> None:
+        """Raises ValueError where a robust combination would not keep what it promises, or the round in memory."""
+        strategy, per_round = self.strategy, self.micro_batches_per_round
+        if strategy.combine == "mean":
+            return
+        most = int(LARGEST_ROUND_BYTES * strategy.quorum) // (4 * self.parameters)
+        if per_round > most:
+            raise ValueError(
+                f"combine {strategy.combine} holds a round's updates in memory, {LARGEST_ROUND_BYTES >> 30} GB at most"
+                f": set micro_batches_per_round to {most:,} or less, choose a smaller model, or combine mean"
+            )
+        if not self.sharers:
+            return
+        if strategy.quorum < 1:
+            raise ValueError(
+                f"combine {strategy.combine} with {self.sharers} workers bears bad ones in whole rounds only: "
+                f"set quorum to 1, or combine mean"
+            )
+        for count in sorted({per_round, self.plan.last_round_count}, reverse=True):
+            if 2 * bad_values(count, self.sharers) >= count:
+                where = "rounds" if count == per_round else "an epoch's last round"
+                raise ValueError(
+                    f"combine {strategy.combine} bears {tolerated(self.sharers)} of {self.sharers} workers only while "
+                    f"their shares are less than half of a round; {where} of {count} micro-batches cannot be shared "
+                    f"out so: make micro_batches_per_round a multiple of workers.min ({self.sharers})"
+                    + ("" if count == per_round else ", and choose micro_batch so that the last round is one, too")
+                )
+
+    @property
+    def sharers(self) -> int:
+        """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
+        return self.workers.min if self.strategy.combine != "mean" and tolerated(self.workers.min) else 0
+
+    def quorum_of(self, version: int) -> float:
+        """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all."""
+        last = self.plan.ends_epoch(version) or version + 1 == self.rounds_total
+        return 1.0 if last else self.strategy.quorum
 
     @property
     def title(self) -> str:

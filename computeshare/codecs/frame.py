@@ -11,6 +11,7 @@ import zstandard
 from computeshare.errors import CodecError
 
 _HEADER = struct.Struct("<3sBI")
+HEADER_BYTES = _HEADER.size
 _MAGIC = b"CSF"
 _RAW, _ZSTD = 0, 1
 _WINS = 0.9  # a body that shrinks by less (dense float32 weights do: 8 %) costs both ends more time than it saves

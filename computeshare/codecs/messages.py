@@ -28,6 +28,11 @@ def decode_update(codec: Codec, blob: bytes, layout: Layout) -> tuple[Vector, Ve
     return codec.decode(vector, layout.parameters), _EXACT.decode(buffers, layout.buffers)
 
 
+def largest_update(layout: Layout) -> int:
+    """Bytes of the longest blob that can be an update: no codec's frame is longer than the values as float32."""
+    return 2 * (_LENGTH.size + frame.HEADER_BYTES) + 4 * (layout.parameters + layout.buffers)
+
+
 def encode_weights(codec: Codec, weights: Weights) -> bytes:
     """A version's weights as a blob."""
     counters = frame.pack(weights.counters.astype("<i8", copy=False).data)

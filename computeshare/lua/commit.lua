@@ -1,19 +1,42 @@
 -- commit.lua: publish the next version, unless the version or the fence has moved on.
 -- KEYS  1 round   2 fence   3 staged weights   4 next weights   5 weights before the base's   6 leases   7 backups
---       8 received   9 free   10 suspects   11 versions   12 events   13 full
+--       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
 --       5 next round's first micro-batch   6 its count (0 after the last round)   7 event (JSON)
--- Returns 1 if published, 0 if the version, the fence or the job had moved on (nothing is changed).
+--       8 micro-batches that made the version, by commas   9 how many those are
+--       10 micro-batches carried into the next round, by commas   11 how many that round has with them
+-- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker does not hold what
+-- was reduced any more (nothing is changed).
 if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
 local status = redis.call("HGET", KEYS[1], "status")
 if status ~= "running" and status ~= "paused" then return 0 end
+if redis.call("HLEN", KEYS[8]) ~= tonumber(ARGV[9]) then return 0 end
+
+local function median(values)
+  table.sort(values)
+  local middle = math.floor(#values / 2) + 1
+  return #values % 2 == 1 and values[middle] or (values[middle - 1] + values[middle]) / 2
+end
+
+local function deadline() -- of the next round, in milliseconds after its opening: median plus four deviations; 0: unknown
+  local arrivals = redis.call("LRANGE", KEYS[14], 0, -1)
+  if #arrivals < 8 then return 0 end
+  for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
+  local middle = median(arrivals)
+  for i, arrival in ipairs(arrivals) do arrivals[i] = math.abs(arrival - middle) end
+  return middle + 4 * math.max(median(arrivals), 0.1 * middle, 5)
+end
+
 redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, if the staging expired
 redis.call("PERSIST", KEYS[4])
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
-  "cursor", "0", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
+  "counted", ARGV[8], "carried", ARGV[10], "total", ARGV[11], "cursor", "0", "deadline", deadline(),
+  "opened", now[1] * 1000 + math.floor(now[2] / 1000))
+redis.call("HDEL", KEYS[1], "closed")
 if ARGV[6] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
 redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[13])
+for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
 redis.call("UNLINK", KEYS[5])
 redis.call("XADD", KEYS[11], "MAXLEN", "16", "*", "token", ARGV[2])
 redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[7])

@@ -1,25 +1,45 @@
 -- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
 -- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
--- A micro-batch is slow once the round is older than the median arrival of late plus four times its median deviation.
--- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 arrivals
+-- A micro-batch is slow once the round is older than its deadline, which the commit before worked out.
+-- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
 -- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
 --       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
+--       7 fewest workers that may make a round (0: any), each of them its share at most
 -- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
--- `stale`, `fenced`, `gone` or the job's status if that is not running. Only `leased` changes anything.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened")
+-- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything.
+local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
+  "closed", "deadline")
 local status, token = round[1], round[2]
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, token, 0} end
-if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return {"fenced", token, 0} end
+if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then
+  return {redis.call("HEXISTS", KEYS[9], ARGV[2]) == 1 and "banned" or "fenced", token, 0}
+end
 if token ~= ARGV[1] then return {"stale", token, 0} end
+if round[9] then return {"wait", token, 1000} end -- closed: the next version is on its way
 
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local first, count, cursor = tonumber(round[3]), tonumber(round[4]), tonumber(round[5])
-local share = math.ceil(count / math.max(1, redis.call("HLEN", KEYS[2])))
+local first, count, cursor, total = tonumber(round[3]), tonumber(round[4]), tonumber(round[5]), tonumber(round[8])
+local share = math.ceil(total / math.max(1, redis.call("HLEN", KEYS[2])))
 local speed = tonumber(redis.call("HGET", KEYS[7], ARGV[2])) or tonumber(ARGV[6])
 local granted, moved = {}, {}
 local again = 4000
+
+if ARGV[7] ~= "0" then
+  local room = math.ceil(total / tonumber(ARGV[7]))
+  for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
+    if cjson.decode(entry).worker == ARGV[2] then room = room - 1 end
+  end
+  for _, key in ipairs({KEYS[3], KEYS[4]}) do
+    for _, held in ipairs(redis.call("HVALS", key)) do
+      local expires, worker = held:match("^.-|(.-)|.-|(.*)$")
+      if worker == ARGV[2] and tonumber(expires) > now then room = room - 1 end
+    end
+  end
+  share = math.min(share, room)
+  if share < 1 then return {"wait", token, 1000} end
+end
 
 while #granted < share do
   local freed = redis.call("LPOP", KEYS[6])
@@ -34,24 +54,10 @@ while #granted < share do
 end
 redis.call("HSET", KEYS[1], "cursor", cursor)
 
-local function median(values)
-  table.sort(values)
-  local middle = math.floor(#values / 2) + 1
-  return #values % 2 == 1 and values[middle] or (values[middle - 1] + values[middle]) / 2
-end
-
-local function deadline() -- milliseconds after the round's opening
-  local arrivals = redis.call("LRANGE", KEYS[9], 0, -1)
-  if #arrivals < 8 then return 250 + 3 * speed * count end
-  for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
-  local middle = median(arrivals)
-  for i, arrival in ipairs(arrivals) do arrivals[i] = math.abs(arrival - middle) end
-  return middle + 4 * math.max(median(arrivals), 0.1 * middle, 5)
-end
-
 local backups = {}
 if #granted == 0 then
-  local slow = tonumber(round[7]) + deadline()
+  local deadline = tonumber(round[10] or 0)
+  local slow = tonumber(round[7]) + (deadline > 0 and deadline or 250 + 3 * speed * total)
   local held = redis.call("HGETALL", KEYS[3])
   for i = 1, #held, 2 do
     local session, expires, leased, worker = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)$")

@@ -1,11 +1,13 @@
--- refuse.lua: take back an accepted micro-batch whose blob failed the reducer's checks; it is free again.
--- A worker with too many strikes is banned from the job: its session ends, and it cannot join until somebody lifts that.
+-- refuse.lua: take back an accepted micro-batch whose blob failed the reducer's checks; it is free again, and a
+-- closed round open. A submission is one strike, however many of its micro-batches are refused. A worker with too many strikes is banned from the
+-- job: its session ends, and it cannot join until somebody lifts that.
 -- KEYS  1 round   2 fence   3 received   4 free   5 update   6 strikes   7 suspects   8 versions   9 events
---       10 banned   11 sessions   12 leases   13 backups
+--       10 banned   11 sessions   12 leases   13 backups   14 nonce
 -- ARGV  1 token   2 this reducer's fence   3 micro-batch   4 worker   5 session   6 event (JSON)
---       7 whether its values were not finite (1 or 0)   8 strikes that ban   9 reason   10 nonce
+--       7 what was wrong: damaged (the sender's fault), not_finite (nobody's until others disagree) or lost (nobody's)
+--       8 strikes that ban   9 reason   10 nonce   11 life of the submission's answer, seconds
 -- Returns {sessions that sent this micro-batch not finite, times it was sent so}, or {-1, -1} if the version or the
--- fence had moved on or another submission took its place (nothing is changed). Values that are not finite are nobody's strike until others disagree.
+-- fence had moved on or another submission took its place (nothing is changed).
 if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[2] then return {-1, -1} end
 local entry = redis.call("HGET", KEYS[3], ARGV[3])
 if not entry or cjson.decode(entry).nonce ~= ARGV[10] then return {-1, -1} end
@@ -15,17 +17,19 @@ local function free(micro_batch)
 end
 redis.call("HDEL", KEYS[3], ARGV[3])
 redis.call("UNLINK", KEYS[5])
+redis.call("HDEL", KEYS[1], "closed")
 free(ARGV[3])
 local now = redis.call("TIME")
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local sessions, times = 0, 0
-if ARGV[7] == "1" then
+if ARGV[7] == "not_finite" then
   local known = redis.call("HGET", KEYS[7], ARGV[3])
   known = known and cjson.decode(known) or {}
   known[ARGV[5]] = (known[ARGV[5]] or 0) + 1
   for _, n in pairs(known) do sessions, times = sessions + 1, times + n end
   redis.call("HSET", KEYS[7], ARGV[3], cjson.encode(known))
-else
+elseif ARGV[7] == "damaged" and redis.call("GET", KEYS[14]) ~= "refused" then
+  redis.call("SET", KEYS[14], "refused", "EX", ARGV[11])
   local strikes = redis.call("HINCRBY", KEYS[6], ARGV[4], 1)
   if strikes >= tonumber(ARGV[8]) and redis.call("HSETNX", KEYS[10], ARGV[4], ARGV[9]) == 1 then
     local session = redis.call("HGET", KEYS[11], ARGV[4])

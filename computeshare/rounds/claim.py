@@ -1,21 +1,31 @@
 """A reducer's side of the round protocol: claim, open, gather, refuse, commit."""
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from redis import Redis
 
+from computeshare.ledger import LONGEST
 from computeshare.rounds.scripts import Argument
-from computeshare.rounds.store import FIELDS, RoundState, RoundStore
+from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round
 from computeshare.types import Token
 
 BANNING_STRIKES = 5
-"""A worker of which this many micro-batches were refused may not join the job any more."""
+"""A worker of which this many submissions were refused may not join the job any more."""
+ANSWERED_S = 600
+"""Seconds that the answer to a submission is kept."""
+PIECE = 2000
+"""Events read at a time."""
 STAGED_S = 120
 """Seconds that weights may lie staged before they are committed."""
+
+
+Fault = Literal["damaged", "not_finite", "lost"]
+"""Why an update is refused: its sender's fault, nobody's until others disagree, or the broker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,8 @@ class Received:
     session: str
     nonce: str
     loss: float
+    bytes: int
+    """Size of its blob."""
 
 
 class Claim(RoundStore):
@@ -57,15 +69,9 @@ class Claim(RoundStore):
         self.redis.set(staged[0], weights, ex=STAGED_S)
         self.redis.set(staged[1], state, ex=STAGED_S)
         names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
-        names += [k.versions(), k.events(), k.spec()]
-        arguments: list[Argument] = [
-            self.fence,
-            str(token),
-            token.version,
-            following.first,
-            following.count,
-            json.dumps(event),
-        ]
+        names += [k.versions(), k.events(), k.spec(), k.free()]
+        arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
+        arguments += [json.dumps(event), numbers_text(following.carried), following.total]
         return bool(self.scripts.call("open", names, arguments))
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
@@ -76,13 +82,35 @@ class Claim(RoundStore):
         values, entries = pipeline.execute()
         return RoundState.parse(values), {int(m): Received(int(m), **json.loads(e)) for m, e in entries.items()}
 
+    def now_ms(self) -> float:
+        """Milliseconds since the epoch by the broker's clock."""
+        now: Any = self.redis.time()
+        return 1000 * int(now[0]) + int(now[1]) / 1000
+
     def updates(self, token: Token, micro_batches: Sequence[int]) -> list[bytes | None]:
         """The blobs of accepted micro-batches, None for those that are gone."""
         blobs: Any = self.redis.mget([self.keys.update(str(token), m) for m in micro_batches])
         return list(blobs)
 
-    def refuse(self, token: Token, part: Received, reason: str, not_finite: bool) -> tuple[int, int]:
-        """Free a micro-batch whose blob failed the checks.
+    def counted(self) -> tuple[int, ...]:
+        """The micro-batches that made the current version of its base."""
+        raw: Any = self.redis.hget(self.keys.round(), "counted")
+        return numbers_in(bytes(raw or b"").decode())
+
+    def close(self, token: Token, at_least: int) -> bool:
+        """Freeze what the round has received, if that is enough; False if it is not, or the round has moved on."""
+        k = self.keys
+        names = [k.round(), k.fence(), k.received(), k.events()]
+        return bool(self.scripts.call("close", names, [str(token), self.fence, at_least]))
+
+    def discard(self, token: Token) -> bool:
+        """Give up the round that the broker went back to; False if the version or the fence had moved on."""
+        k = self.keys
+        names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full()]
+        return bool(self.scripts.call("discard", names, [str(token), self.fence]))
+
+    def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> tuple[int, int]:
+        """Free a micro-batch whose blob failed the checks, and open the round if it was closed.
 
         Returns: the number of sessions that sent it not finite, and how often that happened; (-1, -1) if moved on.
         """
@@ -91,48 +119,53 @@ class Claim(RoundStore):
         event |= {"micro_batch": part.micro_batch, "reason": reason}
         names = [k.round(), k.fence(), k.received(), k.free(), k.update(str(token), part.micro_batch)]
         names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
-        names += [k.leases(), k.backups()]
+        names += [k.leases(), k.backups(), k.nonce(part.nonce)]
         arguments: list[Argument] = [str(token), self.fence, part.micro_batch, part.worker, part.session]
-        arguments += [json.dumps(event), int(not_finite), BANNING_STRIKES, reason, part.nonce]
+        arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce, ANSWERED_S]
         sessions, times = self.scripts.call("refuse", names, arguments)
         return int(sessions), int(times)
 
-    def commit(self, base: RoundState, token: Token, weights: bytes, following: Round, event: dict[str, Any]) -> bool:
+    def commit(
+        self,
+        base: RoundState,
+        counted: Sequence[int],
+        token: Token,
+        weights: bytes,
+        following: Round,
+        event: dict[str, Any],
+    ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
         Args:
             base: the round that was reduced.
-            following: the next round; its count is 0 after the last one.
+            counted: the micro-batches that made the version: all that the round has received.
+            following: the next round, with what is carried into it; its count is 0 after the last one.
         """
         k = self.keys
         staged = self._staged("weights")
         before = k.weights(str(base.base)) if base.base else k.staged("none")
         names = [k.round(), k.fence(), staged, k.weights(str(token)), before, k.leases(), k.backups(), k.received()]
-        names += [k.free(), k.suspects(), k.versions(), k.events(), k.full()]
-        arguments: list[Argument] = [
-            str(base.token),
-            str(token),
-            self.fence,
-            token.version,
-            following.first,
-            following.count,
-        ]
+        names += [k.free(), k.suspects(), k.versions(), k.events(), k.full(), k.arrivals()]
+        arguments: list[Argument] = [str(base.token), str(token), self.fence, token.version]
+        arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
+        arguments += [numbers_text(counted), len(counted), numbers_text(following.carried), following.total]
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.set(staged, weights, ex=STAGED_S)
-        self.scripts.queue(pipeline, "commit", names, [*arguments, json.dumps(event, separators=(",", ":"))])
+        self.scripts.queue(pipeline, "commit", names, arguments)
         return bool(self.scripts.execute(pipeline)[-1])
 
-    def store_state(self, base: RoundState, token: Token, state: bytes) -> bool:
-        """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped.
+    def store_state(self, base: Token, counted: Sequence[int], token: Token, state: bytes) -> bool:
+        """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
+        state of its `base` and the updates of the micro-batches `counted`.
 
         Returns False, changing nothing, if the version or the fence had moved on.
         """
         k = self.keys
         staged = self._staged("state")
-        drop = [k.update(str(base.token), m) for m in range(base.first, base.first + base.count)]
+        drop = [k.update(str(base), m) for m in counted]
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.set(staged, state, ex=STAGED_S)
-        names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base.token)), *drop]
+        names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
         self.scripts.queue(pipeline, "keep", names, [self.fence, str(token)])
         return bool(self.scripts.execute(pipeline)[-1])
 
@@ -144,6 +177,26 @@ class Claim(RoundStore):
         """The value of one of the job's keys."""
         blob: Any = self.redis.get(key)
         return blob if blob is None else bytes(blob)
+
+    def commits(self, incarnation: int) -> tuple[list[dict[str, Any]], bool]:
+        """The versions that the event stream still tells of, oldest first, and whether it tells of this opening.
+
+        What is no longer in the stream has been stored by the control plane.
+        """
+        found: deque[dict[str, Any]] = deque(maxlen=LONGEST)
+        opened, entries = False, self._events("-")
+        while entries:
+            for stream_id, fields in entries:
+                start = "(" + stream_id.decode()
+                if fields[b"type"] == b"version":
+                    found.append({"at": int(float(fields[b"at"])), "data": json.loads(fields[b"data"])})
+                elif fields[b"type"] == b"opened":
+                    opened = opened or json.loads(fields[b"data"])["incarnation"] == incarnation
+            entries = self._events(start)
+        return list(found), opened
+
+    def _events(self, start: str) -> Any:
+        return self.redis.xrange(self.keys.events(), min=start, count=PIECE)
 
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
         """Append an event, unless another reducer has taken over."""

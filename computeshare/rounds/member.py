@@ -8,7 +8,7 @@ from typing import Any
 from redis import Redis
 
 from computeshare.broker import BLOCK_MS
-from computeshare.errors import Fenced, JobGone
+from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.keys import JobKeys
 from computeshare.rounds.scripts import Argument, Scripts
 from computeshare.rounds.store import leave
@@ -43,12 +43,15 @@ class Receipt:
 class Member:
     """One worker's session in one job."""
 
-    def __init__(self, redis: Redis, job_id: str, worker_id: str, session: str, backup: bool = True) -> None:
+    def __init__(
+        self, redis: Redis, job_id: str, worker_id: str, session: str, backup: bool = True, sharers: int = 0
+    ) -> None:
+        """`backup`: take second leases on slow micro-batches; `sharers`: workers that must share a round (0: any)."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
         self.session = session
-        self._backup = int(backup)
+        self._backup, self._sharers = int(backup), sharers
         self._scripts = Scripts(redis)
         self._last_id = "0-0"
 
@@ -104,13 +107,12 @@ class Member:
         micro_batches = [micro_batch for micro_batch, _, _ in updates]
         about = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
         event = json.dumps({**about, "micro_batches": micro_batches, **report}, separators=(",", ":"))
-        arguments: list[Argument] = [token, self.worker_id, self.session, nonce, event, STAGED_S]
+        arguments: list[Argument] = [token, self.worker_id, self.session, nonce, event, STAGED_S, self._sharers]
         pipeline = self.redis.pipeline(transaction=False)
         for key, (micro_batch, blob, loss) in zip(staged, updates, strict=True):
             pipeline.set(key, blob, ex=STAGED_S)
             names += [key, k.update(token, micro_batch)]
-            entry = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "loss": loss}
-            arguments += [micro_batch, json.dumps(entry)]
+            arguments += [micro_batch, loss]
         self._scripts.queue(pipeline, "submit", names, arguments)
         outcome, current, status, unleased = self._scripts.execute(pipeline)[-1]
         return Receipt(outcome.decode(), current.decode(), status.decode(), int(unleased))
@@ -133,13 +135,15 @@ class Member:
     def _lease_keys(self) -> list[str]:
         k = self.keys
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-        return [*names, k.events(), k.arrivals()]
+        return [*names, k.events(), k.banned()]
 
     def _lease_arguments(self, token: str) -> list[Argument]:
-        return [token, self.worker_id, self.session, self._backup, SHORTEST_LEASE_MS, UNMEASURED_MS]
+        return [token, self.worker_id, self.session, self._backup, SHORTEST_LEASE_MS, UNMEASURED_MS, self._sharers]
 
     def _grant(self, reply: list[Any]) -> Grant:
         answer, token = reply[0].decode(), reply[1].decode()
+        if answer == "banned":
+            raise Banned(f"worker {self.worker_id} is banned from the job: too many of its updates were refused")
         if answer == "fenced":
             raise Fenced(f"a newer session of worker {self.worker_id} has taken over")
         if answer == "gone":

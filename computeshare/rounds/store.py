@@ -1,6 +1,7 @@
 """What the control plane does to a job's rounds, and reading their state."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,18 +11,35 @@ from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.scripts import Scripts
 from computeshare.types import Token
 
-FIELDS = ["status", "token", "base", "first", "count"]
+FIELDS = ["status", "token", "base", "first", "count", "carried", "closed", "opened", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """A job's current round: `count` micro-batches from `first` on turn `token`'s version into the next."""
+    """A job's current round: those `carried` and `count` micro-batches from `first` on turn `token`'s version into the
+    next; once `closed`, those it has received do.
+    """
 
     status: str
     token: Token
     base: Token | None
     first: int
     count: int
+    carried: tuple[int, ...] = ()
+    closed: bool = False
+    opened_ms: int = 0
+    """By the broker's clock."""
+    deadline_ms: float = 0.0
+    """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
+
+    @property
+    def total(self) -> int:
+        return len(self.carried) + self.count
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """All of them, ascending."""
+        return [*sorted(self.carried), *range(self.first, self.first + self.count)]
 
     @property
     def version(self) -> int:
@@ -32,8 +50,20 @@ class RoundState:
         """From the values of `FIELDS` in a round's hash; None if there is no such hash."""
         if values[0] is None:
             return None
-        status, token, base, first, count = (bytes(value).decode() for value in values)
-        return cls(status, Token.parse(token), Token.parse(base) if base else None, int(first), int(count))
+        status, token, base, first, count, carried, closed, opened, deadline = (
+            bytes(value or b"").decode() for value in values
+        )
+        return cls(
+            status=status,
+            token=Token.parse(token),
+            base=Token.parse(base) if base else None,
+            first=int(first),
+            count=int(count),
+            carried=numbers_in(carried),
+            closed=bool(closed),
+            opened_ms=int(opened),
+            deadline_ms=float(deadline or 0),
+        )
 
 
 class RoundStore:
@@ -83,12 +113,10 @@ class RoundStore:
         """End the session of a worker that died, and free its leases."""
         leave(self.scripts, self.keys, worker_id, "*", reason)
 
-    def lift_ban(self, worker_id: str) -> None:
-        """Let a worker join again, its strikes forgotten."""
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.hdel(self.keys.banned(), worker_id)
-        pipeline.hdel(self.keys.strikes(), worker_id)
-        pipeline.execute()
+    def lift_ban(self, worker_id: str) -> bool:
+        """Let a banned worker join again, its strikes forgotten; False if it was not banned."""
+        names = [self.keys.spec(), self.keys.banned(), self.keys.strikes(), self.keys.events()]
+        return bool(self.scripts.call("pardon", names, [worker_id]))
 
     def append(self, kind: str, event: dict[str, Any], fence: str = "") -> bool:
         """Append an event to a job that is published still; with a fence, only while that is the newest."""
@@ -101,6 +129,16 @@ class RoundStore:
         self.redis.srem(JOBS, self.job_id)
         for key in self.redis.scan_iter(self.keys.pattern(), count=1000):
             self.redis.unlink(key)
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    """Micro-batches as the scripts write them: by commas."""
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Micro-batches as the scripts read them: by commas."""
+    return ",".join(map(str, numbers))
 
 
 def leave(scripts: Scripts, keys: JobKeys, worker_id: str, session: str, reason: str) -> int:

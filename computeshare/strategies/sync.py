@@ -4,19 +4,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from computeshare.quorum import bad_values
 from computeshare.spec import SyncStrategy
 from computeshare.types import Vector
 
 TRIMMED = 0.2
-"""Share of the values that `trimmed_mean` leaves out at each end of every coordinate."""
+"""Least share of the values that `trimmed_mean` leaves out at each end of every coordinate."""
 
 
-def combine(strategy: SyncStrategy, updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
+def combine(strategy: SyncStrategy, updates: Iterable[Vector], samples: Sequence[int], workers: int = 1) -> Vector:
     """The round's gradient.
 
     Args:
         updates: one mean gradient per micro-batch, shape (d,) float32, in micro-batch order; read once.
         samples: how many samples each stands for.
+        workers: the fewest that share a round, of which fewer than half may be bad.
     Returns: shape (d,), float32.
     """
     if strategy.max_norm is not None:
@@ -25,33 +27,73 @@ def combine(strategy: SyncStrategy, updates: Iterable[Vector], samples: Sequence
         case "mean":
             return mean(updates, samples)
         case "median":
-            return np.median(np.stack(list(updates)), axis=0).astype(np.float32)
+            return median(_stacked(updates, len(samples)))
         case "trimmed_mean":
-            return trimmed_mean(np.stack(list(updates)))
+            return trimmed_mean(_stacked(updates, len(samples)), bad_values(len(samples), workers))
+
+
+class Mean:
+    """A mean weighted by samples, added up in the order given; holds two vectors at a time."""
+
+    def __init__(self, total: int) -> None:
+        """`total`: samples of all the vectors to come."""
+        self._total = total
+        self._sum: Vector | None = None
+        self._scratch: Vector | None = None
+
+    def add(self, vector: Vector, samples: int) -> None:
+        weight = np.float32(samples / self._total)
+        if self._sum is None:
+            self._sum, self._scratch = vector * weight, np.empty_like(vector)
+        else:
+            self._sum += np.multiply(vector, weight, out=self._scratch)
+
+    @property
+    def value(self) -> Vector:
+        if self._sum is None:
+            raise ValueError("a round has at least one micro-batch")
+        return self._sum
 
 
 def mean(updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
-    """The mean weighted by samples, added up in the order given; holds two vectors at a time."""
-    total = sum(samples)
-    accumulator: Vector | None = None
-    scratch: Vector | None = None
+    """The mean weighted by samples, added up in the order given."""
+    total = Mean(sum(samples))
     for update, count in zip(updates, samples, strict=True):
-        weight = np.float32(count / total)
-        if accumulator is None:
-            accumulator, scratch = update * weight, np.empty_like(update)
-        else:
-            accumulator += np.multiply(update, weight, out=scratch)
-    if accumulator is None:
-        raise ValueError("a round has at least one micro-batch")
-    return accumulator
+        total.add(update, count)
+    return total.value
 
 
-def trimmed_mean(updates: Vector) -> Vector:
-    """The coordinate-wise mean of (n, d) without the largest and smallest 20 % (Yin et al., arXiv:1803.01498)."""
-    cut = int(TRIMMED * len(updates))
-    kept = np.sort(updates, axis=0)[cut : len(updates) - cut]
-    mean: Vector = kept.mean(axis=0, dtype=np.float32)
+def median(updates: Vector) -> Vector:
+    """The coordinate-wise median of (n, d), which is sorted in place."""
+    updates.sort(axis=0)
+    middle = len(updates) // 2
+    if len(updates) % 2:
+        odd: Vector = updates[middle].copy()
+        return odd
+    between: Vector = (updates[middle - 1] + updates[middle]) / np.float32(2)
+    return between
+
+
+def trimmed_mean(updates: Vector, bad: int = 0) -> Vector:
+    """The coordinate-wise mean of (n, d), which is sorted in place, without the largest and smallest 20 %, or without
+    as many as may be `bad` if those are more (Yin et al., arXiv:1803.01498).
+    """
+    cut = max(int(TRIMMED * len(updates)), bad)
+    updates.sort(axis=0)
+    mean: Vector = updates[cut : len(updates) - cut].mean(axis=0, dtype=np.float32)
     return mean
+
+
+def _stacked(updates: Iterable[Vector], count: int) -> Vector:
+    """The updates as rows, in a matrix that is the only one of its size."""
+    rows: Vector | None = None
+    for index, update in enumerate(updates):
+        if rows is None:
+            rows = np.empty((count, len(update)), np.float32)
+        rows[index] = update
+    if rows is None:
+        raise ValueError("a round has at least one micro-batch")
+    return rows
 
 
 def _clipped(updates: Iterable[Vector], max_norm: float) -> Iterator[Vector]:

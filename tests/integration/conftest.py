@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dispatching import Clock
+from opening import claim, join, store  # noqa: F401
 from redis import Redis
 from starlette.testclient import TestClient
 

@@ -20,6 +20,7 @@ from redis import Redis
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker
 from computeshare.rounds.scripts import Scripts
+from tests.integration.opening import claim, join, store  # noqa: F401
 
 TESTS = ("tests/integration/test_rounds.py", "tests/integration/test_rounds_checks.py")
 PROCESSES = 2

@@ -1,52 +1,11 @@
 """Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
 
-from collections.abc import Callable
-
-import pytest
+from opening import ONE, PLAN, ZERO, Join, age, commit, events, free, late, send
 from redis import Redis
-from test_rounds import ONE, PLAN, ZERO, age, commit, events, send
 
 from computeshare.rounds import Claim, Member, RoundStore
 from computeshare.rounds.claim import BANNING_STRIKES
 from computeshare.rounds.scripts import Argument
-
-Join = Callable[..., Member]
-
-
-@pytest.fixture
-def store(redis: Redis, job_id: str) -> RoundStore:
-    store = RoundStore(redis, job_id)
-    store.publish("{}")
-    return store
-
-
-@pytest.fixture
-def claim(redis: Redis, store: RoundStore) -> Claim:
-    """The active reducer of a job that is open at version 0."""
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, b"weights 0", b"state 0", PLAN.round(0), {"version": 0})
-    return claim
-
-
-@pytest.fixture
-def join(redis: Redis, claim: Claim) -> Join:
-    def join(worker: str, session: str | None = None) -> Member:
-        member = Member(redis, claim.job_id, worker, session or f"session of {worker}")
-        assert member.join(f"seat of {worker}", {}) == "running"
-        return member
-
-    return join
-
-
-def slow_down(store: RoundStore) -> None:
-    """Make every lease of the round due for a backup task, though none has run out."""
-    store.redis.hincrby(store.keys.round(), "opened", -3_600_000)
-
-
-def free(store: RoundStore) -> list[bytes]:
-    return store.redis.lrange(store.keys.free(), 0, -1)  # type: ignore[return-value]
-
 
 # Reducers
 
@@ -63,12 +22,10 @@ def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Cla
     member = join("a")
     member.lease(str(ZERO))
     send(member, ZERO, 0, 1, 2, 3)
-    state, _ = claim.progress()
-    assert state is not None
     kept = [k.weights(str(ZERO)), k.state(str(ZERO)), *(k.update(str(ZERO), m) for m in range(4))]
     assert [redis.ttl(key) for key in kept] == [-1] * 6
     assert commit(claim, ONE)
-    claim.store_state(state, ONE, b"state 1")
+    claim.store_state(ZERO, range(4), ONE, b"state 1")
     assert [redis.ttl(key) for key in (k.weights(str(ONE)), k.state(str(ONE)))] == [-1, -1]
 
 
@@ -79,7 +36,7 @@ def test_a_commit_clears_everything_that_belonged_to_the_round(redis: Redis, cla
         redis.hset(name, "0", "left over")
     redis.rpush(k.free(), "0")
     redis.rpush(k.full(), str(ZERO))
-    assert state is not None and claim.commit(state, ONE, b"weights 1", PLAN.round(1), {})
+    assert state is not None and claim.commit(state, [0], ONE, b"weights 1", PLAN.round(1), {})
     names = (k.leases(), k.backups(), k.received(), k.suspects(), k.free(), k.full())
     assert [name for name in names if redis.exists(name)] == []
 
@@ -100,7 +57,7 @@ def test_a_reducer_that_read_an_older_version_cannot_refuse(claim: Claim, join: 
     member.lease(str(ZERO))
     send(member, ZERO, 0, 1, 2, 3)
     part = claim.progress()[1][0]
-    assert claim.refuse(ONE, part, "reason", not_finite=False) == (-1, -1)
+    assert claim.refuse(ONE, part, "reason", "damaged") == (-1, -1)
     assert sorted(claim.progress()[1]) == [0, 1, 2, 3] and free(claim) == []
 
 
@@ -109,9 +66,9 @@ def test_a_micro_batch_is_refused_once(redis: Redis, claim: Claim, join: Join) -
     member.lease(str(ZERO))
     send(member, ZERO, 0)
     part = claim.progress()[1][0]
-    assert claim.refuse(ZERO, part, "reason", not_finite=False) == (0, 0)
+    assert claim.refuse(ZERO, part, "reason", "damaged") == (0, 0)
     assert claim.updates(ZERO, [0]) == [None]
-    assert claim.refuse(ZERO, part, "again", not_finite=False) == (-1, -1)
+    assert claim.refuse(ZERO, part, "again", "damaged") == (-1, -1)
     assert free(claim) == [b"0"] and redis.hget(claim.keys.strikes(), "liar") == b"1"
 
 
@@ -121,7 +78,7 @@ def test_a_worker_is_banned_by_its_last_strike_and_not_before(redis: Redis, clai
         liar.lease(str(ZERO))
         assert send(liar, ZERO, 0, nonce=str(strike)) == "accepted"
         assert redis.hexists(claim.keys.banned(), "liar") == 0
-        claim.refuse(ZERO, claim.progress()[1][0], "reason", not_finite=False)
+        claim.refuse(ZERO, claim.progress()[1][0], "reason", "damaged")
         age(claim, 3_600_000)  # what it has leased is free for itself again
     assert send(liar, ZERO, 0, nonce="late") == "fenced"
     assert Member(redis, claim.job_id, "liar", "new").join("seat of liar", {}) == "banned"
@@ -179,7 +136,7 @@ def test_a_freed_micro_batch_that_arrived_meanwhile_is_not_leased_again(store: R
     slow, quick = join("slow"), join("quick")
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches, nonce="own")
-    slow_down(store)
+    late(store)
     assert quick.lease(str(ZERO)).micro_batches == (0, 1)
     slow.leave("its leases are free now, though another computes them")
     assert send(quick, ZERO, 0, 1, nonce="backup") == "accepted"
@@ -199,7 +156,7 @@ def test_a_lease_that_has_run_out_is_no_backup_task(redis: Redis, store: RoundSt
 def test_nobody_backs_up_a_lease_of_its_own(store: RoundStore, join: Join) -> None:
     member = join("a")
     assert member.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
-    slow_down(store)
+    late(store)
     assert member.lease(str(ZERO)).answer == "wait"
 
 
@@ -207,7 +164,7 @@ def test_a_slow_micro_batch_is_backed_up_once(store: RoundStore, join: Join) -> 
     slow, second, third = join("slow"), join("second"), join("third")
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(second, ZERO, *second.lease(str(ZERO)).micro_batches)
-    slow_down(store)
+    late(store)
     assert second.lease(str(ZERO)).micro_batches == (0, 1)
     assert third.lease(str(ZERO)).answer == "wait"
     assert second.lease(str(ZERO)).answer == "wait"
@@ -220,7 +177,7 @@ def test_somebody_elses_backup_task_is_no_lease(store: RoundStore, join: Join) -
     slow, second, third = join("slow"), join("second"), join("third")
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="own")
-    slow_down(store)
+    late(store)
     assert second.lease(str(ZERO)).micro_batches == (0, 1)
     assert send(third, ZERO, 0, nonce="thief") == "lease_lost"
     assert send(second, ZERO, 0, nonce="backup") == "accepted"
@@ -235,7 +192,7 @@ def test_a_blob_that_expired_while_staged_is_refused_and_the_lease_stays(
     names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
     names += [k.events(), k.free(), k.arrivals()]
     names += [k.staged("n:0"), k.update(str(ZERO), 0)]
-    arguments: list[Argument] = [str(ZERO), "a", member.session, "n", '{"micro_batches":[0]}', 60, 0, "{}"]
+    arguments: list[Argument] = [str(ZERO), "a", member.session, "n", '{"micro_batches":[0]}', 60, 0, 0, 0.5]
     assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
     assert claim.progress()[1] == {}
     assert send(member, ZERO, 0, nonce="again") == "accepted"
@@ -245,7 +202,7 @@ def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore,
     slow, quick = join("slow"), join("quick")
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches, nonce="own")
-    slow_down(store)
+    late(store)
     assert quick.lease(str(ZERO)).micro_batches == (0, 1)
     assert send(quick, ZERO, 0, 1, nonce="backup") == "accepted"
     assert store.redis.exists(store.keys.leases(), store.keys.backups()) == 0

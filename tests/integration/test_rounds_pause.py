@@ -4,40 +4,10 @@ import threading
 from typing import Any
 
 import pytest
+from opening import ONE, ZERO, Join, commit, current, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
-from computeshare.sampling import Plan
-from computeshare.types import Token
-
-PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
-ZERO, ONE = (Token(1, version, str(version) * 16) for version in range(2))
-
-
-@pytest.fixture
-def store(redis: Redis, job_id: str) -> RoundStore:
-    store = RoundStore(redis, job_id)
-    store.publish("{}")
-    return store
-
-
-@pytest.fixture
-def claim(redis: Redis, store: RoundStore) -> Claim:
-    """The active reducer of a job that is open at version 0."""
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, b"weights 0", b"state 0", PLAN.round(0), {"version": 0})
-    return claim
-
-
-def join(redis: Redis, claim: Claim, worker: str) -> Member:
-    member = Member(redis, claim.job_id, worker, f"session of {worker}")
-    assert member.join(f"seat of {worker}", {}) == "running"
-    return member
-
-
-def send(member: Member, *micro_batches: int, nonce: str = "nonce") -> str:
-    return member.submit(str(ZERO), nonce, [(m, b"update", 0.5) for m in micro_batches], {}).outcome
 
 
 def woken(store: RoundStore) -> list[dict[bytes, bytes]]:
@@ -67,47 +37,47 @@ def test_a_job_that_is_not_open_is_not_brought_to_life_by_pausing_or_resuming_it
 
 
 def test_a_paused_round_gives_no_lease_and_takes_no_session_and_no_submission(
-    redis: Redis, store: RoundStore, claim: Claim
+    redis: Redis, store: RoundStore, claim: Claim, join: Join
 ) -> None:
-    member = join(redis, claim, "one")
+    member = join("one")
     granted = member.lease(str(ZERO)).micro_batches
     store.pause()
     assert member.lease(str(ZERO)).answer == "paused"
-    assert send(member, *granted) == "stale"
+    assert send(member, ZERO, *granted) == "stale"
     assert Member(redis, claim.job_id, "two", "late").join("seat", {}) == "paused"
 
 
-def test_what_was_accepted_before_a_pause_counts_after_it(redis: Redis, store: RoundStore, claim: Claim) -> None:
-    first, second = join(redis, claim, "first"), join(redis, claim, "second")
+def test_what_was_accepted_before_a_pause_counts_after_it(
+    redis: Redis, store: RoundStore, claim: Claim, join: Join
+) -> None:
+    first, second = join("first"), join("second")
     done, open_ones = first.lease(str(ZERO)).micro_batches, second.lease(str(ZERO)).micro_batches
     assert (done, open_ones) == ((0, 1), (2, 3))
-    assert send(first, *done) == "accepted"
+    assert send(first, ZERO, *done) == "accepted"
     store.pause()
     first.leave("the job is paused")
     second.leave("the job is paused")
     assert sorted(claim.progress()[1]) == [0, 1]
     store.resume()
-    third = join(redis, claim, "third")
+    third = join("third")
     assert sorted(third.lease(str(ZERO)).micro_batches) == [2, 3]
-    assert send(third, 2, 3, nonce="other") == "accepted"
+    assert send(third, ZERO, 2, 3, nonce="other") == "accepted"
     assert sorted(claim.progress()[1]) == [0, 1, 2, 3]
 
 
 def test_a_round_that_is_full_may_be_committed_while_paused_and_stays_paused(
-    redis: Redis, store: RoundStore, claim: Claim
+    redis: Redis, store: RoundStore, claim: Claim, join: Join
 ) -> None:
-    member = join(redis, claim, "one")
-    assert send(member, *member.lease(str(ZERO)).micro_batches) == "accepted"
+    member = join("one")
+    assert send(member, ZERO, *member.lease(str(ZERO)).micro_batches) == "accepted"
     store.pause()
-    state, _ = claim.progress()
-    assert state is not None
-    assert claim.commit(state, ONE, b"weights 1", PLAN.round(1), {"version": 1})
+    assert commit(claim, ONE)
     after = store.read()
     assert after is not None and (after.status, after.version) == ("paused", 1)
 
 
-def test_pausing_wakes_a_worker_that_waits(redis: Redis, store: RoundStore, claim: Claim) -> None:
-    member = join(redis, claim, "one")
+def test_pausing_wakes_a_worker_that_waits(redis: Redis, store: RoundStore, claim: Claim, join: Join) -> None:
+    member = join("one")
     answers: list[str] = []
 
     def wait() -> None:
@@ -121,7 +91,9 @@ def test_pausing_wakes_a_worker_that_waits(redis: Redis, store: RoundStore, clai
     assert not waiting.is_alive() and answers == ["paused"]
 
 
-def test_pauses_and_resumptions_at_the_same_time_take_turns(redis: Redis, store: RoundStore, claim: Claim) -> None:
+def test_pauses_and_resumptions_at_the_same_time_take_turns(
+    redis: Redis, store: RoundStore, claim: Claim, join: Join
+) -> None:
     done: list[str] = []
 
     def change(pausing: bool) -> None:
@@ -137,3 +109,11 @@ def test_pauses_and_resumptions_at_the_same_time_take_turns(redis: Redis, store:
         thread.join()
     ahead = done.count("pause") - done.count("resume")
     assert done and store.status() == {0: "running", 1: "paused"}[ahead]
+
+
+def test_the_time_that_a_round_was_paused_does_not_count_as_waiting(store: RoundStore, claim: Claim) -> None:
+    before = current(claim).opened_ms
+    store.redis.hincrby(store.keys.round(), "opened", -3_600_000)
+    store.pause()
+    store.resume()
+    assert current(claim).opened_ms >= before

@@ -1,0 +1,92 @@
+"""A job's rounds, opened by a reducer, and hands that take part in them: what the tests of the scripts begin with."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from computeshare.rounds import Claim, Member, RoundState, RoundStore
+from computeshare.sampling import Plan
+from computeshare.types import Token
+
+PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
+"""Rounds of 4, 4 and 2 micro-batches in each epoch."""
+ZERO, ONE, TWO, THREE = (Token(1, version, str(version) * 16) for version in range(4))
+Join = Callable[..., Member]
+
+
+@pytest.fixture
+def store(redis: Redis, job_id: str) -> RoundStore:
+    store = RoundStore(redis, job_id)
+    store.publish("{}")
+    return store
+
+
+@pytest.fixture
+def claim(redis: Redis, store: RoundStore) -> Claim:
+    """The active reducer of a job that is open at version 0."""
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    assert claim.open(ZERO, b"weights 0", b"state 0", PLAN.round(0), {"version": 0})
+    return claim
+
+
+@pytest.fixture
+def join(redis: Redis, claim: Claim) -> Join:
+    def join(worker: str, session: str | None = None, backup: bool = True, sharers: int = 0) -> Member:
+        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", backup, sharers)
+        assert member.join(f"seat of {worker}", {"name": worker}) == "running"
+        return member
+
+    return join
+
+
+def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:
+    return member.submit(str(token), nonce, [(m, blob, 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
+
+
+def current(claim: Claim) -> RoundState:
+    state, _ = claim.progress()
+    assert state is not None
+    return state
+
+
+def fill(join: Join, claim: Claim, worker: str = "filler") -> None:
+    """The whole round, by one worker."""
+    member, token = join(worker), current(claim).token
+    grant = member.lease(str(token))
+    assert send(member, token, *grant.micro_batches, nonce=f"{token}") == "accepted"
+
+
+def commit(claim: Claim, token: Token, carried: Sequence[int] = ()) -> bool:
+    """Commit what the round has received."""
+    state, received = claim.progress()
+    assert state is not None
+    event = {"version": token.version}
+    return claim.commit(state, sorted(received), token, b"weights", PLAN.round(token.version, carried), event)
+
+
+def events(store: RoundStore, kind: str) -> list[dict[str, Any]]:
+    entries: Any = store.redis.xrange(store.keys.events())
+    return [json.loads(fields[b"data"]) for _, fields in entries if fields[b"type"].decode() == kind]
+
+
+def age(store: RoundStore, by_ms: int) -> None:
+    """Make every lease of the round older, as the server's clock would."""
+    for key in (store.keys.leases(), store.keys.backups()):
+        held: Any = store.redis.hgetall(key)
+        for micro_batch, lease in held.items():
+            session, expires, leased, worker = lease.decode().split("|")
+            store.redis.hset(key, micro_batch, f"{session}|{int(expires) - by_ms}|{int(leased) - by_ms}|{worker}")
+    store.redis.hincrby(store.keys.round(), "opened", -by_ms)
+
+
+def late(store: RoundStore) -> None:
+    """Make the round older than any deadline, though no lease has run out."""
+    store.redis.hincrby(store.keys.round(), "opened", -3_600_000)
+
+
+def free(store: RoundStore) -> list[bytes]:
+    return store.redis.lrange(store.keys.free(), 0, -1)  # type: ignore[return-value]
