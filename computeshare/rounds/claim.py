@@ -88,7 +88,7 @@ class Claim(RoundStore):
         """
         k = self.keys
         event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
-        event |= {"micro_batch": part.micro_batch, "reason": reason}
+        event |= {"micro_batch": part.micro_batch, "reason": reason, "strike": not not_finite}
         names = [k.round(), k.fence(), k.received(), k.free(), k.update(str(token), part.micro_batch)]
         names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
         names += [k.leases(), k.backups()]
