@@ -7,6 +7,7 @@ from fastapi import Depends, Query, Request
 
 from api.broker import Broker
 from api.database import Database
+from api.services.bans import Bans
 from api.services.control import Control
 from api.services.fleet import Fleet
 from api.services.health import Health
@@ -27,6 +28,7 @@ class Services:
         self.broker = Broker(settings)
         self.control = Control(self.database, self.broker, settings.artifacts_dir)
         self.jobs = Jobs(self.database, settings.artifacts_dir, self.control.wake)
+        self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker)
         self.health = Health(self.database, self.broker, self.control)
@@ -58,6 +60,7 @@ def _one(name: str) -> Any:
 
 
 JobsDep = Annotated[Jobs, _one("jobs")]
+BansDep = Annotated[Bans, _one("bans")]
 HistoryDep = Annotated[History, _one("history")]
 FleetDep = Annotated[Fleet, _one("fleet")]
 HealthDep = Annotated[Health, _one("health")]

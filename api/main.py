@@ -13,7 +13,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
 from api.deps import Services
-from api.routes import events, fleet, jobs, pages, system
+from api.routes import events, fleet, jobs, pages, system, workers
 from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
 from api.telemetry import Measure
 from computeshare import __version__
@@ -47,7 +47,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
         redoc_url=None,
     )
     app.state.services = services
-    for router in (jobs.router, events.router, fleet.router, system.router, pages.router):
+    for router in (jobs.router, workers.router, events.router, fleet.router, system.router, pages.router):
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
     errors.install(app)

@@ -145,6 +145,7 @@ class WorkerPublic(_Answer):
     seat: str | None
     job_id: str | None = Field(description="the job it serves now")
     samples_per_s: float
+    refused: str | None = Field(description="why it gets no seats: its version is another; what to do")
     last_seen: Instant
 
 
@@ -170,6 +171,8 @@ class JobWorkerPublic(_Answer):
     fenced: int
     refused: int
     refused_reason: str | None
+    strikes: int = Field(description="refused updates that count towards a ban")
+    banned: str | None = Field(description="why it may not take part any more, until somebody lifts the ban")
     bytes_up: int
     bytes_down: int
     joined_at: Instant | None

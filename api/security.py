@@ -68,6 +68,10 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
+                if scope["path"].startswith("/static/"):
+                    headers.setdefault(
+                        "cache-control", "no-cache"
+                    )  # asked for again by its ETag, fresh after an upgrade
             await send(message)
 
         refusal = self._refusal(Request(scope))

@@ -101,7 +101,7 @@ class Outbox(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True)
     job_id: str = Field(index=True)
     kind: str
-    """`open`, `seat`, `stop`, `pause`, `resume`, `end`, `retry` or `purge`."""
+    """`open`, `seat`, `stop`, `pause`, `resume`, `end`, `retry`, `unban` or `purge`."""
     payload: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     created_ms: int = Field(sa_type=Millis)
     due_ms: int = Field(sa_type=Millis)
@@ -176,6 +176,10 @@ class EpochStat(SQLModel, table=True):
     epoch: int = Field(primary_key=True)
     reassigned: int = 0
     duplicates_refused: int = 0
+    counted: int = 0
+    """Samples in the ledger, as often as they stand there."""
+    covered: int = 0
+    """Samples that stand in the ledger at least once."""
 
 
 class Submission(SQLModel, table=True):
@@ -288,5 +292,8 @@ class WorkerStat(SQLModel, table=True):
     fenced: int = 0
     refused: int = 0
     refused_reason: str | None = None
+    strikes: int = 0
+    banned: str | None = None
+    """Why it may not take part any more, until a user lifts that; none for a worker that may."""
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)

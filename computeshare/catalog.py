@@ -37,12 +37,41 @@ class ModelEntry(_Entry):
     reference_shape: tuple[int, int, int]
 
 
+class RangeEntry(_Entry):
+    """What a number may be: at least or above one bound, at most or below another; null where that is allowed."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    nullable: bool = False
+
+    def holds(self, value: float | None) -> bool:
+        if value is None:
+            return self.nullable
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        words = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
+        text = " and ".join(f"{word} {bound:g}" for word, bound in words if bound is not None) or "a number"
+        return f"{text}, or null" if self.nullable else text
+
+
 class ArgumentEntry(_Entry):
-    """An optimizer's argument: `kind` is one of number, integer, boolean, string, numbers."""
+    """An optimizer's argument: `kind` is one of number, integer, boolean, string, numbers.
+
+    `ranges` holds what a number may be, or each of several numbers.
+    """
 
     kind: str
     default: float | int | bool | str | list[float | None] | None
     nullable: bool = False
+    ranges: tuple[RangeEntry, ...] = ()
 
 
 class OptimizerEntry(_Entry):

@@ -105,6 +105,14 @@ class Client:
         """Let a failed job go on from its last checkpoint."""
         return cast(Job, document(self._once("POST", _path(job_id, "retry"))))
 
+    def workers(self, job_id: str) -> list[dict[str, Any]]:
+        """Who takes or took part in a job."""
+        return items(self._repeatable("GET", _path(job_id, "workers")))[0]
+
+    def unban(self, job_id: str, worker_id: str) -> dict[str, Any]:
+        """Let a worker that was banned from a job take part again; returns its part in the job."""
+        return document(self._once("POST", _path(job_id, "workers", quote(worker_id, safe=""), "unban")))
+
     def cancel(self, job_id: str) -> Job:
         """Stop a job for good."""
         return cast(Job, document(self._once("POST", _path(job_id, "cancel"))))

@@ -17,6 +17,10 @@ class BrokerError(ComputeShareError):
     """The Redis or Valkey server cannot be started or reached."""
 
 
+class VersionError(ComputeShareError):
+    """This process and the control plane are of versions that do not understand each other."""
+
+
 class DatasetError(ComputeShareError):
     """A data set is missing, incomplete or not what it claims to be."""
 

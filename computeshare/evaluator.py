@@ -11,7 +11,7 @@ import typer
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare import keys
+from computeshare import handshake, keys
 from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.catalog import catalog
@@ -49,6 +49,7 @@ class Evaluator:
 
     def _turn(self) -> bool:
         """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
+        handshake.check(self.redis, "evaluator")
         members: Any = self.redis.smembers(keys.JOBS)
         for job_id in sorted(bytes(member).decode() for member in members):
             artifacts = Artifacts(self.root, job_id)

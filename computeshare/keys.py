@@ -16,6 +16,10 @@ WORKERS = "cs:workers"
 """set: ids of workers that registered; the control plane removes those whose `worker` key expired."""
 
 
+RELEASE = "cs:release"
+"""string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
+
+
 def worker(worker_id: str) -> str:
     """hash: what a worker says of itself (name, device, queues, versions, memory); expires unless refreshed."""
     return f"cs:worker:{worker_id}"

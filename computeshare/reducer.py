@@ -17,7 +17,7 @@ import typer
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare import keys
+from computeshare import handshake, keys
 from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.commands.run import run_command
@@ -94,6 +94,7 @@ class Reducer:
         self._release(job_id)
 
     def _claim_jobs(self) -> None:
+        handshake.check(self.redis, "reducer")
         members: Any = self.redis.smembers(keys.JOBS)
         for job_id in sorted(bytes(member).decode() for member in members):
             if job_id in self.jobs:

@@ -6,15 +6,26 @@ Knows no torch: names, arguments and sizes come from the committed `catalog`.
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from computeshare.catalog import catalog
+from computeshare.catalog import ArgumentEntry, catalog
 from computeshare.quorum import bad_values, tolerated
 from computeshare.sampling import Plan
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16"]
 LARGEST_NUMBER = 1e300
+LARGEST_ARGUMENT = 1e8
+"""Largest argument of an optimizer: torch itself stumbles over some that are larger."""
 LARGEST_BYTES = 400_000_000
 """Largest weights, in bytes of float32: they travel as one value, which the broker takes up to 512 MB."""
 LARGEST_ROUND_BYTES = 2 << 30
@@ -23,7 +34,7 @@ Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # "32" and true are no numbers
 
 
 class SyncStrategy(_Part):
@@ -55,16 +66,17 @@ class OptimizerSpec(BaseModel):
     def _known(self) -> Self:
         known = catalog().optimizers
         if self.name not in known:
-            raise ValueError(f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
+            raise _wrong("optimizer", "name", f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
         arguments = known[self.name].arguments
         for name, value in self.arguments.items():
             if name not in arguments:
-                raise ValueError(f"{self.name} takes no argument {name!r}; allowed: {', '.join(sorted(arguments))}")
-            entry = arguments[name]
-            if not (_is_kind(value, entry.kind) or (value is None and entry.nullable)):
-                raise ValueError(f"{self.name}'s {name} must be a {entry.kind}, not {value!r}")
-        if self.arguments.get("lr", 0) < 0:
-            raise ValueError(f"lr must not be negative, is {self.arguments['lr']}")
+                allowed = ", ".join(sorted(arguments))
+                raise _wrong("optimizer", name, f"{self.name} takes no argument {name!r}; allowed: {allowed}")
+            if problem := _problem(arguments[name], value):
+                raise _wrong("optimizer", name, f"{self.name}'s {name} must be {problem}, not {value!r}"[:500])
+        given = {name: entry.default for name, entry in arguments.items()} | self.arguments
+        if given.get("nesterov") and not (given["momentum"] > 0 and given["dampening"] == 0):
+            raise _wrong("optimizer", "nesterov", "nesterov needs a momentum above 0 and no dampening")
         return self
 
 
@@ -95,7 +107,9 @@ class JobSpec(_Part):
     queue: str = Field("default", pattern=QUEUE_PATTERN)
     dataset: str
     model: str
-    input: tuple[int, int, int] | None = Field(None, description="channels, height, width; default the data set's")
+    input: tuple[int, int, int] | None = Field(
+        None, strict=False, description="channels, height, width; default the data set's"
+    )
     micro_batch: int = Field(32, ge=1, le=65_536)
     micro_batches_per_round: int = Field(4, ge=1, le=4096)
     rounds: int | None = Field(None, ge=1, le=100_000_000)
@@ -234,6 +248,29 @@ class JobSpec(_Part):
         """Whether the weights of this version are to be kept on disk whatever the time."""
         every = (self.checkpoint_every, self.evaluate_every)
         return version == self.rounds_total or any(n and version % n == 0 for n in every)
+
+
+def _wrong(title: str, field: str, message: str) -> ValidationError:
+    """An error that names a field which the model only knows by its catalog."""
+    kind = PydanticCustomError("value_error", "{text}", {"text": message})
+    return ValidationError.from_exception_data(title, [InitErrorDetails(type=kind, loc=(field,), input=None)])
+
+
+def _problem(entry: ArgumentEntry, value: Any) -> str | None:
+    """What an optimizer's argument has to be, if it is not."""
+    if value is None and entry.nullable:
+        return None
+    if not _is_kind(value, entry.kind):
+        return f"a {entry.kind}" if entry.kind != "numbers" else "a list of numbers"
+    values = value if entry.kind == "numbers" else [value]
+    if entry.kind == "numbers" and len(values) != len(entry.ranges):
+        return f"{len(entry.ranges)} numbers"
+    for allowed, number in zip(entry.ranges, values, strict=False):  # what is no number has no ranges
+        if not allowed.holds(number):
+            return str(allowed)
+        if number is not None and abs(number) > LARGEST_ARGUMENT:
+            return f"at most {LARGEST_ARGUMENT:g}"
+    return None
 
 
 def _is_kind(value: object, kind: str) -> bool:

@@ -4,9 +4,11 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +21,10 @@ from redis.exceptions import RedisError
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from computeshare import __version__
+from computeshare import __version__, handshake
 from computeshare.broker import connect
 from computeshare.commands.run import run_command
-from computeshare.errors import SettingsError
+from computeshare.errors import SettingsError, VersionError
 from computeshare.processes import configure_logging, exit_with_parent, hostname
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.queue.roster import HEARTBEAT_S
@@ -30,7 +32,7 @@ from computeshare.queue.rq_worker import SeatWorker
 from computeshare.queue.seats import SeatJob
 from computeshare.settings import Settings
 from computeshare.spec import QUEUE_PATTERN
-from computeshare.training.devices import guess
+from computeshare.training import devices
 
 log = structlog.get_logger()
 
@@ -57,6 +59,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self.redis, self.worker = redis, worker
         self.rq_worker: SeatWorker | None = None
+        self.refusal: VersionError | None = None
         self._stop_request = threading.Event()
 
     def run(self) -> None:
@@ -65,25 +68,54 @@ class Heartbeat(threading.Thread):
                 self.beat()
             except RedisError as error:
                 log.warning("broker away", error=str(error))
+            except VersionError as refusal:  # another control plane has come, or this one was upgraded
+                self.refusal = refusal
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             self._stop_request.wait(HEARTBEAT_S)
 
     def beat(self) -> None:
-        """Register once."""
+        """Register once. Raises VersionError if the control plane is of another version by now."""
+        handshake.check(self.redis, "worker")
         seat = self.rq_worker.current_seat if self.rq_worker else None
         state = "busy" if seat else "idle"
-        values = {field: getattr(self.worker, field) for field in self.worker.__dataclass_fields__}
-        register(self.redis, WorkerInfo(**{**values, "seat": seat, "state": state}))
+        register(self.redis, replace(self.worker, seat=seat, state=state))
 
     def stop(self) -> None:
-        """Stop and say goodbye."""
+        """Stop and say goodbye; a worker that was refused stays to be seen for a moment."""
         self._stop_request.set()
         with contextlib.suppress(RedisError):  # it expires by itself
-            unregister(self.redis, self.worker.id)
+            if self.refusal:
+                register(self.redis, replace(self.worker, state="refused"))
+            else:
+                unregister(self.redis, self.worker.id)
+
+
+def shake_hands(redis: Redis, worker: WorkerInfo) -> None:
+    """Compare versions before anything else, however long the broker is away.
+
+    Raises: VersionError: the control plane's is another; the workers' page says so for a while.
+    """
+    while True:
+        try:
+            handshake.check(redis, "worker")
+            return
+        except RedisError as error:
+            log.warning("broker away", error=str(error))
+            time.sleep(HEARTBEAT_S)
+        except VersionError:
+            with contextlib.suppress(RedisError):
+                register(redis, replace(worker, state="refused"))
+            raise
 
 
 def serve(redis_url: str, worker: WorkerInfo) -> None:
-    """Take seats until a signal ends it; whatever else goes wrong is logged and tried again."""
+    """Take seats until a signal ends it; whatever else goes wrong is logged and tried again.
+
+    Raises: VersionError: the control plane is of another version.
+    """
     redis = connect(redis_url)
+    shake_hands(redis, worker)
     heartbeat = Heartbeat(connect(redis_url, retries=0), worker)
     heartbeat.start()
     log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=",".join(worker.queues))
@@ -103,12 +135,14 @@ def serve(redis_url: str, worker: WorkerInfo) -> None:
                 if rq_worker:
                     rq_worker.kill_horse()
             if rq_worker and rq_worker.leaving:
-                return
+                break
             pause_s = 0.5 if time.monotonic() - started > 60 else min(30.0, 2 * pause_s)
             log.warning("starting over", in_s=pause_s)
             time.sleep(pause_s)
     finally:
         heartbeat.stop()
+    if heartbeat.refusal:
+        raise heartbeat.refusal
 
 
 def command(
@@ -132,8 +166,9 @@ def command(
     os.environ.update(settings.child_environment())
     os.environ.pop("COMPUTESHARE_REDIS_URL", None)
     if device:
+        devices.check(device)
         os.environ["COMPUTESHARE_DEVICE"] = device
-    worker = describe(name or hostname(), device or guess(), tuple(queue or ["default"]))
+    worker = describe(name or hostname(), device or devices.guess(), tuple(queue or ["default"]))
     os.environ["COMPUTESHARE_NAME"] = worker.name
     serve(url, worker)
 

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, func, insert, select, update
 
 from api.database import Database, now_ms
+from api.services.exclusion import excluded
 from api.services.outbox import OUTBOX, SEAT, Courier
 from api.services.reasons import Situation, reason
 from api.services.reconciling import reconcile
@@ -23,9 +24,9 @@ from api.services.seating import Action, Available, Close, Demand, Held, Issue, 
 from api.services.storing import JOB, WORKER
 from api.services.thinning import thin
 from api.tables import ACTIVE
-from computeshare import keys
+from computeshare import handshake, keys
 from computeshare.keys import JobKeys
-from computeshare.queue import Seat, SeatQueue, list_workers
+from computeshare.queue import Seat, SeatQueue, WorkerInfo, list_workers
 from computeshare.rounds import RoundStore
 from computeshare.types import ENDED
 
@@ -78,11 +79,13 @@ class Dispatcher:
         if not 0 <= now - self._last < CALM_MS // 2:  # just started, after an outage, or this machine was asleep
             self._calm_until = now + CALM_MS
         self._last = now
+        with contextlib.suppress(ResponseError):  # out of memory, for one: what was published stands
+            handshake.publish(redis)
         refused = self._courier.deliver(redis)
         stored = self._read()
         self._align(redis, stored)
         published = self._publish(redis, [job.id for job in stored.jobs], refused)
-        workers = [Available(w.id, w.queues, w.seat) for w in list_workers(redis)]
+        workers = list_workers(redis)
         if now > self._calm_until:
             self._bury(redis, stored, {w.id for w in workers}, now)
         actions, situations = self._decide(redis, stored, published, workers, now)
@@ -152,28 +155,32 @@ class Dispatcher:
         redis: Redis,
         stored: Stored,
         published: dict[str, Published],
-        workers: list[Available],
+        registered: list[WorkerInfo],
         now: int,
     ) -> tuple[list[Action], dict[str, Situation]]:
+        workers = [Available(w.id, w.queues, w.seat) for w in registered if not w.refusal]
         held = self._held(redis, stored, {w.id: w for w in workers}, now)
         if now <= self._calm_until:
-            heard = {w.id for w in workers}
-            workers = workers + [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
+            heard = {w.id for w in registered}
+            workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
         demands = [_demand(job, published[job.id].status) for job in stored.jobs]
         past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
         present = {row.job_id for row in stored.present}
+        with self._database.engine.connect() as connection:
+            out = excluded(connection, {w.id: w.name or w.id for w in registered}, now)
         situations = {
             demand.job_id: Situation(
-                shortage=shortage(demand, workers, held),
+                shortage=shortage(demand, workers, held, out.reasons),
                 finished=not demand.seats,
                 opened=published[demand.job_id].status is not None,
                 reducer=published[demand.job_id].reducer,
                 working=demand.job_id in present,
                 waited_ms=now - job.created_ms,
+                trouble=out.trouble(job.id),
             )
             for job, demand in zip(stored.jobs, demands, strict=True)
         }
-        return decide_seats(demands, workers, held, past), situations
+        return decide_seats(demands, workers, held, past, out.now), situations
 
     def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[Held]:
         issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]

@@ -67,5 +67,6 @@ def _public(worker: WorkerInfo, samples_per_s: float) -> WorkerPublic:
         seat=worker.seat,
         job_id=job_id,
         samples_per_s=samples_per_s,
+        refused=worker.refusal,
         last_seen=worker.last_seen_ms,
     )

@@ -63,7 +63,13 @@ class Changes:
     """Worker to increments of its counters."""
     presence: list[Row] = field(default_factory=list)
     """Joined and left, in order."""
+    bans: list[Row] = field(default_factory=list)
     epochs: dict[int, Row] = field(default_factory=dict)
+
+    def epoch(self, job_id: str, epoch: int) -> Row:
+        """The increments of an epoch's counters."""
+        counters = {"reassigned": 0, "duplicates_refused": 0, "counted": 0, "covered": 0}
+        return self.epochs.setdefault(epoch, {"job_id": job_id, "epoch": epoch, **counters})
 
 
 class Fold:
@@ -201,6 +207,8 @@ class Fold:
         worker, reason = name_of(data["worker"]), f"banned: {text_of(data['reason'])}"
         row = {"job_id": self.state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
         self.changes.presence.append({**row, "reason": reason, "joined": False})
+        self.changes.bans.append({"job_id": self.state.id, "worker": worker, "reason": text_of(data["reason"])})
+        self._worker(worker)  # there may be none yet
         self._event(entry, {"worker": worker, "strikes": count_of(data["strikes"]), "reason": text_of(data["reason"])})
         self.rates.workers.pop(worker, None)
 
@@ -218,6 +226,7 @@ class Fold:
         data = entry.data
         worker, reason = name_of(data["worker"]), text_of(data["reason"])
         self.changes.refusals.append({"worker": worker, "nonce": name_of(data["nonce"]), "reason": reason})
+        self._worker(worker)["strikes"] += bool(data.get("strike", True))
         self._event(entry, {"worker": worker, "micro_batch": count_of(data["micro_batch"]), "reason": reason})
 
     def checkpoint(self, entry: Entry) -> None:
@@ -267,16 +276,13 @@ class Fold:
     def _worker(self, worker: str) -> Row:
         row = self.changes.workers.get(worker)
         if row is None:
-            counters = dict.fromkeys((*OUTCOMES, "bytes_up", "bytes_down", "samples", "seen_ms"), 0)
+            counters = dict.fromkeys((*OUTCOMES, "bytes_up", "bytes_down", "samples", "seen_ms", "strikes"), 0)
             row = self.changes.workers[worker] = {"job_id": self.state.id, "worker": worker, **counters}
         return row
 
     def _tally(self, micro_batch: int, what: str) -> None:
         epoch = micro_batch // self.state.plan.micro_batches_per_epoch
-        row = self.changes.epochs.setdefault(
-            epoch, {"job_id": self.state.id, "epoch": epoch, "reassigned": 0, "duplicates_refused": 0}
-        )
-        row[what] += self.state.plan.size(micro_batch)
+        self.changes.epoch(self.state.id, epoch)[what] += self.state.plan.size(micro_batch)
 
     def _event(self, entry: Entry, data: Row) -> None:
         self.changes.events.append(

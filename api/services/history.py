@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
@@ -29,7 +29,6 @@ from api.tables import (
     CheckpointRow,
     EpochStat,
     Event,
-    LedgerEntry,
     Score,
     Submission,
     VersionRow,
@@ -93,20 +92,18 @@ class History:
         """How often each sample of each epoch counted."""
         with self._database.read() as session:
             job = find(session, job_id)
-            counted = _counted(session, job_id)
             stats = {s.epoch: s for s in session.scalars(select(EpochStat).where(col(EpochStat.job_id) == job_id))}
         epochs = []
         for epoch, samples in enumerate(samples_owned(plan_of(job.spec), job.version)):
-            distinct, total = counted.get(epoch, (0, 0))
-            stat = stats.get(epoch)
+            stat = stats.get(epoch) or EpochStat(job_id=job_id, epoch=epoch)
             epochs.append(
                 EpochPublic(
                     epoch=epoch,
                     samples=samples,
-                    counted=total,
-                    missing=max(0, samples - distinct),
-                    reassigned=stat.reassigned if stat else 0,
-                    duplicates_refused=stat.duplicates_refused if stat else 0,
+                    counted=stat.counted,
+                    missing=max(0, samples - stat.covered),
+                    reassigned=stat.reassigned,
+                    duplicates_refused=stat.duplicates_refused,
                 )
             )
         return LedgerPublic(epochs=epochs)
@@ -119,6 +116,13 @@ class History:
         total = sum(row.samples for row in rows) or 1
         items = [_job_worker(row, total, row.left_ms is None and job.status not in ENDED) for row in rows]
         return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)))
+
+    def worker(self, job_id: str, worker: str) -> JobWorkerPublic:
+        """One of them. Raises NotFound."""
+        for one in self.workers(job_id).items:
+            if one.id == worker:
+                return one
+        raise NotFound(f"no such worker took part in job {job_id}")
 
     def checkpoints(self, job_id: str) -> CheckpointList:
         """Versions whose weights are on disk, newest first."""
@@ -182,18 +186,6 @@ def samples_owned(plan: Plan, version: int) -> list[int]:
     epochs = -(-version // plan.rounds_per_epoch)
     rounds = (min(plan.rounds_per_epoch, version - epoch * plan.rounds_per_epoch) for epoch in range(epochs))
     return [min(plan.samples, n * full) for n in rounds]
-
-
-def _counted(session: Session, job_id: str) -> dict[int, tuple[int, int]]:
-    """Per epoch, the samples counted at least once, and those counted in all."""
-    each = (
-        select(col(LedgerEntry.epoch), func.count().label("times"), func.max(col(LedgerEntry.samples)).label("samples"))
-        .where(col(LedgerEntry.job_id) == job_id, ~col(LedgerEntry.voided))
-        .group_by(col(LedgerEntry.epoch), col(LedgerEntry.micro_batch))
-        .subquery()
-    )
-    query = select(each.c.epoch, func.sum(each.c.samples), func.sum(each.c.samples * each.c.times))
-    return {epoch: (distinct, total) for epoch, distinct, total in session.execute(query.group_by(each.c.epoch))}
 
 
 def _thinned_versions(session: Session, job_id: str, since: int, points: int) -> list[Any]:

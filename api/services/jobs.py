@@ -242,6 +242,7 @@ def _public(row: Any) -> JobPublic:
     job, workers, last_event_id = row[:3]
     reducer = {"host": job.reducer_host, "pid": job.reducer_pid} if job.reducer_host else None
     values = {name: getattr(job, name) for name in _SAME_NAMES}
+    values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
     return JobPublic(
         **values,
         title=job.name or f"{job.spec['model']} on {job.spec['dataset']}",

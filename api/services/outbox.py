@@ -14,9 +14,10 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, delete, select, update
 
 from api.database import Database, now_ms
-from api.services.storing import JOB
+from api.services.storing import JOB, WORKER
 from api.tables import ACTIVE, IdempotencyKey, Outbox, SeatRow, table
 from computeshare.artifacts import Artifacts
+from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue
 from computeshare.rounds import RoundStore
 from computeshare.types import ENDED
@@ -41,6 +42,7 @@ class Courier:
             "stop": self._stop,
             "pause": self._change,
             "resume": self._change,
+            "unban": self._unban,
             "end": self._end,
             "retry": self._retry,
             "purge": self._purge,
@@ -82,7 +84,10 @@ class Courier:
         """Make a job that wants workers known to them and to reducers."""
         with self._database.engine.connect() as connection:
             row = connection.execute(select(JOB.c.spec, JOB.c.status).where(JOB.c.id == job_id)).one_or_none()
+            bans = _bans(connection, job_id)
         if row and row.status in ACTIVE:
+            if bans:  # before anyone can join: the broker may have lost them
+                redis.hset(JobKeys(job_id).banned(), mapping=bans)
             RoundStore(redis, job_id).publish(json.dumps(row.spec))
 
     def align(self, redis: Redis, job_id: str) -> None:
@@ -119,6 +124,12 @@ class Courier:
         if queued:
             seats.forget(seat)
 
+    def _unban(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
+        with self._database.engine.connect() as connection:
+            if payload["worker"] in _bans(connection, job_id):
+                return  # banned again by now
+        RoundStore(redis, job_id).lift_ban(payload["worker"])
+
     def _end(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         if self._status(job_id) in (None, *ENDED):  # else it is tried again by now
             RoundStore(redis, job_id).end(payload["status"])
@@ -143,6 +154,12 @@ class Courier:
             SeatQueue(redis).stop(Seat.parse(seat))
         RoundStore(redis, job_id).purge()
         Artifacts(self._artifacts_dir, job_id).delete()
+
+
+def _bans(connection: Connection, job_id: str) -> dict[Any, Any]:
+    """Why workers may not take part in a job, by their ids."""
+    query = select(WORKER.c.worker, WORKER.c.banned).where(WORKER.c.job_id == job_id, WORKER.c.banned.is_not(None))
+    return {row.worker: row.banned for row in connection.execute(query)}
 
 
 def _wanted(connection: Connection, seat_id: str) -> bool:

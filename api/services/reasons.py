@@ -22,6 +22,8 @@ class Situation:
     """Workers take part."""
     waited_ms: int
     """Since it was created."""
+    trouble: str | None = None
+    """What keeps single workers from taking part, though the job goes on without them."""
 
 
 def reason(situation: Situation, refused: str | None = None) -> str | None:
@@ -36,6 +38,7 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
         (situation.finished, "All rounds are done: the last version is being saved and scored"),
         (unattended, "Waits for a reducer, none is running: start computeshare-reducer (computeshare up brings two)"),
         (situation.shortage, situation.shortage),
+        (situation.trouble, situation.trouble),
         (not situation.opened, "A reducer is preparing the first weights"),
         (not situation.working, "Its workers are loading the model and the data"),
     )

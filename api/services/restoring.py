@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Table, func, insert, select, update
 
+from api.services.epochs import recount
 from api.services.folding import JobState
 from api.services.parsing import Row
 from api.services.storing import WORKER
@@ -34,7 +35,8 @@ def restore(connection: Connection, state: JobState, restored: Restored) -> None
         .where(submissions.at_ms <= restored.at_ms, submissions.voided.is_(False))
         .values(voided=True)
     )
-    _complete_ledger(connection, state, restored)
+    completed = _complete_ledger(connection, state, restored)
+    recount(connection, state.id, min([token.version // state.plan.rounds_per_epoch, *completed]))
     _recount_workers(connection, state.id, restored.at_ms)
     _recompute(connection, state, token)
 
@@ -44,11 +46,11 @@ def _void(connection: Connection, rows: Table, job_id: str, token: Token) -> Non
     connection.execute(update(rows).where(rows.c.job_id == job_id, lost).values(voided=True))
 
 
-def _complete_ledger(connection: Connection, state: JobState, restored: Restored) -> None:
+def _complete_ledger(connection: Connection, state: JobState, restored: Restored) -> list[int]:
     """Write down the micro-batches whose record was lost with the broker, though the checkpoint holds them.
 
     A version is only ever made of all micro-batches of its round, so the checkpoint of version v proves that every
-    micro-batch before it counted once; who computed them is not known any more.
+    micro-batch before it counted once; who computed them is not known any more. Returns the epochs of what was lost.
     """
     plan, token = state.plan, restored.token
     stands = (LEDGER.c.job_id == state.id) & LEDGER.c.voided.is_(False)
@@ -62,7 +64,7 @@ def _complete_ledger(connection: Connection, state: JobState, restored: Restored
     }
 
     if token.version - len(known) > MOST_RECOVERED:
-        return  # no outage loses so much: the ledger shows it as missing
+        return []  # no outage loses so much: the ledger shows it as missing
     rows = []
     for version in (v for v in range(1, token.version + 1) if v not in known):
         done = plan.round(version - 1)
@@ -75,6 +77,7 @@ def _complete_ledger(connection: Connection, state: JobState, restored: Restored
         data = {"version": token.version, "micro_batches": len(rows)}
         event = {"job_id": state.id, "type": "recovered", "at_ms": restored.at_ms, "data": data}
         connection.execute(insert(table(Event)), event)
+    return [row["epoch"] for row in rows]
 
 
 def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:
@@ -86,6 +89,7 @@ def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:
     )
     mine = WORKER.c.job_id == job_id
     connection.execute(update(WORKER).where(mine).values(samples=counted))
+    connection.execute(update(WORKER).where(mine, WORKER.c.banned.is_(None)).values(strikes=0))  # the broker lost them
     gone = {"left_ms": at_ms, "left_reason": "the broker lost the job's rounds", "samples_per_s": 0.0}
     connection.execute(update(WORKER).where(mine, WORKER.c.left_ms.is_(None)).values(gone))
 

@@ -1,15 +1,21 @@
 """Which worker should have which seat. Pure: what is wanted, what there is, and the time, as arguments."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 STUCK_MS = 15_000
 """A seat that its worker, alive and idle, has not begun after this long is handed out again."""
 LEAVE_MS = 10_000
 """How long the seats of a job that ended or was paused may take to leave by themselves."""
+FAILURES = 5
+"""A worker whose seats in a job failed this often in a row, none of them having joined, cannot start."""
+LEFT_OUT_MS = (10_000, 30_000, 60_000, 120_000, 300_000, 600_000)
+"""How long such a worker is left out of the job after that failure and each further one."""
 LONGEST_PAUSE_MS = 30_000
 """The longest wait before a worker whose seats keep ending is given another one in the same job."""
+SHOWN = 3
+"""So many workers are named in a reason; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,25 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Try:
+    """A seat that ended, or with which its worker joined the job last (`ended_ms` is None while it serves)."""
+
+    job_id: str
+    worker: str
+    state: str
+    joined: bool
+    ended_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A worker that cannot start in a job: how often in a row it failed, and until when it is left out."""
+
+    times: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """A seat that ended a short while ago."""
 
@@ -81,8 +106,30 @@ class Close:
 Action = Issue | Close
 
 
+Pair = tuple[str, str]
+"""A job's id and a worker's."""
+
+
+def failing(tries: Sequence[Try]) -> dict[Pair, Failing]:
+    """The workers that cannot start, by job, from the seats that ended, oldest first."""
+    found: dict[Pair, Failing] = {}
+    for one in tries:
+        pair = (one.job_id, one.worker)
+        if one.joined or one.state in ("finished", "stopped"):
+            found.pop(pair, None)
+        elif one.state == "failed" and one.ended_ms is not None:
+            times = found[pair].times + 1 if pair in found else 1
+            left_out_ms = LEFT_OUT_MS[min(times - FAILURES, len(LEFT_OUT_MS) - 1)] if times >= FAILURES else 0
+            found[pair] = Failing(times, one.ended_ms + left_out_ms)
+    return {pair: streak for pair, streak in found.items() if streak.times >= FAILURES}
+
+
 def decide_seats(
-    demands: Sequence[Demand], workers: Sequence[Available], held: Sequence[Held], past: Sequence[Past] = ()
+    demands: Sequence[Demand],
+    workers: Sequence[Available],
+    held: Sequence[Held],
+    past: Sequence[Past] = (),
+    out: Collection[Pair] = (),
 ) -> list[Action]:
     """Compare the seats that jobs want with the workers that are alive.
 
@@ -91,6 +138,7 @@ def decide_seats(
         workers: those alive; one seat per worker at a time.
         held: every seat that has not ended yet.
         past: the seats that ended in the last minutes: the more of them, the longer the pause.
+        out: who gets no seat in which job.
     Returns: seats to close, then seats to issue.
     """
     alive = {worker.id: worker for worker in workers}
@@ -103,7 +151,9 @@ def decide_seats(
     free = _free(workers, kept, {seat.id for seat in past})
     for demand in demands:
         mine = [seat for seat in kept if seat.job_id == demand.job_id]
-        candidates = [w for w in free if demand.queue in w.queues and not _pausing(demand.job_id, w.id, past)]
+        job_id = demand.job_id
+        serving = [w for w in free if demand.queue in w.queues and (job_id, w.id) not in out]
+        candidates = [w for w in serving if not _pausing(job_id, w.id, past)]
         if not demand.started and len(mine) + len(candidates) < demand.minimum:
             continue
         chosen = candidates[: max(0, demand.seats - len(mine))]
@@ -146,18 +196,26 @@ def _unused(taken: set[int], count: int) -> list[int]:
     return [n for n in range(1, len(taken) + count + 1) if n not in taken][:count]
 
 
-def shortage(demand: Demand, workers: Sequence[Available], held: Sequence[Held]) -> str | None:
-    """Why a job has no seat, in words that say what would help; None if it has one, or soon will."""
+def shortage(
+    demand: Demand, workers: Sequence[Available], held: Sequence[Held], out: Mapping[Pair, str] | None = None
+) -> str | None:
+    """Why a job has no seat, in words that say what would help; None if it has one, or soon will.
+
+    Args:
+        out: why a worker gets no seat in a job.
+    """
     if any(seat.job_id == demand.job_id for seat in held) or not demand.seats:
         return None
     busy = Counter(seat.worker for seat in held)
     serving = [worker for worker in workers if demand.queue in worker.queues]
-    free = [worker for worker in serving if not busy[worker.id]]
+    left_out = [why for worker in serving if (why := (out or {}).get((demand.job_id, worker.id)))]
+    free = [w for w in serving if not busy[w.id] and (demand.job_id, w.id) not in (out or {})]
     needed = 1 if demand.started else demand.minimum
     if len(free) >= needed:
         return None
     online = f"{len(serving)} {'is' if len(serving) == 1 else 'are'} online"
-    taken = len(serving) - len(free)
-    if taken:
+    if taken := sum(bool(busy[worker.id]) for worker in serving):
         online += f", {taken} of them busy with other jobs"
-    return f"Needs {needed} worker{'' if needed == 1 else 's'} on queue {demand.queue}, {online}"
+    needs = f"Needs {needed} worker{'' if needed == 1 else 's'} on queue {demand.queue}, {online}"
+    more = [f"{len(left_out) - SHOWN} more cannot serve it"] if len(left_out) > SHOWN else []
+    return "; ".join([needs, *left_out[:SHOWN], *more])

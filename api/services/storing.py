@@ -14,6 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlmodel import SQLModel
 
 from api.database import now_ms
+from api.services.epochs import growth
 from api.services.folding import Changes, JobState
 from api.services.history import plan_of
 from api.services.parsing import OUTCOMES, Row
@@ -58,9 +59,10 @@ _INSERTS = {
     "events": _inserting(Event, without=["id"]),
 }
 _JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data"}
-_COUNT_WORKER = _adding(WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples"), ["seen_ms"])
-_COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused"))
+_COUNT_WORKER = _adding(WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples", "strikes"), ["seen_ms"])
+_COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused", "counted", "covered"))
 _BLANK_WORKER: Row = {column.name: None for column in WORKER.c} | {"name": "", "device": "", "samples_per_s": 0.0}
+_BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worker = :worker"
 _LEAVE = (
     update(WORKER)
     .where(WORKER.c.job_id == bindparam("job"), WORKER.c.worker == bindparam("who"))
@@ -83,6 +85,10 @@ def _plan(spec: str) -> Plan:
 def store(connection: Connection, state: JobState, changes: Changes, was: str) -> None:
     """Write a batch's rows and the job's new columns; `was` is the status before, so that an end is noticed once."""
     _drop_repeated(connection, state.id, changes)
+    if changes.ledger:
+        for epoch, (counted, covered) in growth(connection, state.id, changes.ledger).items():
+            row = changes.epoch(state.id, epoch)
+            row["counted"], row["covered"] = counted, covered
     for name, statement in _INSERTS.items():
         if rows := getattr(changes, name):
             if document := _JSON.get(name):
@@ -95,6 +101,8 @@ def store(connection: Connection, state: JobState, changes: Changes, was: str) -
         connection.exec_driver_sql(_COUNT_WORKER, [_BLANK_WORKER | row for row in changes.workers.values()])
     if changes.epochs:
         connection.exec_driver_sql(_COUNT_EPOCH, list(changes.epochs.values()))
+    if changes.bans:
+        connection.exec_driver_sql(_BAN, changes.bans)
     for refusal in changes.refusals:
         _refuse(connection, state, refusal)
     if state["status"] in ENDED and was not in ENDED:

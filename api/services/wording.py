@@ -132,6 +132,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
     "banned": _banned,
+    "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
     "reassigned": _reassigned,
     "refused": _refused,
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",

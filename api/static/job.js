@@ -6,7 +6,7 @@ import { plots } from "./plots.js";
 import { Series } from "./series.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const TOLD = ["created", "opened", "recovered", "reducer", "joined", "left", "reassigned", "refused", "checkpoint", "scored", "paused", "resumed", "retried"];
+const TOLD = ["created", "opened", "recovered", "reducer", "joined", "left", "reassigned", "refused", "checkpoint", "scored", "paused", "resumed", "retried", "banned", "unbanned"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
@@ -37,7 +37,7 @@ function speed() {
 const FIELDS = {
   done: () => done(job.version, job.rounds_total),
   version: () => count(job.version),
-  epoch: () => count(job.epoch),
+  epoch: () => count(job.epoch + 1),
   left,
   speed,
   accuracy: () => percent(job.accuracy),
@@ -116,7 +116,10 @@ function listen() {
   }
   source.addEventListener("open", () => setText(connection, ""));
   source.addEventListener("error", () => {
-    if (ENDED.includes(job.status)) return source.close();
+    if (ENDED.includes(job.status)) {
+      source.close();
+      return lookAgain();
+    }
     setText(connection, ", reconnecting");
     if (source.readyState === EventSource.CLOSED) later(catchUp, 3000); // the server answered, but not with events
   });
@@ -143,7 +146,8 @@ async function catchUp() {
     HANDLERS.job(snapshot);
     changed();
     setText(connection, "");
-    if (!ENDED.includes(job.status) && !document.hidden) listen();
+    if (ENDED.includes(job.status)) lookAgain();
+    else if (!document.hidden) listen();
   } catch {
     setText(connection, ", reconnecting");
     later(catchUp, 3000);
@@ -162,6 +166,11 @@ async function rest() {
   if (!ENDED.includes(job.status)) later(rest, REST_MS);
 }
 
+// A job that failed may be retried elsewhere.
+function lookAgain() {
+  if (job.status === "failed") later(document.hidden ? lookAgain : catchUp, REST_MS);
+}
+
 function follow() {
   clearTimeout(timer);
   if (document.hidden) rest();
@@ -169,7 +178,6 @@ function follow() {
 }
 
 function begin() {
-  document.addEventListener("visibilitychange", follow); // a second time changes nothing
   if (document.hidden) rest();
   else listen();
 }
@@ -199,6 +207,19 @@ async function change(verb) {
   }
 }
 
+// Lifting a worker's ban
+
+async function unban(worker) {
+  setText(actionProblem, "");
+  try {
+    const answer = await fetch(`/v1/jobs/${job.id}/workers/${encodeURIComponent(worker)}/unban`, { method: "POST" });
+    if (!answer.ok) throw new Error((await answer.json()).detail);
+  } catch (error) {
+    setText(actionProblem, `The ban was not lifted: ${error.message}`);
+  }
+  refresh(true);
+}
+
 // Cancelling
 
 const dialog = document.getElementById("confirm");
@@ -221,10 +242,14 @@ document.addEventListener("click", ({ target }) => {
   if (target.closest("#confirm-cancel")) cancel();
   const verb = target.closest("[data-verb]")?.dataset.verb;
   if (verb) change(verb);
+  const banned = target.closest("[data-unban]")?.dataset.unban;
+  if (banned) unban(banned);
 });
 
 values.open = false; // it is there for those without plots
 values.addEventListener("toggle", () => values.open && refresh(true));
 everySecond(() => setText(field("elapsed"), FIELDS.elapsed()));
 show();
-if (!ENDED.includes(job.status)) begin();
+document.addEventListener("visibilitychange", follow);
+if (ENDED.includes(job.status)) lookAgain();
+else begin();

@@ -1,10 +1,10 @@
-"""`computeshare jobs`: create, list, show, watch, pause, resume, retry, cancel, delete, download."""
+"""`computeshare jobs`: create, list, show, watch, pause, resume, retry, cancel, unban, delete, download."""
 
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -85,6 +85,31 @@ def cancel(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fa
     """Stop a job for good."""
     with connect(url, home) as client:
         _tell(client.cancel(job_id), as_json)
+
+
+@app.command()
+def unban(
+    job_id: JobId,
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False)],
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let a worker that was banned from a job take part again."""
+    with connect(url, home) as client:
+        found = client.unban(job_id, worker_id(client.workers(job_id), worker))
+    if as_json:
+        print_json(found)
+    else:
+        console().print(f"{plain(found['name'] or found['id'])} may take part again", markup=False)
+
+
+def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
+    """The id of the worker of this id, or of the only banned one of this name. Raises Problem."""
+    named = [one["id"] for one in workers if worker == one["id"] or (worker == one["name"] and one["banned"])]
+    if worker in named or len(named) < 2:
+        return worker if worker in named or not named else str(named[0])
+    raise Problem(f"{len(named)} banned workers are named {worker}; give an id: {', '.join(named)}", 409)
 
 
 def _tell(job: Job, as_json: bool) -> None:

@@ -149,7 +149,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Page", plain(page)),
         ("Queue", plain(job["queue"])),
         ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),
-        ("Epoch", str(job["epoch"])),
+        ("Epoch", str(job["epoch"] + 1)),
         ("Loss", number(job["loss"])),
         ("Accuracy", percent(job["accuracy"]) + best),
         ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),

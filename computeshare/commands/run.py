@@ -11,9 +11,9 @@ from rich.text import Text
 
 from computeshare.client import NoServer
 from computeshare.commands.output import plain
-from computeshare.errors import ApiError, BrokerError, ComputeShareError, SettingsError, SpecError
+from computeshare.errors import ApiError, BrokerError, ComputeShareError, SettingsError, SpecError, VersionError
 
-FAILED, USAGE, NO_SERVER, NOT_ALLOWED = 1, 2, 3, 4
+FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
 DETACHED = 130
 """Ctrl-C: what was watched goes on."""
 
@@ -27,6 +27,8 @@ def exit_code(error: ComputeShareError) -> int:
             return NOT_ALLOWED
         case ApiError(status=status) if status >= 500:
             return NO_SERVER
+        case VersionError():
+            return OTHER_VERSION
         case ApiError() | SpecError() | SettingsError():
             return USAGE
         case _:

@@ -1,9 +1,9 @@
 -- refuse.lua: take back an accepted micro-batch whose blob failed the reducer's checks; it is free again, and a
--- closed round open. A submission is one strike, however many of its micro-batches are refused. A worker with too many strikes is banned from the
--- job: its session ends, and it cannot join until somebody lifts that.
+-- closed round open. A submission is one strike, however many of its micro-batches are refused. A worker with too
+-- many strikes is banned from the job: its session ends, and it cannot join until somebody lifts that.
 -- KEYS  1 round   2 fence   3 received   4 free   5 update   6 strikes   7 suspects   8 versions   9 events
 --       10 banned   11 sessions   12 leases   13 backups   14 nonce
--- ARGV  1 token   2 this reducer's fence   3 micro-batch   4 worker   5 session   6 event (JSON)
+-- ARGV  1 token   2 this reducer's fence   3 micro-batch   4 worker   5 session   6 event without its strike (JSON object)
 --       7 what was wrong: damaged (the sender's fault), not_finite (nobody's until others disagree) or lost (nobody's)
 --       8 strikes that ban   9 reason   10 nonce   11 life of the submission's answer, seconds
 -- Returns {sessions that sent this micro-batch not finite, times it was sent so}, or {-1, -1} if the version or the
@@ -21,7 +21,7 @@ redis.call("HDEL", KEYS[1], "closed")
 free(ARGV[3])
 local now = redis.call("TIME")
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
-local sessions, times = 0, 0
+local sessions, times, strike = 0, 0, false
 if ARGV[7] == "not_finite" then
   local known = redis.call("HGET", KEYS[7], ARGV[3])
   known = known and cjson.decode(known) or {}
@@ -29,6 +29,7 @@ if ARGV[7] == "not_finite" then
   for _, n in pairs(known) do sessions, times = sessions + 1, times + n end
   redis.call("HSET", KEYS[7], ARGV[3], cjson.encode(known))
 elseif ARGV[7] == "damaged" and redis.call("GET", KEYS[14]) ~= "refused" then
+  strike = true
   redis.call("SET", KEYS[14], "refused", "EX", ARGV[11])
   local strikes = redis.call("HINCRBY", KEYS[6], ARGV[4], 1)
   if strikes >= tonumber(ARGV[8]) and redis.call("HSETNX", KEYS[10], ARGV[4], ARGV[9]) == 1 then
@@ -48,5 +49,6 @@ elseif ARGV[7] == "damaged" and redis.call("GET", KEYS[14]) ~= "refused" then
   end
 end
 redis.call("XADD", KEYS[8], "MAXLEN", "16", "*", "freed", 1)
-redis.call("XADD", KEYS[9], "*", "type", "refused", "at", at, "data", ARGV[6])
+redis.call("XADD", KEYS[9], "*", "type", "refused", "at", at,
+  "data", string.format('{"strike":%s,%s', tostring(strike), ARGV[6]:sub(2)))
 return {sessions, times}

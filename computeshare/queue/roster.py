@@ -8,6 +8,7 @@ from typing import Any
 from redis import Redis
 
 from computeshare import keys
+from computeshare.handshake import OURS, PROTOCOL, Release, disagreement
 
 ALIVE_MS = 10_000
 """A worker that has not been heard of for this long is dead."""
@@ -31,6 +32,14 @@ class WorkerInfo:
     seat: str | None = None
     state: str = "idle"
     last_seen_ms: int = 0
+    protocol: int = PROTOCOL
+    """What it speaks; 0 for a worker that does not say."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this worker gets no seat from a control plane of this version, and what to do about it."""
+        theirs = Release(self.versions.get("computeshare", OURS.version), self.protocol)
+        return disagreement("worker", theirs)
 
 
 def register(redis: Redis, worker: WorkerInfo) -> None:
@@ -45,6 +54,7 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "pid": worker.pid,
         "seat": worker.seat or "",
         "state": worker.state,
+        "protocol": worker.protocol,
     }
     pipeline = redis.pipeline(transaction=True)
     pipeline.hset(keys.worker(worker.id), mapping=values)
@@ -101,6 +111,7 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             values["seat"] or None,
             values["state"][:32],
             last_seen_ms,
+            int(values.get("protocol", 0)),
         )
     except (KeyError, ValueError, TypeError, AttributeError):
         return None

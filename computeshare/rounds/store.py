@@ -61,7 +61,7 @@ class RoundState:
             count=int(count),
             carried=numbers_in(carried),
             closed=bool(closed),
-            opened_ms=int(opened),
+            opened_ms=int(opened or 0),
             deadline_ms=float(deadline or 0),
         )
 

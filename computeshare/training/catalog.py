@@ -2,6 +2,8 @@
 
 import inspect
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from computeshare.training import datasets, models
 _LEFT_OUT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}
 _NOT_OFFERED = {"params", "foreach", "fused", "capturable", "differentiable"}
 _LARGEST_SIZE = 320
+_TINY = 1e-3
+"""How far beside a possible bound torch is tried."""
 
 
 def generate() -> dict[str, Any]:
@@ -44,6 +48,17 @@ def optimizer_entries() -> dict[str, Any]:
     """Every optimizer that steps from `.grad`, with the arguments its constructor has."""
     found = inspect.getmembers(torch.optim, lambda c: inspect.isclass(c) and issubclass(c, torch.optim.Optimizer))
     return {name: {"arguments": _arguments(optimizer)} for name, optimizer in found if name not in _LEFT_OUT}
+
+
+def takes_arguments(optimizer: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> bool:
+    """Whether torch constructs the optimizer with these arguments and takes a step with it."""
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    try:
+        optimizer([parameter], **arguments).step()
+    except (ValueError, TypeError, RuntimeError, OverflowError, ZeroDivisionError):
+        return False
+    return True
 
 
 def model_names() -> list[str]:
@@ -108,7 +123,35 @@ def min_size(name: str) -> int:
 
 def _arguments(optimizer: type[torch.optim.Optimizer]) -> dict[str, Any]:
     parameters = inspect.signature(optimizer).parameters.values()
-    return {p.name: _argument(p.annotation, p.default) for p in parameters if p.name not in _NOT_OFFERED}
+    entries = {p.name: _argument(p.annotation, p.default) for p in parameters if p.name not in _NOT_OFFERED}
+    for name, entry in entries.items():
+        if entry["kind"] in ("number", "numbers"):
+            entry["ranges"] = _ranges(optimizer, name, entry["default"])
+    return entries
+
+
+def _ranges(optimizer: type[torch.optim.Optimizer], name: str, default: Any) -> list[dict[str, Any]]:
+    """What torch takes of a number, or of each of several, while all others are at their defaults."""
+    if not isinstance(default, list):
+        return [_range(lambda value: takes_arguments(optimizer, {name: value}), nullable=False)]
+
+    def takes_at(index: int, value: float) -> bool:
+        numbers = [*default[:index], value, *default[index + 1 :]]
+        return takes_arguments(optimizer, {name: tuple(numbers)})
+
+    return [_range(partial(takes_at, index), one is None) for index, one in enumerate(default)]
+
+
+def _range(taken: Callable[[float], bool], nullable: bool) -> dict[str, Any]:
+    """The bounds that torch sets, found by trying; all of its bounds are 0 or 1."""
+    found: dict[str, Any] = {"nullable": True} if nullable else {}
+    for bound in (0.0, 1.0):
+        below, at, above = taken(bound - _TINY), taken(bound), taken(bound + _TINY)
+        if above and not below:
+            found["ge" if at else "gt"] = bound
+        if below and not above:
+            found["le" if at else "lt"] = bound
+    return found
 
 
 def _argument(annotation: Any, default: Any) -> dict[str, Any]:

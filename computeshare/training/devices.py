@@ -1,6 +1,7 @@
 """Which device a worker computes on. Importing this module imports no torch."""
 
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +38,20 @@ def choose(preference: str | None = None) -> "torch.device":
     return device
 
 
+def check(preference: str) -> None:
+    """Find out whether the device asked for is there, in a process of its own: torch would stay in this one's memory.
+
+    Raises: SettingsError, as `choose`.
+    """
+    if preference == "cpu":
+        return
+    command = [sys.executable, "-m", "computeshare.training.devices", preference]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        lines = found.stderr.strip().splitlines() or [f"device {preference!r} cannot be looked at"]
+        raise SettingsError(lines[-1])
+
+
 def describe(device: "torch.device") -> str:
     """A device in words, for people: 'cuda (NVIDIA H200)', 'mps (arm64)', 'cpu (x86_64)'."""
     import torch
@@ -64,3 +79,10 @@ def _counts() -> dict[str, int]:
 
     mps = int(torch.backends.mps.is_available())
     return {"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0, "mps": mps, "cpu": 1}
+
+
+if __name__ == "__main__":
+    try:
+        choose(sys.argv[1])
+    except SettingsError as wrong:
+        sys.exit(str(wrong))

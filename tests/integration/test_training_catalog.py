@@ -1,13 +1,16 @@
 """The committed table says what the installed torch and torchvision offer."""
 
 import json
+import random
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from computeshare.catalog import catalog
+from computeshare.catalog import ArgumentEntry, catalog
 from computeshare.errors import SpecError
+from computeshare.spec import LARGEST_ARGUMENT, OptimizerSpec
 from computeshare.training import catalog as generator
 from computeshare.training import models
 
@@ -98,3 +101,53 @@ def test_the_first_convolution_keeps_all_but_its_channels() -> None:
 def test_an_unknown_model_is_refused() -> None:
     with pytest.raises(SpecError, match="unknown model 'fcn_resnet50'"):
         models.build("fcn_resnet50", (3, 32, 32), 10, 0)
+
+
+# Optimizer arguments that only torch judges
+
+
+VALUES = (-1.0, -1e-6, 0.0, 1e-6, 0.5, 1.0 - 1e-6, 1.0, 1.0 + 1e-6, 2.0, 50.0)
+
+
+def sample(seeded: random.Random, entry: ArgumentEntry) -> Any:
+    """Any value of the argument's kind, the bounds and their neighbours above all."""
+    if entry.kind == "boolean":
+        return seeded.random() < 0.5
+    if entry.kind == "numbers":
+        return [None if r.nullable and seeded.random() < 0.3 else seeded.choice(VALUES) for r in entry.ranges]
+    return seeded.choice(VALUES)
+
+
+def ours(name: str, arguments: dict[str, Any]) -> bool:
+    try:
+        OptimizerSpec(name=name, **arguments)
+    except ValidationError:
+        return False
+    return True
+
+
+def torchs(name: str, arguments: dict[str, Any]) -> bool:
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    return generator.takes_arguments(getattr(torch.optim, name), plain)
+
+
+@pytest.mark.parametrize("name", list(catalog().optimizers))
+def test_arguments_are_taken_here_exactly_where_torch_takes_them(name: str) -> None:
+    seeded, entries = random.Random(name), catalog().optimizers[name].arguments
+    verdicts = set()
+    for _ in range(300):
+        chosen = seeded.sample(sorted(entries), seeded.randint(1, min(3, len(entries))))
+        arguments = {argument: sample(seeded, entries[argument]) for argument in chosen}
+        verdict = ours(name, arguments)
+        assert verdict == torchs(name, arguments), arguments
+        verdicts.add(verdict)
+    assert verdicts == {True, False}
+
+
+@pytest.mark.parametrize("name", list(catalog().optimizers))
+def test_the_largest_arguments_taken_here_are_taken_by_torch(name: str) -> None:
+    for argument, entry in catalog().optimizers[name].arguments.items():
+        for value in (LARGEST_ARGUMENT, -LARGEST_ARGUMENT):
+            numbers = [value] * len(entry.ranges)
+            given = {argument: numbers if entry.kind == "numbers" else value}
+            assert not ours(name, given) or torchs(name, given), given

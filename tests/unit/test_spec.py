@@ -32,7 +32,7 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("optimizer", {"name": "SGD", "lr": "fast"}, "lr must be a number"),
         ("optimizer", {"name": "SGD", "lr": float("nan")}, "lr must be a number"),
         ("optimizer", {"name": "SGD", "lr": 10**400}, "lr must be a number"),
-        ("optimizer", {"name": "SGD", "lr": -1}, "must not be negative"),
+        ("optimizer", {"name": "SGD", "lr": -1}, "lr must be at least 0"),
         ("strategy", {"kind": "gossip"}, "Input should be 'sync'"),
         ("codec", {"up": "jpeg"}, "'float32' or 'float16'"),
         ("workers", {"min": 3, "max": 2}, "must not be above max"),
@@ -45,6 +45,38 @@ def test_a_wrong_field_is_named_with_what_is_allowed(field: str, value: Any, say
     with pytest.raises(ValidationError, match=says) as caught:
         JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", field: value})
     assert caught.value.errors()[0]["loc"][0] == field
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "field", "says"),
+    [
+        ({"name": "sgd"}, "name", "unknown optimizer"),
+        ({"name": "SGD", "nesterov": True}, "nesterov", "needs a momentum above 0"),
+        ({"name": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "nesterov", "no dampening"),
+        ({"name": "SGD", "momentum": -0.1}, "momentum", "at least 0"),
+        ({"name": "SGD", "weight_decay": 1e12}, "weight_decay", "at most 1e\\+08"),
+        ({"name": "Adam", "eps": -1e-8}, "eps", "at least 0"),
+        ({"name": "Adam", "betas": [0.9]}, "betas", "must be 2 numbers"),
+        ({"name": "Adam", "betas": [0.9, 1.0]}, "betas", "at least 0 and below 1"),
+        ({"name": "Adam", "betas": [0.9, "x"]}, "betas", "a list of numbers"),
+        ({"name": "Adam", "betas": [0.9, None]}, "betas", "at least 0 and below 1"),
+        ({"name": "Rprop", "etas": [0.5, 1.0]}, "etas", "above 1"),
+    ],
+)
+def test_an_optimizers_wrong_argument_is_named(optimizer: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(ValidationError, match=says) as caught:
+        JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "optimizer": optimizer})
+    assert caught.value.errors()[0]["loc"] == ("optimizer", field)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"micro_batch": "32"}, {"rounds": True}, {"micro_batch": 32.0}, {"workers": {"min": "1"}}, {"seed": "0"}],
+    ids=str,
+)
+def test_a_number_in_quotes_or_a_truth_value_is_no_number(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="should be a valid integer"):
+        JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", **wrong})
 
 
 def test_rounds_and_epochs_exclude_each_other() -> None:

@@ -1,0 +1,65 @@
+"""How often each sample of an epoch counted: kept beside the ledger while it is written, so that nobody adds it up.
+
+`counted` is what stands in the ledger, `covered` what stands there at least once; they differ only if a micro-batch
+counted twice.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+Row = dict[str, Any]
+
+_STANDING = """SELECT micro_batch, token, samples, voided FROM ledger_entry
+WHERE job_id = :job AND epoch = :epoch AND micro_batch IN (SELECT value FROM json_each(:numbers))"""
+_FORGET = "UPDATE epoch_stat SET counted = 0, covered = 0 WHERE job_id = :job AND epoch >= :first"
+_RECOUNT = """INSERT INTO epoch_stat (job_id, epoch, reassigned, duplicates_refused, counted, covered)
+SELECT job_id, epoch, 0, 0, SUM(samples * times), SUM(samples) FROM (
+  SELECT job_id, epoch, micro_batch, MAX(samples) AS samples, COUNT(*) AS times FROM ledger_entry
+  WHERE job_id = :job AND epoch >= :first AND NOT voided GROUP BY epoch, micro_batch
+) GROUP BY epoch
+ON CONFLICT (job_id, epoch) DO UPDATE SET counted = excluded.counted, covered = excluded.covered"""
+
+
+def growth(connection: Connection, job_id: str, rows: Sequence[Row]) -> dict[int, tuple[int, int]]:
+    """By epoch, what `counted` and `covered` grow by once these ledger rows are inserted; those known are ignored."""
+    grown: dict[int, tuple[int, int]] = {}
+    by_epoch: dict[int, list[Row]] = {}
+    for row in rows:
+        by_epoch.setdefault(row["epoch"], []).append(row)
+    for epoch, mine in by_epoch.items():
+        numbers = json.dumps([row["micro_batch"] for row in mine])
+        known = connection.exec_driver_sql(_STANDING, {"job": job_id, "epoch": epoch, "numbers": numbers}).all()
+        grown[epoch] = _grown(mine, {(m, token) for m, token, _, _ in known}, _largest(known))
+    return grown
+
+
+def _largest(known: Sequence[Any]) -> dict[int, int]:
+    """By micro-batch, the most samples that a row which stands gives it."""
+    standing: dict[int, int] = {}
+    for micro_batch, _, samples, voided in known:
+        if not voided:
+            standing[micro_batch] = max(samples, standing.get(micro_batch, 0))
+    return standing
+
+
+def _grown(rows: Sequence[Row], known: set[tuple[int, str]], standing: dict[int, int]) -> tuple[int, int]:
+    counted = covered = 0
+    for row in rows:
+        micro_batch, samples = row["micro_batch"], row["samples"]
+        if (micro_batch, row["token"]) in known:
+            continue
+        known.add((micro_batch, row["token"]))
+        before = standing.get(micro_batch, 0)
+        counted += samples
+        covered += max(0, samples - before)
+        standing[micro_batch] = max(samples, before)
+    return counted, covered
+
+
+def recount(connection: Connection, job_id: str, first: int) -> None:
+    """Add up the epochs from `first` on anew: rows were voided, or written otherwise."""
+    connection.exec_driver_sql(_FORGET, {"job": job_id, "first": first})
+    connection.exec_driver_sql(_RECOUNT, {"job": job_id, "first": first})

@@ -1,0 +1,74 @@
+"""Who gets no seat in which job, and why: the banned, and those that cannot start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from api.services.seating import Pair, Try, failing
+from api.services.storing import JOB, WORKER
+from api.tables import ACTIVE, Event, SeatRow, table
+from computeshare import errors
+
+TRIED_MS = 3 * 3600 * 1000
+"""How far back failures of seats are counted: a worker left out the longest is tried again well within it."""
+FAILED = "failed: "
+"""What a seat's last words begin with where an error ended it."""
+
+SEAT, EVENT = table(SeatRow), table(Event).c
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Of the jobs that want workers: why somebody cannot take part, and who gets no seat at this moment."""
+
+    reasons: dict[Pair, str]
+    troubles: dict[Pair, str]
+    """Those of `reasons` that nobody decided."""
+    now: frozenset[Pair]
+
+    def trouble(self, job_id: str, most: int = 3) -> str | None:
+        """What keeps workers from starting in a job, `most` of them named."""
+        return "; ".join([why for pair, why in self.troubles.items() if pair[0] == job_id][:most]) or None
+
+
+def excluded(connection: Connection, names: Mapping[str, str], now_ms: int) -> Excluded:
+    """Look at bans and at the seats of the last hours; `names` are those of the workers that are there, by id."""
+    stuck = failing(_tries(connection, now_ms))
+    troubles = {
+        pair: f"{names[pair[1]]} cannot start: {_last_words(connection, pair)}" for pair in stuck if pair[1] in names
+    }
+    bans = _bans(connection)
+    resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
+    return Excluded(troubles | bans, troubles, frozenset(resting | bans.keys()))
+
+
+def _bans(connection: Connection) -> dict[Pair, str]:
+    query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.name, WORKER.c.banned)
+    query = query.join(JOB, JOB.c.id == WORKER.c.job_id)
+    rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.banned.is_not(None)))
+    return {
+        (row.job_id, row.worker): f"{row.name or row.worker} is banned ({row.banned}): "
+        f"computeshare jobs unban {row.job_id} {row.worker} lifts that"
+        for row in rows
+    }
+
+
+def _tries(connection: Connection, now_ms: int) -> list[Try]:
+    """The seats of jobs that want workers which ended in the last hours, or were joined with, oldest first."""
+    joined = (WORKER.c.job_id == SEAT.c.job_id) & (WORKER.c.worker == SEAT.c.worker) & (WORKER.c.seat == SEAT.c.id)
+    query = select(SEAT.c.job_id, SEAT.c.worker, SEAT.c.state, WORKER.c.seat.is_not(None), SEAT.c.ended_ms)
+    query = query.join(JOB, JOB.c.id == SEAT.c.job_id).outerjoin(WORKER, joined)
+    query = query.where(JOB.c.status.in_(ACTIVE), (SEAT.c.ended_ms > now_ms - TRIED_MS) | WORKER.c.seat.is_not(None))
+    return [Try(*row) for row in connection.execute(query.order_by(SEAT.c.created_ms, SEAT.c.attempt))]
+
+
+def _last_words(connection: Connection, pair: Pair) -> str:
+    """What a worker said last when it left a job because it had failed."""
+    worker, reason = EVENT.data["worker"].as_string(), EVENT.data["reason"].as_string()
+    query = select(reason).where(EVENT.job_id == pair[0], EVENT.type == "left", worker == pair[1])
+    said = connection.scalar(query.where(reason.startswith(FAILED)).order_by(EVENT.id.desc()).limit(1))
+    if not said:
+        return "its process dies before it says why; see its log"
+    kind, _, message = said.removeprefix(FAILED).partition(": ")
+    return str(message if message and hasattr(errors, kind) else said.removeprefix(FAILED))[:300]

@@ -1,0 +1,246 @@
+"""Workers that get no seat: those that cannot start in a job, and those of another version."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from dispatching import Clock, online, seats, set_rq_status
+from feeding import Feed
+from redis import Redis
+from starlette.testclient import TestClient
+
+from api.database import Database
+from api.services.dispatcher import Dispatcher
+from api.services.jobs import Jobs
+from api.services.projector import Projector
+from api.services.seating import FAILURES
+from computeshare import handshake, keys
+from computeshare.errors import VersionError
+from computeshare.evaluator import Evaluator
+from computeshare.handshake import PROTOCOL
+from computeshare.keys import JobKeys
+from computeshare.processes import stop_event
+from computeshare.queue import WorkerInfo, list_workers, register
+from computeshare.reducer import Reducer
+from computeshare.spec import JobSpec
+from computeshare.worker import shake_hands
+
+PLAN = JobSpec(dataset="digits", model="mlp").plan
+SORRY = "failed: DatasetError: data set mnist is not in /data"
+
+
+class Stage:
+    """Turns of the dispatcher, a second apart, in which every seat of one worker fails before it joins."""
+
+    def __init__(self, redis: Redis, dispatcher: Dispatcher, database: Database, clock: Clock, queue: str) -> None:
+        self.redis, self.dispatcher, self.database, self.clock, self.queue = redis, dispatcher, database, clock, queue
+
+    def second(self, *workers: str) -> None:
+        for worker in workers:
+            online(self.redis, self.queue, worker=worker)
+        self.dispatcher.step(self.redis)
+        self.clock.ms += 1000
+
+    def fail(self, worker: str, feed: Feed, reason: str = SORRY) -> int:
+        """The worker's seats that wait fail, and say why; returns how many did."""
+        mine = [seat for seat in seats(self.database, "issued") if seat.worker == worker]
+        for seat in mine:
+            set_rq_status(self.redis, seat.id, "failed")
+            feed.send("left", worker=worker, session=seat.id, reason=reason, freed=[])
+        Projector(self.database).step(self.redis)
+        return len(mine)
+
+
+@pytest.fixture
+def attended(create: Callable[..., str], redis: Redis) -> Callable[[], str]:
+    """Makes a job that a reducer looks after."""
+
+    def make() -> str:
+        job = create()
+        redis.set(JobKeys(job).reducer(), "1|host|1|id")
+        return job
+
+    return make
+
+
+@pytest.fixture
+def stage(redis: Redis, dispatcher: Dispatcher, database: Database, clock: Clock, queue: str) -> Stage:
+    return Stage(redis, dispatcher, database, clock, queue)
+
+
+def fail_for(stage: Stage, worker: str, feed: Feed, seconds: int) -> list[int]:
+    """Let time pass; returns the seconds in which a seat failed."""
+    failed = []
+    for second in range(seconds):
+        stage.second(worker)
+        if stage.fail(worker, feed):
+            failed.append(second)
+    return failed
+
+
+def test_a_worker_that_cannot_start_is_left_out_for_a_growing_while_and_the_reason_says_why(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs
+) -> None:
+    job, broken = attended(), online(redis, queue)
+    failed = fail_for(stage, broken, Feed(redis, job, PLAN), 1500)
+    pauses = [later - earlier for earlier, later in pairwise(failed)]
+    assert FAILURES == 5 and pauses[:4] == sorted(pauses[:4]) and pauses[3] < 12
+    assert [pause // 10 for pause in pauses[4:10]] == [1, 3, 6, 12, 30, 60]
+    assert jobs.show(job).reason == (
+        f"Needs 1 worker on queue {queue}, 1 is online; mac-{broken} cannot start: data set mnist is not in /data"
+    )
+
+
+def test_others_go_on_without_the_worker_that_cannot_start(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs, database: Database
+) -> None:
+    job, broken = attended(), online(redis, queue)
+    feed = Feed(redis, job, PLAN)
+    fail_for(stage, broken, feed, 40)
+    stage.second("cafecafecafe", broken)
+    assert [s.worker for s in seats(database, "issued")] == ["cafecafecafe"]
+    assert jobs.show(job).reason == f"mac-{broken} cannot start: data set mnist is not in /data"
+
+
+def test_a_worker_that_has_joined_is_not_one_that_cannot_start(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], database: Database, jobs: Jobs
+) -> None:
+    job, worker = attended(), online(redis, queue)
+    feed = Feed(redis, job, PLAN)
+    for _ in range(300):
+        stage.second(worker)
+        for seat in seats(database, "issued"):
+            about = {"session": seat.id, "seat": seat.id, "name": "mac", "device": "cpu"}
+            feed.send("joined", worker=worker, **about)
+            Projector(database).step(redis)
+            stage.fail(worker, feed, "failed: killed")
+    assert len(seats(database)) > 10  # it would have been left out for 10 minutes by now
+    assert "cannot start" not in str(jobs.show(job).reason)
+
+
+def test_a_worker_that_starts_at_last_begins_with_a_clean_slate(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], database: Database, jobs: Jobs
+) -> None:
+    job, worker = attended(), online(redis, queue)
+    feed = Feed(redis, job, PLAN)
+    fail_for(stage, worker, feed, 60)
+    while not (issued := seats(database, "issued")):
+        stage.second(worker)
+    feed.send("joined", worker=worker, session="s", seat=issued[0].id, name="mac", device="cpu")
+    Projector(database).step(redis)
+    set_rq_status(redis, issued[0].id, "finished")
+    stage.second(worker)
+    assert "cannot start" not in str(jobs.show(job).reason)
+
+
+def test_a_worker_that_dies_without_a_word_is_named_too(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs
+) -> None:
+    job, broken = attended(), online(redis, queue)
+    fail_for(stage, broken, Feed(redis, job, PLAN), 40)
+    assert jobs.show(job).reason is not None
+    other = attended()
+    for _ in range(40):
+        stage.second(broken)
+        for seat in seats(stage.database, "issued"):
+            set_rq_status(redis, seat.id, "failed")
+    assert f"mac-{broken} cannot start: its process dies" in str(jobs.show(other).reason)
+
+
+# Versions
+
+
+@pytest.fixture
+def own(redis_url: str) -> Iterator[Redis]:
+    """A part of the broker in which this test may publish another version."""
+    client = Redis.from_url(f"{redis_url}?db=9")
+    client.flushdb()
+    yield client
+    client.flushdb()
+    client.close()
+
+
+def worker(protocol: int = PROTOCOL, version: str = handshake.OURS.version) -> WorkerInfo:
+    versions = {"computeshare": version}
+    return WorkerInfo("deadbeef0000", "old", "cpu", ("default",), versions, 1, "host", 1, protocol=protocol)
+
+
+OTHERS = [
+    {"protocol": PROTOCOL - 1},
+    {"protocol": PROTOCOL + 1},
+    {"protocol": 0},
+    {"version": "0.0.9"},
+    {"version": "x"},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_a_worker_of_another_version_gets_no_seat_and_loses_the_one_it_has(
+    other: dict[str, object],
+    redis: Redis,
+    dispatcher: Dispatcher,
+    database: Database,
+    queue: str,
+    create: Callable[..., str],
+) -> None:
+    name = online(redis, queue)
+    create()
+    dispatcher.step(redis)
+    assert len(seats(database, "issued")) == 1
+    register(redis, replace(worker(**other), id=name, queues=(queue,)))  # type: ignore[arg-type]
+    dispatcher.step(redis)
+    create()
+    dispatcher.step(redis)
+    assert [seat.state for seat in seats(database)] == ["lost"]
+
+
+def test_a_patch_release_of_the_same_protocol_is_taken() -> None:
+    major, minor = handshake.OURS.series
+    assert worker(version=f"{major}.{minor}.99").refusal is None
+    assert worker().refusal is None
+
+
+def test_the_refusal_names_both_versions_and_what_to_type_where() -> None:
+    older, newer = worker(protocol=PROTOCOL - 1).refusal, worker(protocol=PROTOCOL + 1).refusal
+    assert older and newer and "git pull && make install" in older and f"protocol {PROTOCOL - 1}" in older
+    assert "this worker's machine" in older and "the control plane's machine" in newer
+
+
+def test_a_worker_that_states_no_protocol_is_refused(own: Redis) -> None:
+    register(own, worker())
+    own.hdel(keys.worker("deadbeef0000"), "protocol")
+    (found,) = list_workers(own)
+    assert "protocol unknown" in str(found.refusal)
+
+
+def test_the_control_plane_says_what_it_speaks(redis: Redis, dispatcher: Dispatcher) -> None:
+    redis.delete(keys.RELEASE)
+    assert handshake.published(redis) is None
+    dispatcher.step(redis)
+    assert handshake.published(redis) == handshake.OURS
+
+
+def test_every_process_refuses_to_work_for_a_control_plane_of_another_version(own: Redis, tmp_path: object) -> None:
+    own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
+    with pytest.raises(VersionError, match=r"this worker runs .* upgrade this worker's machine"):
+        shake_hands(own, worker())
+    (shown,) = list_workers(own)
+    assert shown.state == "refused"
+    stop = stop_event()
+    with pytest.raises(VersionError, match="this reducer"):
+        Reducer(own, tmp_path, stop).run()  # type: ignore[arg-type]
+    with pytest.raises(VersionError, match="this evaluator"):
+        Evaluator(own, tmp_path, tmp_path, stop).run()  # type: ignore[arg-type]
+    own.set(keys.RELEASE, b"\xff not JSON")
+    handshake.check(own, "worker")
+
+
+def test_the_workers_page_and_rest_say_who_is_refused_and_why(client: TestClient, redis: Redis) -> None:
+    register(redis, replace(worker(protocol=PROTOCOL - 1), id="beefbeefbeef"))
+    shown = {w["id"]: w for w in client.get("/v1/workers").json()["items"]}
+    assert "git pull" in shown["beefbeefbeef"]["refused"]
+    page = client.get("/workers", headers={"Accept": "text/html"}).text
+    assert "Refused: this worker runs" in page
+    redis.delete(keys.worker("beefbeefbeef"))
