@@ -129,6 +129,10 @@ class Artifacts:
         except (OSError, ValueError, TypeError):
             return []
 
+    def ledgers(self) -> list[Entry]:
+        """What all the checkpoints tell."""
+        return [entry for token in self.tokens() for entry in self.ledger(token)]
+
     def tokens(self) -> list[Token]:
         """The checkpoints there are, oldest first."""
         found = []

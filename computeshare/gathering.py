@@ -36,9 +36,9 @@ class Gatherer:
         Raises Refused: some were not what they should be (every one of the round has been looked at by then);
         Diverged: that is nobody's fault.
         """
-        oversized = {m for m, part in parts.items() if part.bytes > self.limit}
+        oversized = {m for m, part in parts.items() if part.size > self.limit}
         for m in sorted(oversized):
-            reason = f"wrong length: {parts[m].bytes} bytes where at most {self.limit} are expected"
+            reason = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
             self._refuse(base, parts[m], reason, "damaged")
         refused = bool(oversized)
         for m, blob in self.blobs(base.token, sorted(parts.keys() - oversized)):

@@ -69,7 +69,8 @@ class Reducer:
             self.stop.wait(LOOK_S)
             return
         full = {job.rounds.keys.full(): job_id for job_id, job in self.jobs.items()}
-        signalled: Any = self.redis.blpop(list(full), timeout=LOOK_S)
+        patience_s = min(LOOK_S, *(job.look_again_s for job in self.jobs.values()))
+        signalled: Any = self.redis.blpop(list(full), timeout=patience_s)
         due = [full[signalled[0].decode()]] if signalled else list(self.jobs)
         for job_id in due:
             self._serve(job_id)

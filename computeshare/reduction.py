@@ -148,7 +148,7 @@ class JobReducer:
         if not newest or newest[0].version <= state.version:
             return False
         restored = self._restore()  # the newest may be damaged
-        return restored is not None and restored.token.version > state.version and self.rounds.discard(state.token)
+        return restored is not None and restored.token.version > state.version and self.rounds.discard(state)
 
     def _resume(self, state: RoundState) -> None:
         """Take over a running job from Redis: its weights, and its optimizer's state or what that came from."""
@@ -220,13 +220,14 @@ class JobReducer:
         blob, weights = self._publishable(master, Weights(master, mean_buffers, counters))
         sha256 = self.layout.digest(weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
-        event = self._event(base, token, sha256, [parts[m] for m in numbers], samples)
+        counted = [parts[m] for m in numbers]
+        event = self._event(base, token, sha256, counted, samples)
         carried = [m for m in base.micro_batches if m not in parts]
         if carried:
             event["carried"] = carried
         clock.lap("encode")
         following = self._following(token.version, carried)
-        if not self.rounds.commit(base, numbers, token, blob, following, {**event, "seconds": clock.laps}):
+        if not self.rounds.commit(base, counted, token, blob, following, {**event, "seconds": clock.laps}):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         self.current = Version(token, master, weights)
         self.rounds.store_state(base.token, numbers, token, self._state(master))

@@ -56,7 +56,7 @@ class Control:
     def __init__(self, database: Database, broker: Broker, artifacts_dir: Path) -> None:
         self._broker = broker
         self._dispatcher = Dispatcher(database, artifacts_dir)
-        self._projector = Projector(database)
+        self._projector = Projector(database, artifacts_dir)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._leading = threading.Event()

@@ -221,6 +221,11 @@ class Fold:
         shown |= {"to": name_of(data["to"]), "after_ms": finite_of(data["after_ms"]), "backup": bool(data["backup"])}
         self._event(entry, shown)
 
+    def closed(self, entry: Entry) -> None:
+        """A round goes on without what is late."""
+        data = {name: count_of(entry.data[name]) for name in ("version", "received", "total")}
+        self._event(entry, data)
+
     def refused(self, entry: Entry) -> None:
         """An accepted submission that the reducer took back; the projector knows whether it is the first time."""
         data = entry.data
@@ -305,6 +310,7 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "left": Fold.left,
     "banned": Fold.banned,
     "reassigned": Fold.reassigned,
+    "closed": Fold.closed,
     "refused": Fold.refused,
     "checkpoint": Fold.checkpoint,
     "scored": Fold.scored,

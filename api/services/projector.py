@@ -5,6 +5,7 @@ Repeating any part of it changes nothing: an id that was taken is not taken agai
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ from api.services.parsing import Entry, read_entry
 from api.services.rates import Rates
 from api.services.restoring import Restored, restore
 from api.services.storing import load, save, store
+from computeshare.artifacts import Artifacts
 from computeshare.keys import JobKeys
 from computeshare.types import ENDED, Token
 
@@ -42,8 +44,10 @@ log = structlog.get_logger()
 class Projector:
     """The one consumer of the event streams."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, artifacts_dir: Path | None = None) -> None:
+        """`artifacts_dir`: where checkpoints lie; without it, none tells of versions that a lost broker took along."""
         self._database = database
+        self._artifacts_dir = artifacts_dir
         self._rates: dict[str, Rates] = {}
         self._turn = 0
 
@@ -99,12 +103,29 @@ class Projector:
                     return  # deleted meanwhile
                 entries = _readable(job_id, _unknown(connection, job_id, raw))
                 for batch in _batches(entries):
-                    _apply(connection, state, rates, batch)
+                    self._apply(connection, state, rates, batch)
                 state["stream_id"] = raw[-1][0].decode()
                 save(connection, state)
         except BaseException:
             self._rates.pop(job_id, None)  # it may have counted what was rolled back
             raise
+
+    def _apply(self, connection: Connection, state: JobState, rates: Rates, entries: Sequence[Entry]) -> None:
+        """Fold and store a batch in which nothing was restored but by its first event."""
+        was, fold = state["status"], Fold(state, rates)
+        for entry in entries:
+            try:
+                fold.take(entry)
+            except Exception as error:  # whatever a damaged or hostile event makes the parser raise
+                about = {"id": entry.stream_id, "type": entry.type, "error": repr(error)[:200]}
+                log.warning("event passed over", job=state.id, **about)
+                continue
+            if entry.type == "opened":
+                restored = Restored(Token.parse(entry.data["token"]), entry.at_ms)
+                saved = Artifacts(self._artifacts_dir, state.id).ledgers() if self._artifacts_dir else []
+                restore(connection, state, restored, saved)
+        fold.finish()
+        store(connection, state, fold.changes, was)
 
     def _measure(self, redis: Redis) -> None:
         """Write down the rates of now: they fall without any event."""
@@ -125,21 +146,6 @@ class Projector:
                 if rows:
                     connection.exec_driver_sql(_RATE, rows)
                 save(connection, state)
-
-
-def _apply(connection: Connection, state: JobState, rates: Rates, entries: Sequence[Entry]) -> None:
-    """Fold and store a batch in which nothing was restored but by its first event."""
-    was, fold = state["status"], Fold(state, rates)
-    for entry in entries:
-        try:
-            fold.take(entry)
-        except Exception as error:  # whatever a damaged or hostile event makes the parser raise
-            log.warning("event passed over", job=state.id, id=entry.stream_id, type=entry.type, error=repr(error)[:200])
-            continue
-        if entry.type == "opened":
-            restore(connection, state, Restored(Token.parse(entry.data["token"]), entry.at_ms))
-    fold.finish()
-    store(connection, state, fold.changes, was)
 
 
 def _batches(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:

@@ -1,18 +1,23 @@
 """After a job went on from a checkpoint: undo what came after it, complete what the broker took with it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import structlog
 from sqlalchemy import Connection, Table, func, insert, select, update
 
 from api.services.epochs import recount
-from api.services.folding import JobState
-from api.services.parsing import Row
-from api.services.storing import WORKER
+from api.services.folding import Fold, JobState
+from api.services.parsing import Entry
+from api.services.rates import Rates
+from api.services.storing import WORKER, add_versions
 from api.tables import CheckpointRow, Event, LedgerEntry, Score, Submission, VersionRow, table
+from computeshare.ledger import Entry as Saved
+from computeshare.ledger import lineage
 from computeshare.types import Token
 
 LEDGER = table(LedgerEntry)
-MOST_RECOVERED = 10_000
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +28,12 @@ class Restored:
     at_ms: int
 
 
-def restore(connection: Connection, state: JobState, restored: Restored) -> None:
-    """Void the rows of versions that were lost, and bring the job's columns back in line with what stands."""
+def restore(connection: Connection, state: JobState, restored: Restored, saved: Iterable[Saved]) -> None:
+    """Void the rows of versions that were lost, and bring the job's columns back in line with what stands.
+
+    Args:
+        saved: the entries of the ledgers beside the job's checkpoints.
+    """
     token = restored.token
     for model in (VersionRow, LedgerEntry, CheckpointRow, Score):
         _void(connection, table(model), state.id, token)
@@ -35,8 +44,7 @@ def restore(connection: Connection, state: JobState, restored: Restored) -> None
         .where(submissions.at_ms <= restored.at_ms, submissions.voided.is_(False))
         .values(voided=True)
     )
-    completed = _complete_ledger(connection, state, restored)
-    recount(connection, state.id, min([token.version // state.plan.rounds_per_epoch, *completed]))
+    recount(connection, state.id, _recover(connection, state, restored, saved))
     _recount_workers(connection, state.id, restored.at_ms)
     _recompute(connection, state, token)
 
@@ -46,38 +54,24 @@ def _void(connection: Connection, rows: Table, job_id: str, token: Token) -> Non
     connection.execute(update(rows).where(rows.c.job_id == job_id, lost).values(voided=True))
 
 
-def _complete_ledger(connection: Connection, state: JobState, restored: Restored) -> list[int]:
-    """Write down the micro-batches whose record was lost with the broker, though the checkpoint holds them.
+def _recover(connection: Connection, state: JobState, restored: Restored, saved: Iterable[Saved]) -> int:
+    """Write down the versions whose events were lost with the broker: checkpoints have brought them along.
 
-    A version is only ever made of all micro-batches of its round, so the checkpoint of version v proves that every
-    micro-batch before it counted once; who computed them is not known any more. Returns the epochs of what was lost.
+    Returns the first epoch whose ledger may have changed.
     """
-    plan, token = state.plan, restored.token
-    stands = (LEDGER.c.job_id == state.id) & LEDGER.c.voided.is_(False)
-    known = set(connection.scalars(select(LEDGER.c.version).where(stands).distinct()))
-    about: Row = {
-        "job_id": state.id,
-        "token": str(token),
-        "incarnation": token.incarnation,
-        "worker": "",
-        "voided": False,
-    }
-
-    if token.version - len(known) > MOST_RECOVERED:
-        return []  # no outage loses so much: the ledger shows it as missing
-    rows = []
-    for version in (v for v in range(1, token.version + 1) if v not in known):
-        done = plan.round(version - 1)
-        about |= {"version": version, "epoch": done.epoch}
-        rows += [
-            about | {"micro_batch": m, "samples": plan.size(m)} for m in range(done.first, done.first + done.count)
-        ]
-    if rows:
-        connection.execute(insert(LEDGER).prefix_with("OR IGNORE"), rows)
-        data = {"version": token.version, "micro_batches": len(rows)}
+    fold = Fold(JobState(state.id, state.plan, dict(state.columns)), Rates())
+    for entry in lineage(saved, restored.token):
+        try:
+            fold.take(Entry("", "version", min(int(entry["at"]), restored.at_ms), entry["data"]))
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("entry of a checkpoint's ledger passed over", job=state.id, error=repr(error)[:200])
+    recovered = add_versions(connection, fold.changes)
+    if recovered:
+        data = {"version": restored.token.version, "micro_batches": recovered}
         event = {"job_id": state.id, "type": "recovered", "at_ms": restored.at_ms, "data": data}
         connection.execute(insert(table(Event)), event)
-    return [row["epoch"] for row in rows]
+    first = restored.token.version // state.plan.rounds_per_epoch
+    return min((int(row["epoch"]) for row in fold.changes.ledger), default=first) if recovered else first
 
 
 def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:

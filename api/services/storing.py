@@ -110,6 +110,15 @@ def store(connection: Connection, state: JobState, changes: Changes, was: str) -
     save(connection, state)
 
 
+def add_versions(connection: Connection, changes: Changes) -> int:
+    """Write versions and their entries of the ledger where they are not there; returns how many entries were not."""
+    for row in changes.versions:
+        row["seconds"] = to_json(row["seconds"]).decode()
+    if changes.versions:
+        connection.exec_driver_sql(_INSERTS["versions"], changes.versions)
+    return connection.exec_driver_sql(_INSERTS["ledger"], changes.ledger).rowcount if changes.ledger else 0
+
+
 def save(connection: Connection, state: JobState) -> None:
     """Write the columns of the job that changed."""
     if not state.changed:

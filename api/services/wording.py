@@ -111,6 +111,13 @@ def _banned(data: Data, name: Name) -> str:
     return f"{name(data['worker'])} was banned after {data['strikes']} refused updates: {data['reason']}"
 
 
+def _closed(data: Data, _name: Name) -> str:
+    late = data["total"] - data["received"]
+    return (
+        f"Version {count(data['version'] + 1)} goes without {count(late)} late of {count(data['total'])} micro-batches"
+    )
+
+
 def _reassigned(data: Data, name: Name) -> str:
     given = "was given as a backup" if data["backup"] else "went"
     path = f"from {name(data['from'])} to {name(data['to'])}"
@@ -133,6 +140,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "left": _left,
     "banned": _banned,
     "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
+    "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",

@@ -1,16 +1,21 @@
 -- commit.lua: publish the next version, unless the version or the fence has moved on.
 -- KEYS  1 round   2 fence   3 staged weights   4 next weights   5 weights before the base's   6 leases   7 backups
---       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals
+--       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals   15 state of the base
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
 --       5 next round's first micro-batch   6 its count (0 after the last round)   7 event (JSON)
---       8 micro-batches that made the version, by commas   9 how many those are
+--       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
 --       10 micro-batches carried into the next round, by commas   11 how many that round has with them
--- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker does not hold what
--- was reduced any more (nothing is changed).
+-- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
+-- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
 if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
 local status = redis.call("HGET", KEYS[1], "status")
 if status ~= "running" and status ~= "paused" then return 0 end
-if redis.call("HLEN", KEYS[8]) ~= tonumber(ARGV[9]) then return 0 end
+local counted = {}
+for micro_batch in ARGV[8]:gmatch("%d+") do counted[#counted + 1] = micro_batch end
+if redis.call("HLEN", KEYS[8]) ~= #counted then return 0 end
+local entries = redis.call("HMGET", KEYS[8], unpack(counted))
+for i, entry in ipairs(entries) do entries[i] = entry or "" end
+if redis.sha1hex(table.concat(entries)) ~= ARGV[9] or redis.call("EXISTS", KEYS[15]) == 0 then return 0 end
 
 local function median(values)
   table.sort(values)

@@ -17,7 +17,7 @@ cjson.decode(ARGV[5]) -- raises, with no effect, on anything but JSON
 local function entry(i) -- what is kept of a micro-batch; who sent it is not the sender's to say
   local loss = tonumber(ARGV[9 + 2 * i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
-  return string.format('{"worker":%s,"session":%s,"nonce":%s,"loss":%s,"bytes":%d}', cjson.encode(ARGV[2]),
+  return string.format('{"worker":%s,"session":%s,"nonce":%s,"loss":%s,"size":%d}', cjson.encode(ARGV[2]),
     cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), loss, redis.call("STRLEN", KEYS[13 + 2 * i]))
 end
 

@@ -3,7 +3,8 @@
 import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha1
 from typing import Any, Literal
 
 from redis import Redis
@@ -37,8 +38,10 @@ class Received:
     session: str
     nonce: str
     loss: float
-    bytes: int
-    """Size of its blob."""
+    size: int
+    """Of its blob, in bytes."""
+    entry: bytes = field(repr=False)
+    """As the broker holds it."""
 
 
 class Claim(RoundStore):
@@ -80,7 +83,9 @@ class Claim(RoundStore):
         pipeline.hmget(self.keys.round(), FIELDS)
         pipeline.hgetall(self.keys.received())
         values, entries = pipeline.execute()
-        return RoundState.parse(values), {int(m): Received(int(m), **json.loads(e)) for m, e in entries.items()}
+        return RoundState.parse(values), {
+            int(m): Received(int(m), **json.loads(e), entry=e) for m, e in entries.items()
+        }
 
     def now_ms(self) -> float:
         """Milliseconds since the epoch by the broker's clock."""
@@ -103,11 +108,14 @@ class Claim(RoundStore):
         names = [k.round(), k.fence(), k.received(), k.events()]
         return bool(self.scripts.call("close", names, [str(token), self.fence, at_least]))
 
-    def discard(self, token: Token) -> bool:
+    def discard(self, state: RoundState) -> bool:
         """Give up the round that the broker went back to; False if the version or the fence had moved on."""
         k = self.keys
         names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full()]
-        return bool(self.scripts.call("discard", names, [str(token), self.fence]))
+        made = {state.token: state.micro_batches} | ({state.base: self.counted()} if state.base else {})
+        for token, numbers in made.items():
+            names += [k.weights(str(token)), k.state(str(token)), *(k.update(str(token), m) for m in numbers)]
+        return bool(self.scripts.call("discard", names, [str(state.token), self.fence]))
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> tuple[int, int]:
         """Free a micro-batch whose blob failed the checks, and open the round if it was closed.
@@ -128,7 +136,7 @@ class Claim(RoundStore):
     def commit(
         self,
         base: RoundState,
-        counted: Sequence[int],
+        parts: Sequence[Received],
         token: Token,
         weights: bytes,
         following: Round,
@@ -138,7 +146,7 @@ class Claim(RoundStore):
 
         Args:
             base: the round that was reduced.
-            counted: the micro-batches that made the version: all that the round has received.
+            parts: what made the version: all that the round has received, ascending.
             following: the next round, with what is carried into it; its count is 0 after the last one.
         """
         k = self.keys
@@ -146,9 +154,12 @@ class Claim(RoundStore):
         before = k.weights(str(base.base)) if base.base else k.staged("none")
         names = [k.round(), k.fence(), staged, k.weights(str(token)), before, k.leases(), k.backups(), k.received()]
         names += [k.free(), k.suspects(), k.versions(), k.events(), k.full(), k.arrivals()]
+        names.append(k.state(str(base.token)))
         arguments: list[Argument] = [str(base.token), str(token), self.fence, token.version]
         arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
-        arguments += [numbers_text(counted), len(counted), numbers_text(following.carried), following.total]
+        entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
+        arguments += [numbers_text(part.micro_batch for part in parts), entries.hexdigest()]
+        arguments += [numbers_text(following.carried), following.total]
         pipeline = self.redis.pipeline(transaction=False)
         pipeline.set(staged, weights, ex=STAGED_S)
         self.scripts.queue(pipeline, "commit", names, arguments)

@@ -22,7 +22,7 @@ from computeshare.embedded import EmbeddedBroker
 from computeshare.rounds.scripts import Scripts
 from tests.integration.opening import claim, join, store  # noqa: F401
 
-TESTS = ("tests/integration/test_rounds.py", "tests/integration/test_rounds_checks.py")
+TESTS = tuple(f"tests/integration/test_rounds{which}.py" for which in ("", "_checks", "_quorum", "_bad_workers"))
 PROCESSES = 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundState, RoundStore
+from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore
 from computeshare.sampling import Plan
 from computeshare.types import Token
 
@@ -53,6 +53,12 @@ def current(claim: Claim) -> RoundState:
     return state
 
 
+def parts(claim: Claim) -> list[Received]:
+    """What the round has received, ascending."""
+    _, received = claim.progress()
+    return [received[m] for m in sorted(received)]
+
+
 def fill(join: Join, claim: Claim, worker: str = "filler") -> None:
     """The whole round, by one worker."""
     member, token = join(worker), current(claim).token
@@ -60,12 +66,14 @@ def fill(join: Join, claim: Claim, worker: str = "filler") -> None:
     assert send(member, token, *grant.micro_batches, nonce=f"{token}") == "accepted"
 
 
-def commit(claim: Claim, token: Token, carried: Sequence[int] = ()) -> bool:
-    """Commit what the round has received."""
-    state, received = claim.progress()
-    assert state is not None
-    event = {"version": token.version}
-    return claim.commit(state, sorted(received), token, b"weights", PLAN.round(token.version, carried), event)
+def commit(claim: Claim, token: Token, carried: Sequence[int] = (), keep: bool = True) -> bool:
+    """Commit what the round has received, and the state with it if that is to be kept."""
+    event, base, counted = {"version": token.version}, current(claim), parts(claim)
+    following = PLAN.round(token.version, carried)
+    done = claim.commit(base, counted, token, b"weights", following, event)
+    if done and keep:
+        claim.store_state(base.token, [part.micro_batch for part in counted], token, b"state")
+    return done
 
 
 def events(store: RoundStore, kind: str) -> list[dict[str, Any]]:

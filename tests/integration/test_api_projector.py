@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from feeding import SECONDS, WORKERS, Feed, token
 from redis import Redis
@@ -15,8 +16,10 @@ from api.services.history import History
 from api.services.jobs import Jobs
 from api.services.projector import Projector
 from api.services.storing import table
-from api.tables import LedgerEntry, Outbox, Submission, VersionRow
+from api.tables import LedgerEntry, Outbox, Submission, VersionRow, WorkerStat
+from computeshare.artifacts import Artifacts
 from computeshare.spec import JobSpec
+from computeshare.types import Token
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=30)  # 1437 samples: 45 micro-batches, 12 rounds an epoch
 
@@ -228,18 +231,75 @@ def test_restore_voids_the_lost_branch_and_goes_on(
     assert [s.voided for s in history.submissions(job, limit=100).items].count(True) == 8
 
 
-def test_restore_completes_the_ledger_that_was_lost_with_the_broker(
-    redis: Redis, feed: Feed, projector: Projector, history: History, jobs: Jobs, job: str
+def brought(feed: Feed, worker: str, *numbers: int) -> dict[str, Any]:
+    """The entry of a checkpoint's ledger for the version after the feed's, made of these micro-batches."""
+    done = feed.plan.round(feed.version)
+    base = token(feed.version, feed.incarnation)
+    feed.version += 1
+    about = {"token": token(feed.version, feed.incarnation), "version": feed.version, "base": base, "loss": 0.5}
+    counted = [[m, worker, feed.plan.size(m)] for m in numbers]
+    about |= {"epoch": done.epoch, "sha256": f"{feed.version:064x}", "counted": counted, "seconds": {"step": 0.1}}
+    return {"at": feed.at_ms, "data": about}
+
+
+def save(artifacts: Path, job: str, feed: Feed, ledger: list[dict[str, Any]]) -> None:
+    tensors = {"w": np.zeros(1, np.float32)}
+    saved = Token.parse(token(feed.version, feed.incarnation))
+    Artifacts(artifacts, job).save(saved, tensors, b"", f"{feed.version:064x}", 0, 0, (), ledger)
+
+
+def test_restore_reads_from_the_checkpoint_what_was_lost_with_the_broker(
+    redis: Redis, feed: Feed, database: Database, history: History, jobs: Jobs, job: str, tmp_path: Path
 ) -> None:
+    projector = Projector(database, tmp_path)
     feed.open()
+    feed.join()
+    feed.join(WORKERS[1], session="s2")
     feed.commit()
     projector.step(redis)
-    feed.open(version=3, incarnation=2, restored=True)  # versions 2 and 3 were saved, their events never came
+    lost = [brought(feed, WORKERS[1], 4, 6, 7), brought(feed, WORKERS[0], 5, 8, 9, 10, 11)]  # 5 was carried over
+    save(tmp_path, job, feed, lost)
+    feed.open(version=3, incarnation=2, restored=True)
     feed.commit()
     projector.step(redis)
     epoch = history.ledger(job).epochs[0]
     assert (jobs.show(job).version, epoch.samples, epoch.counted, epoch.missing) == (4, 512, 512, 0)
-    assert "recovered" in [event.type for event in history.timeline(job)]
+    ledger = {row.micro_batch: (row.version, row.worker) for row in rows(database, LedgerEntry)}
+    assert ledger[5] == (3, WORKERS[0]) and ledger[6] == (2, WORKERS[1])
+    assert {row.worker: row.samples for row in rows(database, WorkerStat)} == {WORKERS[0]: 13 * 32, WORKERS[1]: 96}
+    assert [p.value for p in history.metrics(job).train_loss] == [1.0, 0.5, 0.5, 1.0]
+    recovered = [event for event in history.timeline(job) if event.type == "recovered"]
+    assert [event.data for event in recovered] == [{"version": 3, "micro_batches": 8}]
+
+
+def test_restore_takes_nothing_twice_and_nothing_of_a_branch_that_was_lost(
+    redis: Redis, feed: Feed, database: Database, history: History, job: str, tmp_path: Path
+) -> None:
+    projector = Projector(database, tmp_path)
+    feed.open()
+    feed.commit()
+    feed.commit()
+    projector.step(redis)
+    feed.version = 0
+    known = [brought(feed, WORKERS[0], *range(4)), brought(feed, WORKERS[0], *range(4, 8))]
+    save(tmp_path, job, feed, known)
+    other = brought(feed, WORKERS[0], 8, 9)  # a version 3 that no checkpoint in use was made after
+    other["data"]["token"] = "1.3." + "f" * 16
+    feed.version = 4
+    save(tmp_path, job, feed, [other, {"at": "soon", "data": other["data"]}])
+    feed.open(version=2, incarnation=2, restored=True)
+    projector.step(redis)
+    epoch = history.ledger(job).epochs[0]
+    assert (epoch.samples, epoch.counted, epoch.missing) == (256, 256, 0)
+    assert not [event for event in history.timeline(job) if event.type == "recovered"]
+
+
+def test_restore_shows_what_nothing_tells_of_as_missing(
+    redis: Redis, feed: Feed, database: Database, history: History, job: str, tmp_path: Path
+) -> None:
+    feed.open(version=2, incarnation=2, restored=True)
+    Projector(database, tmp_path).step(redis)
+    assert history.ledger(job).epochs[0].missing == 256
 
 
 def test_restart_from_nothing_voids_everything(
@@ -415,6 +475,7 @@ VALID: dict[str, dict[str, Any]] = {
     "left": {"worker": "w", "session": "s", "reason": "r", "freed": [1]},
     "banned": {"worker": "w", "session": "s", "strikes": 5, "reason": "r"},
     "reassigned": {"version": 1, "micro_batch": 1, **LEASE},
+    "closed": {"version": 1, "received": 3, "total": 4},
     "refused": {"worker": "w", "nonce": "n", "micro_batch": 1, "reason": "r"},
     "checkpoint": {"token": token(1), "sha256": "a", "bytes": 1},
     "scored": {"token": token(1), "loss": 1.0, "accuracy": 0.5, "samples": 1},

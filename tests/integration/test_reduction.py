@@ -1,5 +1,6 @@
 """A reducer's job on a real broker: the same bits whoever computes, whoever dies, wherever it starts again."""
 
+import json
 import re
 import threading
 import uuid
@@ -14,6 +15,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 
 from bench import plain
+from computeshare import gathering
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
@@ -352,3 +354,252 @@ def test_a_lossy_downlink_publishes_what_workers_hold_and_steps_on_full_precisio
     assert job.reducer.advance()
     assert job.reducer.current is not None
     assert np.array_equal(job.reducer.current.master, current.master)
+
+
+# A quorum
+
+
+def quorum_job(start: Callable[..., Job], **changes: Any) -> tuple[Job, Hand, Hand]:
+    """A job that closes a round with half of it, two rounds of which are done; and a quick and a slow hand."""
+    values = {"strategy": {"quorum": 0.5}, "micro_batches_per_round": 4, "checkpoint_every": 100}
+    job = start(**values | {"rounds": 8, **changes})
+    quick, slow = job.hand("quick"), job.hand("slow")
+    for _ in range(2):  # eight arrivals make a deadline
+        job.round(quick, slow)
+    return job, quick, slow
+
+
+def half_round(job: Job, quick: Hand, slow: Hand) -> tuple[Grant, Grant]:
+    """Only the quick one sends what it leased; the deadline passes, and the round is reduced."""
+    grants = slow.pull(), quick.pull()
+    assert quick.send(grants[1]) == "accepted"
+    job.redis.hincrby(job.store.keys.round(), "opened", -60_000)
+    job.reducer.advance()
+    return grants
+
+
+def counted(job: Job) -> list[list[int]]:
+    """What each version counted, by the events."""
+    events: Any = job.redis.xrange(job.store.keys.events())
+    versions = [json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"version"]
+    return [[m for m, _, _ in version["counted"]] for version in versions]
+
+
+def test_a_round_goes_on_without_what_is_late_and_an_epoch_still_counts_everything_once(
+    start: Callable[..., Job],
+) -> None:
+    job, quick, slow = quorum_job(start, micro_batch=64, epochs=2, rounds=None)  # 23 micro-batches: six rounds
+    late, sent = half_round(job, quick, slow)
+    state = job.store.read()
+    assert state is not None and (state.version, state.carried) == (3, late.micro_batches)
+    assert slow.send(late) == "stale"
+    while (state := job.store.read()) and state.status == "running":
+        job.round(quick)
+    job.reducer.close()
+    lists = counted(job)
+    assert len(lists) == 12 and sorted(m for numbers in lists for m in numbers) == list(range(46))
+    assert lists[2] == list(sent.micro_batches) and set(late.micro_batches) < set(lists[3])
+
+
+def test_before_its_deadline_a_round_waits_and_says_how_long(start: Callable[..., Job]) -> None:
+    job, quick, slow = quorum_job(start)
+    job.redis.hset(job.store.keys.round(), "deadline", 100_000)
+    slow.pull()
+    assert quick.send(quick.pull()) == "accepted"
+    assert job.reducer.advance()
+    state = job.store.read()
+    assert state is not None and (state.version, state.closed) == (2, False)
+    assert job.reducer.look_again_s == 0.25
+    job.redis.hset(job.store.keys.round(), "deadline", 1)
+    assert job.reducer.advance()
+    assert (state := job.store.read()) and state.version == 3
+
+
+def test_an_epochs_last_round_waits_for_everything(start: Callable[..., Job]) -> None:
+    job, quick, slow = quorum_job(start, rounds=3)  # the job's last
+    slow.pull()
+    quick.send(quick.pull())
+    job.redis.hincrby(job.store.keys.round(), "opened", -60_000)
+    assert job.reducer.advance()
+    assert (state := job.store.read()) and (state.version, state.closed) == (2, False)
+
+
+def test_one_who_takes_over_a_closed_round_reduces_exactly_that(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, quick, slow = quorum_job(start)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobReducer, "_reduce", lambda *_: None)  # dies just after it has closed the round
+        late, sent = half_round(job, quick, slow)
+    assert (state := job.store.read()) and state.closed
+    assert slow.send(late) == "lease_lost"
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    assert counted(job)[-1] == list(sent.micro_batches)
+
+
+def test_one_who_takes_over_after_a_quorum_repeats_the_step_from_its_list(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, quick, slow = quorum_job(start)
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "store_state", lambda *_: None)  # dies just before
+        half_round(job, quick, slow)
+    before = job.reducer.optimizer.dump()
+    assert job.reducer.current is not None
+    job.reducer = job.new_reducer()
+    job.reducer.advance()
+    assert job.reducer.optimizer.dump() == before
+    assert (state := job.store.read()) and state.version == 3
+    assert job.redis.get(job.store.keys.state(str(state.token))) is not None
+
+
+def test_what_was_carried_comes_first_after_a_restore(start: Callable[..., Job]) -> None:
+    job, quick, slow = quorum_job(start, checkpoint_every=3)
+    late, _ = half_round(job, quick, slow)
+    job.reducer.close()
+    token = Artifacts(job.root, job.job_id).tokens()[-1]
+    assert Artifacts(job.root, job.job_id).manifest(token).carried == late.micro_batches
+    job.store.purge()
+    job.store.publish(job.spec.model_dump_json())
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    another = job.hand("another")
+    assert another.pull().micro_batches[: len(late.micro_batches)] == late.micro_batches
+
+
+# A broker that goes back
+
+
+def test_a_broker_that_went_back_behind_the_last_checkpoint_is_led_on_from_it(start: Callable[..., Job]) -> None:
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    for _ in range(2):
+        job.round(hand)
+    names = list(job.redis.scan_iter(job.store.keys.pattern()))
+    held = [(name, job.redis.dump(name)) for name in names]
+    for _ in range(2):
+        job.round(hand)  # version 3 is a checkpoint
+    job.reducer.close()
+    job.store.purge()
+    for name, value in held:
+        job.redis.restore(name, 0, value)
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    state = job.store.read()
+    assert state is not None and (state.token.incarnation, state.version) == (2, 3)
+    left = [name for name in job.redis.scan_iter(job.store.keys.pattern()) if b":1.2." in name or b":1.1." in name]
+    assert left == []
+    assert job.finish(job.hand("another")) == expected
+
+
+# What checkpoints tell
+
+
+def test_a_checkpoint_tells_of_the_versions_that_nobody_has_stored_yet(start: Callable[..., Job]) -> None:
+    job = start(rounds=12)
+    hand = job.hand("solo")
+    for _ in range(3):
+        job.round(hand)
+    for entry, _ in job.redis.xrange(job.store.keys.events()):  # type: ignore[union-attr]
+        job.redis.xdel(job.store.keys.events(), entry)  # stored
+    for _ in range(3):
+        job.round(hand)
+    job.reducer.close()
+    artifacts = Artifacts(job.root, job.job_id)
+    told = {token.version: [e["data"]["version"] for e in artifacts.ledger(token)] for token in artifacts.tokens()}
+    assert told == {3: [1, 2, 3], 6: [4, 5, 6]}
+    last = artifacts.ledger(artifacts.tokens()[-1])[-1]["data"]
+    assert [(worker, samples) for _, worker, samples in last["counted"]] == [("solo", 16)] * 4
+
+
+def test_a_checkpoint_passes_on_what_the_one_before_a_restore_told(start: Callable[..., Job]) -> None:
+    """The control plane is away all the time, and the broker is lost twice."""
+    job = start(rounds=12)
+    for restored in (0, 3, 6):
+        if restored:
+            job.reducer.close()
+            job.store.purge()
+            job.store.publish(job.spec.model_dump_json())
+            job.reducer = job.new_reducer()
+            assert job.reducer.advance()
+        hand = job.hand("solo")
+        for _ in range(4):
+            job.round(hand)
+    job.reducer.close()
+    artifacts = Artifacts(job.root, job.job_id)
+    token = artifacts.tokens()[-1]
+    assert token.version == 9
+    assert [entry["data"]["version"] for entry in artifacts.ledger(token)] == list(range(1, 10))
+
+
+# What is refused before it costs anything
+
+
+def test_an_oversized_blob_is_refused_without_being_read(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start()
+    liar, honest = job.hand("liar"), job.hand("honest")
+    grants = liar.pull(), honest.pull()
+    liar.send(grants[0], lambda blob: blob + bytes(1 << 20))
+    honest.send(grants[1])
+    read: list[int] = []
+    updates = Claim.updates
+
+    def note(self: Claim, token: Any, numbers: Any) -> Any:
+        read.extend(numbers)
+        return updates(self, token, numbers)
+
+    monkeypatch.setattr(Claim, "updates", note)
+    assert job.reducer.advance()
+    assert sorted(read) == list(grants[1].micro_batches)
+    assert job.redis.hget(job.store.keys.strikes(), "liar") == b"1"
+
+
+def test_a_blob_that_the_broker_lost_is_computed_again_and_nobodys_strike(start: Callable[..., Job]) -> None:
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    grant = hand.pull()
+    hand.send(grant)
+    job.redis.delete(job.store.keys.update(grant.token, grant.micro_batches[1]))
+    assert job.reducer.advance()
+    assert not job.redis.exists(job.store.keys.strikes())
+    assert (state := job.store.read()) and state.version == 0
+    assert job.finish(hand) == expected
+
+
+def test_updates_are_read_in_pieces_and_give_the_same_bits(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    monkeypatch.setattr(gathering, "PIECE_BYTES", 1)
+    sizes: list[int] = []
+    updates = Claim.updates
+
+    def note(self: Claim, token: Any, numbers: Any) -> Any:
+        sizes.append(len(numbers))
+        return updates(self, token, numbers)
+
+    monkeypatch.setattr(Claim, "updates", note)
+    assert job.finish(job.hand("solo")) == expected
+    assert set(sizes) == {1}
+
+
+def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: Callable[..., Job]) -> None:
+    job = start()
+    hand = job.hand("solo")
+    grant = hand.pull()
+    updates = []
+    for m in grant.micro_batches:
+        update = hand.replica.compute(m)
+        updates.append((m, encode_update(hand.up, update.vector, update.buffers), update.loss))
+    report = {"samples": 10**6, "counted": [[m, "solo", 10**6] for m in grant.micro_batches]}
+    assert hand.member.submit(grant.token, "n", updates, report).outcome == "accepted"
+    job.reducer.advance()
+    events: Any = job.redis.xrange(job.store.keys.events())
+    version = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"version")
+    assert {samples for _, _, samples in version["counted"]} == {16}

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from opening import ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, send
+from opening import ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, parts, send
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -348,9 +348,10 @@ def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, claim: Cl
     assert state is not None and claim.renew(0)
     other = Claim(redis, claim.job_id, "other")
     assert other.claim("host", 2, 60_000)
-    assert not claim.commit(state, range(4), TWO, b"late", PLAN.round(1), {})  # fenced, though the token still matches
-    assert other.commit(state, range(4), ONE, b"weights", PLAN.round(1), {})
-    assert not other.commit(state, range(4), TWO, b"again", PLAN.round(1), {})  # the token has moved on
+    counted = parts(claim)
+    assert not claim.commit(state, counted, TWO, b"late", PLAN.round(1), {})  # fenced, though the token still matches
+    assert other.commit(state, parts(claim), ONE, b"weights", PLAN.round(1), {})
+    assert not other.commit(state, counted, TWO, b"again", PLAN.round(1), {})  # the token has moved on
     assert claim.load(claim.keys.weights(str(ONE))) == b"weights"
     assert len(events(claim, "version")) == 1
 
@@ -365,7 +366,7 @@ def test_the_version_before_stays_readable_and_the_one_before_that_goes(claim: C
 
 def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, join: Join) -> None:
     fill(join, claim)
-    assert commit(claim, ONE)
+    assert commit(claim, ONE, keep=False)
     assert claim.updates(ZERO, range(4)) == [b"update"] * 4
     claim.store_state(ZERO, range(4), ONE, b"state 1")
     assert claim.updates(ZERO, range(4)) == [None] * 4
@@ -375,7 +376,7 @@ def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, jo
 
 def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) -> None:
     fill(join, claim)
-    assert commit(claim, ONE)
+    assert commit(claim, ONE, keep=False)
     assert claim.renew(0)
     other = Claim(redis, claim.job_id, "other")
     assert other.claim("host", 2, 60_000)
@@ -389,7 +390,7 @@ def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) 
 def test_the_last_commit_ends_the_rounds(claim: Claim, join: Join) -> None:
     fill(join, claim)
     state, _ = claim.progress()
-    assert state is not None and claim.commit(state, range(4), ONE, b"w", Round(1, 0, 4, 0, 0), {})
+    assert state is not None and claim.commit(state, parts(claim), ONE, b"w", Round(1, 0, 4, 0, 0), {})
     assert join_status(claim) == "finished"
     assert Member(claim.redis, claim.job_id, "filler", "session of filler").lease(str(ONE)).answer == "finished"
 

@@ -74,7 +74,7 @@ def test_the_ledger_names_the_worker_that_submitted(claim: Claim, join: Join) ->
     member.submit(str(ZERO), "n", [(0, b"update", 0.25), (1, b"longer update", float("nan"))], {"worker": "b"})
     received = claim.progress()[1]
     assert {(part.worker, part.session, part.nonce) for part in received.values()} == {("a", member.session, "n")}
-    assert (received[0].loss, received[0].bytes, received[1].bytes) == (0.25, 6, 13)
+    assert (received[0].loss, received[0].size, received[1].size) == (0.25, 6, 13)
     assert received[1].loss != received[1].loss
 
 

@@ -1,6 +1,6 @@
 """Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
 
-from opening import ONE, PLAN, ZERO, Join, age, commit, events, free, late, send
+from opening import ONE, PLAN, ZERO, Join, age, commit, events, free, late, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
@@ -24,7 +24,7 @@ def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Cla
     send(member, ZERO, 0, 1, 2, 3)
     kept = [k.weights(str(ZERO)), k.state(str(ZERO)), *(k.update(str(ZERO), m) for m in range(4))]
     assert [redis.ttl(key) for key in kept] == [-1] * 6
-    assert commit(claim, ONE)
+    assert commit(claim, ONE, keep=False)
     claim.store_state(ZERO, range(4), ONE, b"state 1")
     assert [redis.ttl(key) for key in (k.weights(str(ONE)), k.state(str(ONE)))] == [-1, -1]
 
@@ -32,11 +32,14 @@ def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Cla
 def test_a_commit_clears_everything_that_belonged_to_the_round(redis: Redis, claim: Claim, join: Join) -> None:
     k = claim.keys
     state = claim.read()
-    for name in (k.leases(), k.backups(), k.received(), k.suspects()):
+    member = join("a")
+    member.lease(str(ZERO))
+    assert send(member, ZERO, 0) == "accepted"
+    for name in (k.leases(), k.backups(), k.suspects()):
         redis.hset(name, "0", "left over")
     redis.rpush(k.free(), "0")
     redis.rpush(k.full(), str(ZERO))
-    assert state is not None and claim.commit(state, [0], ONE, b"weights 1", PLAN.round(1), {})
+    assert state is not None and claim.commit(state, parts(claim), ONE, b"weights 1", PLAN.round(1), {})
     names = (k.leases(), k.backups(), k.received(), k.suspects(), k.free(), k.full())
     assert [name for name in names if redis.exists(name)] == []
 

@@ -1,7 +1,9 @@
 """Rounds that close without all of their micro-batches, against a real server."""
 
+from dataclasses import replace
+
 import pytest
-from opening import ONE, PLAN, THREE, TWO, ZERO, Join, commit, current, events, fill, free, late, send
+from opening import ONE, PLAN, THREE, TWO, ZERO, Join, commit, current, events, fill, free, late, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
@@ -104,7 +106,7 @@ def test_a_late_submission_of_what_was_carried_is_stale(claim: Claim, slow: Memb
 
 
 def test_the_list_that_made_a_version_is_kept_for_one_who_takes_over(claim: Claim, slow: Member) -> None:
-    assert claim.close(ZERO, 2) and commit(claim, ONE, carried=(0, 1))
+    assert claim.close(ZERO, 2) and commit(claim, ONE, carried=(0, 1), keep=False)
     assert claim.counted() == (2, 3)
     assert claim.updates(ZERO, [2, 3]) == [b"update"] * 2
     assert claim.store_state(ZERO, claim.counted(), ONE, b"state 1")
@@ -113,11 +115,23 @@ def test_the_list_that_made_a_version_is_kept_for_one_who_takes_over(claim: Clai
 
 def test_a_version_of_updates_that_the_broker_does_not_hold_is_not_committed(claim: Claim, join: Join) -> None:
     fill(join, claim)
-    state, received = claim.progress()
-    assert state is not None
+    state, read = current(claim), parts(claim)
+    entry = claim.redis.hget(claim.keys.received(), "3")
+    assert isinstance(entry, bytes)
     claim.redis.hdel(claim.keys.received(), "3")  # it went back to what it was before
-    assert not claim.commit(state, sorted(received), ONE, b"weights", PLAN.round(1), {})
+    assert not claim.commit(state, read, ONE, b"weights", PLAN.round(1), {})
+    claim.redis.hset(claim.keys.received(), "3", entry.replace(b"1.0.0000", b"another "))  # then another sent it
+    assert not claim.commit(state, read, ONE, b"weights", PLAN.round(1), {})
+    assert not claim.commit(state, read[:3], ONE, b"weights", PLAN.round(1), {})
     assert current(claim).token == ZERO
+    claim.redis.hset(claim.keys.received(), "3", entry)
+    assert claim.commit(state, read, ONE, b"weights", PLAN.round(1), {})
+
+
+def test_a_version_is_not_committed_on_one_whose_state_the_broker_lost(claim: Claim, join: Join) -> None:
+    fill(join, claim)
+    claim.redis.delete(claim.keys.state(str(ZERO)))  # nobody who takes over could repeat the step
+    assert not commit(claim, ONE) and current(claim).token == ZERO
 
 
 def test_a_job_is_restored_with_what_its_checkpoint_carried(redis: Redis, store: RoundStore) -> None:
@@ -133,12 +147,13 @@ def test_a_job_is_restored_with_what_its_checkpoint_carried(redis: Redis, store:
 def test_only_the_active_reducer_gives_up_the_current_round(redis: Redis, claim: Claim, join: Join) -> None:
     k = claim.keys
     join("a").lease(str(ZERO))
+    state = current(claim)
     redis.hset(k.received(), "0", "{}")
-    assert not claim.discard(ONE)
+    assert not claim.discard(replace(state, token=ONE))
     assert claim.renew(0)
     other = Claim(redis, claim.job_id, "other")
     assert other.claim("host", 2, 60_000)
-    assert not claim.discard(ZERO) and claim.read() is not None
-    assert other.discard(ZERO) and other.read() is None
-    assert not redis.exists(k.leases(), k.received())
+    assert not claim.discard(state) and claim.read() is not None
+    assert other.discard(state) and other.read() is None
+    assert not redis.exists(k.leases(), k.received(), k.weights(str(ZERO)), k.state(str(ZERO)))
     assert other.open(THREE, b"w", b"s", PLAN.round(3), {})

@@ -1,153 +1,257 @@
 """What is promised of every schedule: the journal replays the event stream beside the scheduler's own knowledge."""
 
+import copy
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis import Redis
 
 from computeshare.keys import JobKeys
-from computeshare.rounds import Grant, Receipt
+from computeshare.quorum import largest_share
+from computeshare.rounds import Grant, Receipt, Received
 from computeshare.rounds.claim import BANNING_STRIKES
+from computeshare.sampling import Round
 from computeshare.types import Token
-from tests.simulation.model import Weights, following, update
+from tests.simulation.model import ROUNDS, Version, Weights, following, update, waits_for_all
+
+
+@dataclass
+class Held:
+    """What the broker must hold at a moment; it goes with it, and comes back with it."""
+
+    token: Token | None = None
+    carried: tuple[int, ...] = ()
+    closed: bool = False
+    received: dict[int, Received] = field(default_factory=dict)
+    granted: set[tuple[str, str, int]] = field(default_factory=set)  # session, token, micro-batch
+    sessions: dict[str, str] = field(default_factory=dict)
+    banned: set[str] = field(default_factory=set)
+    strikes: dict[str, int] = field(default_factory=dict)
+    struck: set[str] = field(default_factory=set)  # nonces
+    answered: set[str] = field(default_factory=set)
+    claimed_by: bytes | None = None
+    fence: int = 0
+
+    @property
+    def round(self) -> Round:
+        assert self.token is not None
+        return following(self.token.version, self.carried)
 
 
 class Journal:
     """Knows what each answer must have been; every violation is an AssertionError that says which promise broke."""
 
-    def __init__(self, redis: Redis, keys: JobKeys) -> None:
-        self.redis, self.keys = redis, keys
+    def __init__(self, redis: Redis, keys: JobKeys, sharers: int = 0) -> None:
+        self.redis, self.keys, self.sharers = redis, keys, sharers
         self.history: dict[str, Weights] = {}  # every version ever published, by its token
-        self.fence = 0
+        self.made: dict[str, tuple[Token | None, tuple[int, ...]]] = {}  # by its token: base, what was counted
+        self.highest_fence = 0
         self.forget()
 
     def forget(self) -> None:
         """The broker lost everything; what was published before can no longer be current."""
-        self.token: Token | None = None
-        self.received: dict[int, str] = {}  # micro-batch of the current round to the worker it was counted from
-        self.granted: set[tuple[str, str, int]] = set()  # session, token, micro-batch
-        self.sessions: dict[str, str] = {}
-        self.banned: set[str] = set()
-        self.answered: set[str] = set()
-        self.claimed_by: bytes | None = None
-        self.stored_fence = 0  # what the broker remembers; `fence` is the highest there ever was
+        self.held = Held()
         self.last_id = "-"
+
+    def remember(self) -> Held:
+        """What the broker holds now, to go back to."""
+        return copy.deepcopy(self.held)
+
+    def go_back(self, held: Held) -> None:
+        """The broker went back to an earlier state of its keys."""
+        self.held = copy.deepcopy(held)
+        self.last_id = "-"
+        self.drain()
 
     # What reducers did
 
     def claimed(self, fence: int, holder: bytes | None) -> None:
         if fence:
-            assert fence > self.fence, f"fence {fence} was given after {self.fence}"
-            assert self.claimed_by is None, f"claimed while {self.claimed_by!r} is active"
-            self.fence = self.stored_fence = fence
-            self.claimed_by = holder
+            assert fence > self.highest_fence, f"fence {fence} was given after {self.highest_fence}"
+            assert self.held.claimed_by is None, f"claimed while {self.held.claimed_by!r} is active"
+            self.highest_fence = self.held.fence = fence
+            self.held.claimed_by = holder
         else:
-            assert self.claimed_by is not None, "a job without an active reducer could not be claimed"
+            assert self.held.claimed_by is not None, "a job without an active reducer could not be claimed"
 
     def lapsed(self) -> None:
-        self.claimed_by = None
+        self.held.claimed_by = None
 
-    def opened(self, done: bool, fence: int, token: Token, weights: Weights) -> None:
-        assert done == (self.token is None and fence == self.stored_fence), (
-            f"opening {token} under fence {fence}: {done}"
-        )
+    def opened(self, done: bool, fence: int, version: Version, restored: Token | None) -> None:
+        token = version.token
+        assert done == (self.held.token is None and fence == self.held.fence), f"opening {token} under {fence}: {done}"
         if done:
             assert str(token) not in self.history, f"{token} was published before"
-            self.history[str(token)] = weights
-            self.token = token
-            self.received.clear()
+            self._publish(version, restored, ())
 
-    def committed(self, done: bool, fence: int, base: Token, token: Token, weights: Weights) -> None:
-        expected = self.token == base and fence == self.fence
-        assert done == expected, f"commit of {token} on {base} under {fence}: {done}, current {self.token}/{self.fence}"
+    def discarded(self, done: bool, fence: int, token: Token) -> None:
+        assert done == self._may(fence, token), f"giving up {token} under fence {fence}: {done}"
+        if done:
+            held = self.held
+            self.held = Held(sessions=held.sessions, banned=held.banned, strikes=held.strikes, struck=held.struck)
+            self.held.answered, self.held.claimed_by, self.held.fence = held.answered, held.claimed_by, held.fence
+
+    def closed_early(self, done: bool, fence: int, token: Token, enough: int) -> None:
+        held = self.held
+        expected = self._may(fence, token) and not held.closed and len(held.received) >= enough
+        assert done == expected, f"closing {token} with {len(held.received)} of {enough} under fence {fence}: {done}"
+        if done:
+            assert not waits_for_all(token.version), f"the round of {token} closed early"
+            held.closed = True
+
+    def committed(self, done: bool, fence: int, base: Token, version: Version, parts: Sequence[Received]) -> None:
+        held, token = self.held, version.token
+        numbers = [part.micro_batch for part in parts]
+        expected = self._may(fence, base) and held.received == {part.micro_batch: part for part in parts}
+        expected = expected and bool(self.redis.exists(self.keys.state(str(base))))
+        assert done == expected, f"commit of {token} on {base} under {fence}: {done}, current {held.token}/{held.fence}"
         if not done:
             return
-        planned = following(base.version)
-        numbers = range(planned.first, planned.first + planned.count)
-        assert sorted(self.received) == list(numbers), f"{token} counted {sorted(self.received)}, not {list(numbers)}"
+        missing = tuple(m for m in held.round.micro_batches if m not in numbers)
+        assert set(numbers) <= set(held.round.micro_batches), f"{token} counted {numbers} of {held.round}"
+        assert held.closed or not missing, f"{token} was made without {missing}, though its round was not closed"
+        assert version.carried == missing, f"{token} carries {version.carried}, not {missing}"
         right = self.history[str(base)].step([update(str(base), m) for m in numbers])
-        assert weights == right, f"{token} is no function of {base} and its round"
-        self._check_event(base, token, weights)
-        self.history[str(token)] = weights
-        self.token = token
-        self.received.clear()
+        assert version.weights == right, f"{token} is no function of {base} and its round"
+        self._check_event(base, version)
+        self._publish(version, base, tuple(numbers))
 
-    def refused(self, done: bool, fence: int, token: Token, micro_batch: int) -> None:
-        expected = self.token == token and fence == self.fence and micro_batch in self.received
-        assert done == expected, f"refusing {micro_batch} of {token} under fence {fence}: {done}"
+    def refused(self, done: bool, fence: int, token: Token, part: Received, fault: str) -> None:
+        held = self.held
+        expected = self._may(fence, token) and held.received.get(part.micro_batch) == part
+        assert done == expected, f"refusing {part} of {token} under fence {fence}: {done}"
+        banned = [data for kind, data in self.drain() if kind == "banned"]
+        if not done:
+            assert not banned
+            return
+        del held.received[part.micro_batch]
+        held.closed = False
+        due = False
+        if fault == "damaged" and part.nonce not in held.struck:
+            held.struck.add(part.nonce)
+            strikes = held.strikes[part.worker] = held.strikes.get(part.worker, 0) + 1
+            due = strikes >= BANNING_STRIKES and part.worker not in held.banned
+        assert [data["worker"] for data in banned] == ([part.worker] if due else []), f"{banned} for {held.strikes}"
+        if due:
+            held.banned.add(part.worker)
+            self.left(part.worker)
+
+    def pardoned(self, done: bool, worker: str) -> None:
+        assert done == (worker in self.held.banned)
         if done:
-            del self.received[micro_batch]
-        for kind, data in self.drain():
-            if kind == "banned":
-                assert done and data["strikes"] >= BANNING_STRIKES, f"banned after {data['strikes']} strikes"
-                self.banned.add(data["worker"])
-                self.left(data["worker"])
+            self.held.banned.discard(worker)
+            self.held.strikes.pop(worker, None)
 
-    def _check_event(self, base: Token, token: Token, weights: Weights) -> None:
+    def check_end(self) -> Token:
+        """The last version is there, and each sample counted once on the way to it, whatever was restored meanwhile."""
+        token = self.held.token
+        assert token is not None and token.version == ROUNDS, f"finished at {token}"
+        counted: list[int] = []
+        step: Token | None = token
+        while step is not None:
+            step, numbers = self.made[str(step)]
+            counted += numbers
+        rounds = [following(version) for version in range(ROUNDS)]
+        assert sorted(counted) == [m for one in rounds for m in one.micro_batches], f"the branch counted {counted}"
+        return token
+
+    def _may(self, fence: int, token: Token) -> bool:
+        return self.held.token == token and fence == self.held.fence
+
+    def _publish(self, version: Version, base: Token | None, counted: tuple[int, ...]) -> None:
+        held, token = self.held, version.token
+        assert self.history.setdefault(str(token), version.weights) == version.weights
+        self.made[str(token)] = (base, counted)
+        held.token, held.carried, held.closed = token, version.carried, False
+        held.received.clear()
+        held.granted.clear()
+
+    def _check_event(self, base: Token, version: Version) -> None:
         events = [data for kind, data in self.drain() if kind == "version"]
-        assert len(events) == 1, f"{len(events)} events tell of {token}"
-        assert (events[0]["base"], events[0]["token"]) == (str(base), str(token))
-        assert events[0]["sha256"] == weights.sha256
+        assert len(events) == 1, f"{len(events)} events tell of {version.token}"
+        assert (events[0]["base"], events[0]["token"]) == (str(base), str(version.token))
+        assert events[0]["sha256"] == version.weights.sha256 and tuple(events[0]["carried"]) == version.carried
         counted = {micro_batch: worker for micro_batch, worker, _ in events[0]["counted"]}
-        assert len(events[0]["counted"]) == len(counted) and counted == self.received, f"the ledger of {token}"
+        right = {micro_batch: part.worker for micro_batch, part in self.held.received.items()}
+        assert len(events[0]["counted"]) == len(counted) and counted == right, f"the ledger of {version.token}"
 
     # What workers did
 
     def joined(self, worker: str, session: str) -> None:
-        self.sessions[worker] = session
+        self.held.sessions[worker] = session
 
     def left(self, worker: str) -> None:
-        self.sessions.pop(worker, None)
+        self.held.sessions.pop(worker, None)
 
     def lease_expected(self, worker: str, session: str, token: str) -> str | None:
         """The answer a request for a lease must get, or None if it depends on what is left."""
-        if self.token is None:
+        held = self.held
+        if held.token is None:
             return "gone"
-        if following(self.token.version).count == 0:
+        if held.round.count == 0:
             return "finished"
-        if self.sessions.get(worker) != session:
-            return "fenced"
-        return "stale" if token != str(self.token) else None
+        if held.sessions.get(worker) != session:
+            return "banned" if worker in held.banned else "fenced"
+        if token != str(held.token):
+            return "stale"
+        return "wait" if held.closed else None
 
-    def leased(self, session: str, grant: Grant) -> None:
-        assert grant.answer in ("leased", "wait") and self.token is not None
-        planned = following(self.token.version)
-        numbers = range(planned.first, planned.first + planned.count)
+    def leased(self, worker: str, session: str, grant: Grant) -> None:
+        held = self.held
+        assert grant.answer in ("leased", "wait") and held.token is not None
         assert len(set(grant.micro_batches)) == len(grant.micro_batches), f"leased twice in {grant}"
+        begun = {micro_batch for _, token, micro_batch in held.granted if token == grant.token}
         for micro_batch in grant.micro_batches:
-            assert micro_batch in numbers, f"{micro_batch} is not in the round of {grant.token}"
-            assert micro_batch not in self.received, f"{micro_batch} was leased though it has been received"
-            self.granted.add((session, grant.token, micro_batch))
+            assert micro_batch in held.round.micro_batches, f"{micro_batch} is not in the round of {grant.token}"
+            assert micro_batch not in held.received, f"{micro_batch} was leased though it has been received"
+            held.granted.add((session, grant.token, micro_batch))
+        fresh = set(grant.micro_batches) - begun - set(held.carried)
+        left_over = set(held.carried) - begun - set(grant.micro_batches)
+        assert not (fresh and left_over), f"{fresh} were leased before {left_over}, which were carried over"
+        mine = sum(part.worker == worker for part in held.received.values()) + len(grant.micro_batches)
+        assert not grant.micro_batches or mine <= self._share(), f"{worker} may make {mine} of {held.round}"
         for kind, data in self.drain():
             if kind == "reassigned":
                 assert data["micro_batch"] in grant.micro_batches
                 assert data["backup"] or data["after_ms"] >= 2000, f"taken before it ran out: {data}"
 
+    def _share(self) -> int:
+        total = self.held.round.total
+        return largest_share(total, self.sharers) if self.sharers else total
+
     def submitted(
         self, worker: str, session: str, nonce: str, token: str, numbers: list[int], receipt: Receipt
     ) -> None:
-        outcome = receipt.outcome
-        if self.token is None:
+        held, outcome = self.held, receipt.outcome
+        if held.token is None:
             assert outcome == "gone", f"{outcome} for a job that is not open"
             return
         counted = self._counted(nonce, outcome)
-        if nonce in self.answered:
+        if nonce in held.answered:
             assert outcome == "duplicate", f"{outcome} for a nonce that was answered"
-        elif self.sessions.get(worker) != session:
+        elif held.sessions.get(worker) != session:
             assert outcome == "fenced", f"{outcome} for a session that is not the newest"
-        elif token != str(self.token) or following(self.token.version).count == 0:
-            assert outcome == "stale", f"{outcome} on {token} while {self.token} is current"
+        elif token != str(held.token) or held.round.count == 0:
+            assert outcome == "stale", f"{outcome} on {token} while {held.token} is current"
         else:
             assert outcome in ("accepted", "duplicate", "lease_lost"), outcome
+            assert outcome != "accepted" or not held.closed, f"{numbers} was taken by a closed round"
             if outcome == "duplicate":
-                assert set(numbers) & set(self.received), "called a duplicate of nothing"
-        self.answered.add(nonce)
+                assert set(numbers) & set(held.received), "called a duplicate of nothing"
+        held.answered.add(nonce)
         assert bool(counted) == (outcome == "accepted"), f"{outcome} counted {counted}"
+        stored: Any = self.redis.hgetall(self.keys.received()) if counted else {}
         for micro_batch in counted:
             assert micro_batch in numbers, f"{micro_batch} was counted without being sent"
-            assert micro_batch not in self.received, f"{micro_batch} was counted twice"
-            assert (session, token, micro_batch) in self.granted, f"{micro_batch} was counted without a lease"
-            self.received[micro_batch] = worker
+            assert micro_batch not in held.received, f"{micro_batch} was counted twice"
+            assert (session, token, micro_batch) in held.granted, f"{micro_batch} was counted without a lease"
+            entry = stored[str(micro_batch).encode()]
+            part = held.received[micro_batch] = Received(micro_batch, **json.loads(entry), entry=entry)
+            assert (part.worker, part.session, part.nonce) == (worker, session, nonce)
+        mine = sum(part.worker == worker for part in held.received.values())
+        assert not counted or mine <= self._share(), f"{worker} made {mine} of {held.round}"
 
     def _counted(self, nonce: str, outcome: str) -> list[int]:
         events = [data for kind, data in self.drain() if kind == "submission"]

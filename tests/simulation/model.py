@@ -43,10 +43,24 @@ class Weights:
 INITIAL = Weights(b"weights 0", b"state 0")
 
 
-def following(version: int) -> Round:
+def following(version: int, carried: Sequence[int] = ()) -> Round:
     """The round from `version`; without micro-batches after the last one."""
-    planned = PLAN.round(version)
+    planned = PLAN.round(version, carried)
     return planned if version < ROUNDS else Round(version, planned.epoch, planned.first, 0, 0)
+
+
+def waits_for_all(version: int) -> bool:
+    """Whether the round from `version` may not close early."""
+    return PLAN.ends_epoch(version) or version + 1 == ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version in a reducer's hands: its weights, and what is carried into the round that starts from it."""
+
+    token: Token
+    weights: Weights
+    carried: tuple[int, ...] = ()
 
 
 @dataclass
@@ -54,15 +68,13 @@ class Disk:
     """What survives the loss of the broker: checkpoints, and the count of incarnations."""
 
     incarnation: int = 0
-    checkpoints: dict[Token, Weights] = field(default_factory=dict)
+    checkpoints: dict[Token, Version] = field(default_factory=dict)
 
     def next_incarnation(self) -> int:
         self.incarnation += 1
         return self.incarnation
 
-    def newest(self) -> tuple[int, Weights]:
-        """The version to restore, and what it holds; version 0 where nothing was written yet."""
-        if not self.checkpoints:
-            return 0, INITIAL
-        token = max(self.checkpoints, key=lambda token: (token.version, token.incarnation))
-        return token.version, self.checkpoints[token]
+    def newest(self) -> Version | None:
+        """The version to restore; None where nothing was written yet."""
+        newest = max(self.checkpoints, key=lambda token: (token.version, token.incarnation), default=None)
+        return None if newest is None else self.checkpoints[newest]

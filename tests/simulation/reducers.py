@@ -1,31 +1,54 @@
 """A simulated reducer: the steps of the real one, each of which can be its last."""
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redis import Redis
 
+from computeshare.quorum import needed
 from computeshare.rounds import Claim, Received, RoundState
 from computeshare.types import Token
 from tests.simulation.journal import Journal
-from tests.simulation.model import MAGIC, NOT_FINITE, PLAN, Disk, Weights, following
+from tests.simulation.model import INITIAL, MAGIC, NOT_FINITE, PLAN, Disk, Version, Weights, following, waits_for_all
 
 LIFE_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A full round as it was read."""
+    """A full or closed round as it was read."""
 
     base: RoundState
     parts: list[Received]
     blobs: list[bytes | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """A version that was committed, its state not stored yet."""
+
+    base: Token
+    counted: Sequence[int]
+    token: Token
+    weights: Weights
+
+
 class SimReducer:
     """One reducer process; `crash` takes everything it knows."""
 
-    def __init__(self, redis: Redis, job_id: str, name: str, disk: Disk, journal: Journal) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        job_id: str,
+        name: str,
+        disk: Disk,
+        journal: Journal,
+        rng: random.Random,
+        quorum: float = 1.0,
+    ) -> None:
         self.redis, self.job_id, self.name, self.disk, self.journal = redis, job_id, name, disk, journal
+        self.rng, self.quorum = rng, quorum
         self.lives = 0
         self.crash()
 
@@ -33,9 +56,9 @@ class SimReducer:
         self.lives += 1
         self.claim = Claim(self.redis, self.job_id, f"{self.name}-{self.lives}")
         self.holds = False  # what it believes: another may have taken over
-        self.current: tuple[Token, Weights] | None = None
+        self.current: Version | None = None
         self.reading: Reading | None = None
-        self.unsaved: tuple[RoundState, Token, Weights] | None = None
+        self.unsaved: Unsaved | None = None
 
     def take(self) -> str:
         """Claim the job, unless this reducer believes that it holds it."""
@@ -59,44 +82,52 @@ class SimReducer:
         state, parts = self.claim.progress()
         if state is None or self.current is None:
             return self._open() if state is None else self._resume(state)
-        if self.current[0] != state.token:
+        if self.current.token != state.token:
             return self.lose()
-        full = state.count > 0 and len(parts) == state.count
-        return self._read(state, parts) if full else "idle"
+        if state.count and (state.closed or len(parts) == state.total):
+            return self._read(state, parts)
+        return self._close(state)
 
     def checkpoint(self) -> str:
         """Write the version this reducer holds to the disk; a late one may, for what it holds was committed."""
         if self.current and not self.unsaved:
-            self.disk.checkpoints[self.current[0]] = self.current[1]
+            self.disk.checkpoints[self.current.token] = self.current
         return "checkpoint"
 
     def _open(self) -> str:
-        version, weights = self.disk.newest()
+        saved = self.disk.newest()
+        version, weights = (saved.token.version, saved.weights) if saved else (0, INITIAL)
+        carried = saved.carried if saved else ()
         token = weights.token(self.disk.next_incarnation(), version)
         event = {"token": str(token), "version": version, "incarnation": token.incarnation, "sha256": weights.sha256}
-        opened = self.claim.open(token, weights.weights, weights.state, following(version), event)
-        self.journal.opened(opened, self.claim.fence, token, weights)
+        opened = self.claim.open(token, weights.weights, weights.state, following(version, carried), event)
+        current = Version(token, weights, carried)
+        self.journal.opened(opened, self.claim.fence, current, saved.token if saved else None)
         if not opened:
             return self.lose()
-        self.current = (token, weights)
+        self.current = current
         return f"opened {token}"
 
     def _resume(self, state: RoundState) -> str:
         """Take over from what lies in Redis: weights and state, or what the state came from."""
+        saved = self.disk.newest()
+        if saved and saved.token.version > state.version:
+            done = self.claim.discard(state)
+            self.journal.discarded(done, self.claim.fence, state.token)
+            return f"gave up {state.token}: {done}"
         weights = self._load("weights", state.token)
         kept = self.claim.load(self.claim.keys.state(str(state.token)))
         if kept is None:
             assert state.base is not None, "a version without a state has a base"
             base = Weights(self._load("weights", state.base), self._load("state", state.base))
-            planned = following(state.base.version)
-            blobs = self.claim.updates(state.base, range(planned.first, planned.first + planned.count))
+            counted = self.claim.counted()
+            blobs = self.claim.updates(state.base, counted)
             again = base.step([self._whole(blob) for blob in blobs])
             assert again.weights == weights, f"replaying the step to {state.token} gave other bits"
-            before = RoundState("running", state.base, None, planned.first, planned.count)
-            self.current = (state.token, again)
-            self.unsaved = (before, state.token, again)
+            self.current = Version(state.token, again, state.carried)
+            self.unsaved = Unsaved(state.base, counted, state.token, again)
             return f"replayed {state.token}"
-        self.current = (state.token, Weights(weights, kept))
+        self.current = Version(state.token, Weights(weights, kept), state.carried)
         return f"resumed {state.token}"
 
     def _load(self, kind: str, token: Token) -> bytes:
@@ -110,9 +141,17 @@ class SimReducer:
         assert blob is not None and blob.startswith(MAGIC), f"a replay needs a whole update, found {blob!r}"
         return blob
 
+    def _close(self, state: RoundState) -> str:
+        """Let the round close without what is late, as if its deadline had passed."""
+        if self.quorum == 1 or not state.count or waits_for_all(state.version) or self.rng.random() < 0.5:
+            return "idle"
+        enough = needed(state.total, self.quorum)
+        closed = self.claim.close(state.token, enough)
+        self.journal.closed_early(closed, self.claim.fence, state.token, enough)
+        return f"closed with {enough} of {state.total}: {closed}"
+
     def _read(self, state: RoundState, parts: dict[int, Received]) -> str:
-        numbers = range(state.first, state.first + state.count)
-        assert sorted(parts) == list(numbers), f"received {sorted(parts)} in the round of {list(numbers)}"
+        numbers = sorted(parts)
         blobs = self.claim.updates(state.token, numbers)
         assert None not in blobs, f"a counted update of {state.token} is gone: {blobs}"
         self.reading = Reading(state, [parts[m] for m in numbers], blobs)
@@ -124,32 +163,40 @@ class SimReducer:
         read, self.reading = self.reading, None
         bad = [(part, blob) for part, blob in zip(read.parts, read.blobs, strict=True) if not _valid(blob)]
         for part, blob in bad:
-            answer = self.claim.refuse(read.base.token, part, "damaged", not_finite=blob == NOT_FINITE)
-            self.journal.refused(answer != (-1, -1), self.claim.fence, read.base.token, part.micro_batch)
+            fault = "not_finite" if blob == NOT_FINITE else "damaged"
+            answer = self.claim.refuse(read.base.token, part, "bad", fault)  # type: ignore[arg-type]
+            self.journal.refused(answer != (-1, -1), self.claim.fence, read.base.token, part, fault)
         if bad:
             return f"refused {[part.micro_batch for part, _ in bad]}"
-        weights = self.current[1].step([blob for blob in read.blobs if blob is not None])
+        weights = self.current.weights.step([blob for blob in read.blobs if blob is not None])
         token = weights.token(read.base.token.incarnation, read.base.version + 1)
-        counted = [[part.micro_batch, part.worker, PLAN.size(part.micro_batch)] for part in read.parts]
-        event = {"token": str(token), "version": token.version, "base": str(read.base.token)}
-        event |= {"sha256": weights.sha256, "counted": counted}
-        done = self.claim.commit(read.base, token, weights.weights, following(token.version), event)
-        self.journal.committed(done, self.claim.fence, read.base.token, token, weights)
+        counted = [part.micro_batch for part in read.parts]
+        carried = tuple(m for m in read.base.micro_batches if m not in counted)
+        event = {"token": str(token), "version": token.version, "base": str(read.base.token), "carried": carried}
+        event |= {"sha256": weights.sha256, "counted": [[p.micro_batch, p.worker, _size(p)] for p in read.parts]}
+        done = self.claim.commit(
+            read.base, read.parts, token, weights.weights, following(token.version, carried), event
+        )
+        current = Version(token, weights, carried)
+        self.journal.committed(done, self.claim.fence, read.base.token, current, read.parts)
         if not done:
             return self.lose()
-        self.current = (token, weights)
-        self.unsaved = (read.base, token, weights)
-        return f"committed {token}"
+        self.current = current
+        self.unsaved = Unsaved(read.base.token, counted, token, weights)
+        return f"committed {token}, carrying {list(carried)}"
 
     def store(self) -> str:
         """Keep the state that goes with what was committed, however late."""
         if self.unsaved is None:
             return "nothing to store"
-        base, token, weights = self.unsaved
-        self.unsaved = None
-        self.claim.store_state(base, token, weights.state)
-        return f"stored the state of {token}"
+        unsaved, self.unsaved = self.unsaved, None
+        self.claim.store_state(unsaved.base, unsaved.counted, unsaved.token, unsaved.weights.state)
+        return f"stored the state of {unsaved.token}"
 
 
 def _valid(blob: bytes | None) -> bool:
     return blob is not None and blob.startswith(MAGIC)
+
+
+def _size(part: Received) -> int:
+    return PLAN.size(part.micro_batch)

@@ -4,12 +4,13 @@ import random
 import secrets
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from redis import Redis
 
 from computeshare.rounds import RoundStore
 from computeshare.types import Token
-from tests.simulation.journal import Journal
+from tests.simulation.journal import Held, Journal
 from tests.simulation.model import ROUNDS, Disk
 from tests.simulation.reducers import SimReducer
 from tests.simulation.workers import SimWorker
@@ -45,12 +46,17 @@ class Schedule:
         self.rng = random.Random(seed)
         job_id = f"sim-{seed}-{secrets.token_hex(4)}"
         self.store = RoundStore(redis, job_id)
-        self.journal = Journal(redis, self.store.keys)
-        self.disk = Disk()
         count = self.rng.randint(1, 5)
-        self.workers = [SimWorker(redis, job_id, f"w{i}", self.journal, self.rng) for i in range(count)]
-        self.reducers = [SimReducer(redis, job_id, f"r{i}", self.disk, self.journal) for i in range(2)]
+        sharers = 3 if count >= 3 and self.rng.random() < 0.5 else 0
+        quorum = self.rng.choice((0.5, 0.7, 0.9)) if not sharers and self.rng.random() < 0.5 else 1.0
+        self.journal = Journal(redis, self.store.keys, sharers)
+        self.disk = Disk()
+        self.workers = [SimWorker(redis, job_id, f"w{i}", self.journal, self.rng, sharers) for i in range(count)]
+        self.reducers = [
+            SimReducer(redis, job_id, f"r{i}", self.disk, self.journal, self.rng, quorum) for i in range(2)
+        ]
         self.steps: list[str] = []
+        self.saved: tuple[list[Any], Held] | None = None
 
     def run(self) -> None:
         """Raises ScheduleFailed."""
@@ -74,10 +80,10 @@ class Schedule:
                 self._worker_acts(self.rng.choice(self.workers))
             elif actor < 0.88:
                 self._reducer_acts(self.rng.choice(self.reducers))
-            elif actor < 0.99:
+            elif actor < 0.97:
                 self._tell("broker", self._time_passes)
             else:
-                self._tell("broker", self._roll_back)
+                self._tell("broker", self.rng.choice((self._roll_back, self._save, self._go_back, self._go_back)))
 
     def _worker_acts(self, worker: SimWorker) -> None:
         actions: list[tuple[int, Callable[[], str]]] = [
@@ -135,6 +141,29 @@ class Schedule:
         self.store.publish("{}")
         return "the broker lost everything"
 
+    def _save(self) -> str:
+        """The broker's append-only file is written up to here."""
+        names = list(self.redis.scan_iter(self.store.keys.pattern(), count=1000))
+        pipeline = self.redis.pipeline(transaction=True)
+        for name in names:
+            pipeline.dump(name)
+            pipeline.pttl(name)
+        answers = iter(pipeline.execute())
+        self.saved = list(zip(names, answers, answers, strict=True)), self.journal.remember()
+        return "what the broker holds is on disk"
+
+    def _go_back(self) -> str:
+        """The broker is killed and comes back with what its append-only file held."""
+        if self.saved is None:
+            return self._save()
+        entries, held = self.saved
+        self.store.purge()
+        for name, value, life_ms in entries:
+            self.redis.restore(name, max(0, life_ms), value)
+        self.journal.go_back(held)
+        self.store.publish("{}")
+        return "the broker is back as it was before"
+
     def _calm(self) -> None:
         """Nothing fails any more: the promise is progress."""
         self._tell("broker", self._lapse)
@@ -154,8 +183,7 @@ class Schedule:
 
     def _check_end(self) -> None:
         """The last version is what its whole branch makes of the version it was restored from."""
-        token = self.journal.token
-        assert token is not None and token.version == ROUNDS, f"finished at {token}"
+        token = self.journal.check_end()
         keys = self.store.keys
         weights = self.journal.history[str(token)]
         assert self.redis.get(keys.weights(str(token))) == weights.weights, "other weights than were committed"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from computeshare.errors import Fenced, JobGone
+from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.keys import JobKeys
 from computeshare.rounds import Grant, Member, RoundStore
 from tests.simulation.journal import Journal
@@ -26,8 +26,11 @@ class Work:
 class SimWorker:
     """One worker; the sessions it once had stay behind in `asleep` and may send what they computed, late."""
 
-    def __init__(self, redis: Redis, job_id: str, name: str, journal: Journal, rng: random.Random) -> None:
+    def __init__(
+        self, redis: Redis, job_id: str, name: str, journal: Journal, rng: random.Random, sharers: int = 0
+    ) -> None:
         self.redis, self.job_id, self.name, self.journal, self.rng = redis, job_id, name, journal, rng
+        self.sharers = sharers
         self.keys = JobKeys(job_id)
         self.seat = f"{name}-seat-1"
         self.asleep: list[Work] = []
@@ -42,7 +45,7 @@ class SimWorker:
 
     def join(self) -> str:
         """Begin a new session under the seat this worker believes it has."""
-        member = Member(self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}")
+        member = Member(self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}", sharers=self.sharers)
         assigned = self.redis.hget(self.keys.seats(), self.name)
         current = assigned.decode() if isinstance(assigned, bytes) else None
         try:
@@ -52,11 +55,11 @@ class SimWorker:
             assert current is not None
             self.seat = current
             return "fenced: another seat"
-        if self.journal.token is None:
+        if self.journal.held.token is None:
             assert status == "unopened", status
             return status
         assert current in (None, self.seat), f"joined by {self.seat} though the seat is {current} by now"
-        assert (status == "banned") == (status != "finished" and self.name in self.journal.banned), status
+        assert (status == "banned") == (status != "finished" and self.name in self.journal.held.banned), status
         if status == "running":
             self.crash()
             self.member = member
@@ -76,17 +79,19 @@ class SimWorker:
         try:
             grant = self.member.lease(self.token)
         except (Fenced, JobGone) as error:
-            assert expected == ("fenced" if isinstance(error, Fenced) else "gone"), f"{error!r}, expected {expected}"
+            kinds = {Banned: "banned", Fenced: "fenced", JobGone: "gone"}
+            assert expected == kinds[type(error)], f"{error!r}, expected {expected}"
             return self.crash()
         return self._granted(self.member, grant, expected)
 
     def _granted(self, member: Member, grant: Grant, expected: str | None) -> str:
         if expected is None:
-            self.journal.leased(member.session, grant)
+            self.journal.leased(self.name, member.session, grant)
             self.micro_batches = grant.micro_batches or self.micro_batches
         else:
             assert grant.answer == expected, f"{grant.answer}, expected {expected}"
-            self.token, self.micro_batches = grant.token, ()
+            if expected != "wait":  # which is what a closed round answers
+                self.token, self.micro_batches = grant.token, ()
         return f"{grant.answer} {list(grant.micro_batches)}"
 
     def compute(self, honest: bool) -> Work | None:
@@ -153,7 +158,7 @@ class SimWorker:
     def leave(self) -> str:
         if self.member is not None:
             self.member.leave("asked to")
-            if self.journal.sessions.get(self.name) == self.member.session:
+            if self.journal.held.sessions.get(self.name) == self.member.session:
                 self.journal.left(self.name)
         return self.crash()
 
@@ -165,6 +170,5 @@ class SimWorker:
 
     def pardoned(self, store: RoundStore) -> str:
         """Somebody lets this worker join again."""
-        store.lift_ban(self.name)
-        self.journal.banned.discard(self.name)
+        self.journal.pardoned(store.lift_ban(self.name), self.name)
         return "pardoned"

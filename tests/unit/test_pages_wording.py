@@ -69,6 +69,11 @@ NAMES = {"w1": "mac-studio"}
             "mac-studio was banned after 5 refused updates: checksum",
         ),
         (
+            "closed",
+            {"version": 1199, "received": 3, "total": 4},
+            "Version 1,200 goes without 1 late of 4 micro-batches",
+        ),
+        (
             "reassigned",
             {"version": 3, "micro_batch": 1200, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False},
             "Micro-batch 1,200 went from mac-studio to w9 after 3.1 s",

@@ -50,3 +50,16 @@ def test_the_order_is_pinned_so_that_machines_of_other_versions_agree() -> None:
 def test_the_shared_order_cannot_be_changed_by_accident() -> None:
     with pytest.raises(ValueError, match="read-only"):
         permutation(0, 0, 10)[0] = 1
+
+
+@given(plans, st.integers(0, 50))
+def test_only_an_epochs_last_round_ends_it(plan: Plan, version: int) -> None:
+    assert plan.ends_epoch(version) == (plan.round(version + 1).epoch > plan.round(version).epoch)
+    if plan.ends_epoch(version):
+        assert plan.last_round_count == plan.round(version).count
+
+
+def test_a_round_with_carried_micro_batches_holds_them_and_its_own() -> None:
+    carried = Plan(0, 100, 10, 4).round(1, (3, 1))
+    assert (carried.first, carried.count, carried.total, carried.samples) == (4, 4, 6, 60)
+    assert carried.micro_batches == [1, 3, 4, 5, 6, 7]

@@ -119,3 +119,56 @@ def test_the_size_of_a_model_is_judged_at_the_jobs_own_input_and_with_its_optimi
         JobSpec.model_validate(
             {"dataset": "mnist", "model": "resnet101", "input": (3, 32, 32), "optimizer": {"name": "Adam"}}
         )
+
+
+def robust(**changes: Any) -> JobSpec:
+    values = {"dataset": "mnist", "model": "lenet5", "strategy": {"combine": "median"}, "workers": {"min": 3}}
+    return JobSpec.model_validate({**values, "micro_batches_per_round": 6, **changes})
+
+
+def test_workers_share_a_round_where_some_of_them_may_be_bad() -> None:
+    assert robust().sharers == 3
+    assert robust(workers={"min": 2}, micro_batches_per_round=4).sharers == 0  # nobody would be outvoted
+    assert robust(strategy={"combine": "mean"}, micro_batches_per_round=4).sharers == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"micro_batches_per_round": 4}, r"rounds of 4 micro-batches .* a multiple of workers.min \(3\)"),
+        ({"micro_batches_per_round": 8, "workers": {"min": 4}, "strategy": {"combine": "trimmed_mean"}}, None),
+        ({"micro_batches_per_round": 2}, "rounds of 2 micro-batches"),
+        ({"micro_batch": 25}, None),  # 2,400 an epoch: all rounds are whole
+        ({"micro_batch": 30}, "an epoch's last round of 2 .* so that the last round is one, too"),
+        ({"micro_batch": 32, "micro_batches_per_round": 75}, None),
+        ({"micro_batch": 32, "micro_batches_per_round": 1872}, None),  # and three more
+        ({"micro_batch": 32, "micro_batches_per_round": 1874, "workers": {"min": 5, "max": 9}}, "rounds? of 1 micro-"),
+        ({"strategy": {"combine": "median", "quorum": 0.9}}, "whole rounds only: set quorum to 1"),
+        ({"strategy": {"combine": "median", "quorum": 0.9}, "workers": {"min": 2}}, None),
+        ({"micro_batches_per_round": 4096, "model": "simplenet"}, None),
+        (
+            {"micro_batches_per_round": 4095, "model": "mlp", "input": (3, 128, 128)},
+            r"micro_batches_per_round to \d+ or",
+        ),
+    ],
+)
+def test_rounds_that_a_minority_could_sway_are_refused_with_a_way_out(
+    changes: dict[str, Any], says: str | None
+) -> None:
+    if says is None:
+        assert robust(**changes)
+        return
+    with pytest.raises(ValidationError, match=says):
+        robust(**changes)
+
+
+@pytest.mark.parametrize("quorum", [0.49, 1.01, float("nan")])
+def test_a_quorum_is_from_a_half_to_all(quorum: float) -> None:
+    with pytest.raises(ValidationError, match=r"strategy\.quorum"):
+        JobSpec.model_validate({"dataset": "mnist", "model": "mlp", "strategy": {"quorum": quorum}})
+
+
+def test_the_last_round_of_an_epoch_and_of_the_job_wait_for_everything() -> None:
+    values = {"dataset": "digits", "model": "mlp", "strategy": {"quorum": 0.75}, "micro_batch": 64, "rounds": 8}
+    spec = JobSpec.model_validate(values)  # 23 micro-batches an epoch: six rounds
+    assert [spec.quorum_of(version) for version in range(8)] == [0.75] * 5 + [1.0, 0.75, 1.0]

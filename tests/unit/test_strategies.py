@@ -46,6 +46,70 @@ def test_max_norm_clips_each_update_and_keeps_its_direction() -> None:
     assert np.array_equal(sync.combine(SyncStrategy(max_norm=6), [update], [1]), update)
 
 
+HOSTILE = {
+    "sign flipped": lambda update, _: -update,
+    "a thousandfold": lambda update, _: update * np.float32(1000),
+    "replayed": lambda _, other: other,
+    "all zeros": lambda update, _: np.zeros_like(update),
+    "the largest there is": lambda update, _: np.full_like(update, np.finfo(np.float32).max / 8),
+}
+SMALLER = [np.abs(RNG.normal(1, 0.2, size=50)).astype(np.float32) for _ in range(6)]  # agree on the direction
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("combine", ["median", "trimmed_mean"])
+def test_one_hostile_worker_of_three_cannot_leave_the_honest_range(combine: str, what: str) -> None:
+    stale = np.full(50, -5, np.float32)
+    lies = [HOSTILE[what](update, stale) for update in SMALLER[:2]]  # its whole share of six
+    strategy, honest = SyncStrategy.model_validate({"combine": combine}), np.stack(SMALLER[2:])
+    got = sync.combine(strategy, [*lies, *SMALLER[2:]], [32] * 6, workers=3)
+    assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_the_plain_mean_leaves_the_honest_range(what: str) -> None:
+    stale = np.full(50, -5, np.float32)
+    lies = [HOSTILE[what](update, stale) for update in SMALLER[:2]]
+    honest = np.stack(SMALLER[2:])
+    got = sync.combine(SyncStrategy(), [*lies, *SMALLER[2:]], [32] * 6, workers=3)
+    assert not ((got >= honest.min(axis=0)) & (got <= honest.max(axis=0))).all()
+
+
+def test_a_scaled_gradient_weighs_no_more_than_max_norm() -> None:
+    honest = [update / np.linalg.norm(update) for update in UPDATES]
+    lies = [honest[0] * np.float32(1000), *honest[1:]]
+    clipped = sync.combine(SyncStrategy(max_norm=1), lies, [32] * 5)
+    assert clipped == pytest.approx(sync.mean(honest, [32] * 5), abs=1e-6)
+
+
+def test_the_trimmed_mean_leaves_out_as_many_as_may_be_bad() -> None:
+    values = np.float32([[-100], [-90], [1], [2], [3], [4]])
+    strategy = SyncStrategy(combine="trimmed_mean")
+    assert sync.combine(strategy, values, [1] * 6, workers=3) == pytest.approx([1.5])  # two at each end
+    assert sync.combine(strategy, values, [1] * 6, workers=1) == pytest.approx([(-90 + 1 + 2 + 3) / 4])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_the_median_is_numpys_bit_for_bit(count: int) -> None:
+    rows = RNG.normal(size=(count, 1000)).astype(np.float32)
+    expected = np.median(rows, axis=0).astype(np.float32)
+    assert sync.combine(SyncStrategy(combine="median"), list(rows), [1] * count).tobytes() == expected.tobytes()
+
+
+def test_what_is_clipped_or_sorted_is_not_the_callers() -> None:
+    before = [update.copy() for update in UPDATES]
+    for combine in ("median", "trimmed_mean"):
+        sync.combine(SyncStrategy.model_validate({"combine": combine, "max_norm": 0.1}), UPDATES, [3] * 5)
+    assert all(np.array_equal(a, b) for a, b in zip(before, UPDATES, strict=True))
+
+
+def test_a_mean_that_is_added_up_has_the_same_bits() -> None:
+    total = sync.Mean(sum(range(1, 6)))
+    for count, update in enumerate(UPDATES, 1):
+        total.add(update, count)
+    assert total.value.tobytes() == sync.mean(UPDATES, range(1, 6)).tobytes()
+
+
 def test_a_round_without_micro_batches_is_a_bug() -> None:
     with pytest.raises(ValueError, match="at least one"):
         sync.mean([], [])
