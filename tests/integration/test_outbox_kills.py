@@ -10,74 +10,29 @@ import random
 import secrets
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dispatching import online, queued, seats
+from outbox_trial import POINTS, PRELOADED, serve
 from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
-from api.services.dispatcher import Dispatcher
 from api.services.jobs import Jobs
 from api.services.outbox import OUTBOX
 from api.tables import IdempotencyKey, table
 from computeshare import keys
-from computeshare.broker import connect
 from computeshare.keys import JobKeys
-from computeshare.queue import SeatQueue
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
 
 TRIALS, SEED = int(os.environ.get("COMPUTESHARE_KILL_POINTS", "5")), int(os.environ.get("COMPUTESHARE_SEED", "0"))
-KEY = "the-same-request"
-
-POINTS: dict[str, tuple[type, str]] = {
-    "after the job is stored": (Jobs, "create"),
-    "after the job is published": (RoundStore, "publish"),
-    "after the seats are decided": (Dispatcher, "_write"),
-    "after a seat is handed over": (SeatQueue, "enqueue"),
-}
-"""Where the process dies: after this method has run, before anything is written down about it."""
-
-
-def spec(queue: str) -> JobSpec:
-    return JobSpec(dataset="digits", model="mlp", queue=queue, rounds=2)
-
-
-def kill_at(owner: type, name: str, times: int) -> None:
-    """Make this process die by SIGKILL once the method has run so many times."""
-    method: Callable[..., Any] = getattr(owner, name)
-    left = [times]
-
-    def dying(*arguments: Any, **named: Any) -> Any:
-        answer = method(*arguments, **named)
-        left[0] -= 1
-        if left[0] <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-
-    setattr(owner, name, dying)
-
-
-def serve(url: str, redis_url: str, folder: str, queue: str, point: str | None, times: int) -> None:
-    """A control plane's work: take the request, then a few turns of the dispatcher."""
-    if point:
-        owner, name = POINTS[point]
-        kill_at(owner, name, times)
-    database, redis = Database(url), connect(redis_url, retries=0)
-    Jobs(database, Path(folder)).create(spec(queue), KEY)
-    dispatcher = Dispatcher(database, Path(folder))
-    for _ in range(3):
-        dispatcher.step(redis)
 
 
 def run(*arguments: Any) -> int:
     """Run `serve` in a process of its own; returns its exit code (negative: the signal that killed it)."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=serve, args=arguments)
     process.start()
     process.join(60)
