@@ -100,15 +100,16 @@ def _invalid(_handler: ExceptionHandler, _request: Request, error: RequestValida
 
 def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
     place, *path = error["loc"] or ("body",)
-    parts = [_clean(str(part)) for part in path]
+    unreadable = error["type"] == "json_invalid"  # its path is the place in the text
+    parts = [] if unreadable else [_clean(str(part)) for part in path]
     message = _clean(str(error["msg"]).removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
         message = f"unknown field; allowed: {', '.join(_fields_beside(path))}"
     elif error["type"] == "model_attributes_type":
         message = "send a JSON object"
-    if place == "body" and not parts and (named := _named_in(message)):
+    if place == "body" and not parts and not unreadable and (named := _named_in(message)):
         parts = [named]
-    answer = {"in": str(place), "field": ".".join(parts), "detail": message}
+    answer = {"in": str(place), "field": "body" if unreadable else ".".join(parts), "detail": message}
     if place == "body":
         answer["pointer"] = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
     if expected := (error.get("ctx") or {}).get("expected"):

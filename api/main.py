@@ -14,6 +14,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from api import errors
 from api.deps import Services
 from api.routes import events, fleet, jobs, pages, system, workers
+from api.schemas import PROBLEMS
 from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
 from api.telemetry import Measure
 from computeshare import __version__
@@ -45,6 +46,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        responses=PROBLEMS,
     )
     app.state.services = services
     for router in (jobs.router, workers.router, events.router, fleet.router, system.router, pages.router):

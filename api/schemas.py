@@ -243,6 +243,37 @@ class EventPublic(_Answer):
     data: dict[str, Any]
 
 
+class ProblemPublic(_Answer):
+    """An error (RFC 9457); `errors` names the fields that are wrong."""
+
+    type: str
+    title: str
+    status: int
+    detail: str | None = None
+    errors: list[dict[str, str]] | None = None
+
+
+def _documented(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/problem+json": {"schema": ProblemPublic.model_json_schema()}}}
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: _documented(text)
+    for code, text in {
+        400: "the Host header names another server, or the body cannot be read",
+        401: "no token, or a wrong one",
+        403: "asked from another site's page",
+        404: "there is no such thing",
+        409: "the job's status forbids it",
+        413: "the body is too large",
+        422: "the request is not valid",
+        503: "the broker or the database cannot be used now: try again after Retry-After seconds",
+    }.items()
+}
+"""What any route may answer instead; for the list of routes."""
+PROBLEMS[401]["content"]["text/html"] = {}  # for browsers: where the login link is
+
+
 class Health(_Answer):
     status: str
 

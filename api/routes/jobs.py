@@ -1,7 +1,7 @@
 """Jobs over REST."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -46,13 +46,13 @@ def create_job(spec: JobSpec, service: JobsDep, response: Response, key: Idempot
 @router.get("")
 def list_jobs(
     service: JobsDep,
-    status: Annotated[list[JobStatus] | None, Query(description="may be given several times")] = None,
+    status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be given several times")] = None,
     queue: Annotated[str | None, Query(max_length=64)] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> JobPage:
     """Jobs, newest first."""
-    return service.list(status or (), queue, cursor, limit)
+    return service.list([one for one in status or () if one], queue, cursor, limit)
 
 
 @router.get("/{job_id}")
@@ -139,7 +139,8 @@ def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, reques
     """The weights of a version, of the latest or of the best one, as safetensors. Ranges are honoured."""
     path, checkpoint = service.checkpoint(job_id, which)
     headers = {"ETag": f'"{checkpoint.sha256}"', "Cache-Control": "private, no-cache"}
-    if headers["ETag"] in request.headers.get("if-none-match", ""):
+    known = request.headers.get("if-none-match", "")
+    if headers["ETag"] in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     name = f"{job_id}-v{checkpoint.version}.safetensors"
     return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)

@@ -41,7 +41,7 @@ def prometheus(telemetry: TelemetryDep) -> Response:
     return Response(generate_latest(telemetry.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-@router.get("/login", response_class=HTMLResponse)
+@router.get("/login", response_class=HTMLResponse, responses={303: {"description": "logged in: on to the page"}})
 def login(
     services: ServicesDep,
     key: Annotated[str, Query(max_length=200)] = "",

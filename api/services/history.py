@@ -39,6 +39,9 @@ from computeshare.catalog import catalog
 from computeshare.sampling import Plan
 from computeshare.types import ENDED, Outcome
 
+EPOCH = table(EpochStat)
+_EPOCH = ("epoch", "counted", "covered", "reassigned", "duplicates_refused")
+
 
 class History:
     """Reading what the projector wrote. Every method raises NotFound where there is no such job."""
@@ -88,22 +91,26 @@ class History:
             rows = page(session, query, (int,), cursor, limit)
             return SubmissionPage(items=[_submission(row[0]) for row in rows], next_cursor=next_cursor(rows))
 
-    def ledger(self, job_id: str) -> LedgerPublic:
-        """How often each sample of each epoch counted."""
+    def ledger(self, job_id: str, newest: int | None = None) -> LedgerPublic:
+        """How often each sample of each epoch counted; of the `newest` epochs only, if so many are asked for."""
         with self._database.read() as session:
             job = find(session, job_id)
-            stats = {s.epoch: s for s in session.scalars(select(EpochStat).where(col(EpochStat.job_id) == job_id))}
+            owned = samples_owned(plan_of(job.spec), job.version)
+            first = max(0, len(owned) - newest) if newest else 0
+            mine = (EPOCH.c.job_id == job_id) & (EPOCH.c.epoch >= first)
+            stats = {row[0]: row[1:] for row in session.execute(select(*(EPOCH.c[n] for n in _EPOCH)).where(mine))}
         epochs = []
-        for epoch, samples in enumerate(samples_owned(plan_of(job.spec), job.version)):
-            stat = stats.get(epoch) or EpochStat(job_id=job_id, epoch=epoch)
+        for epoch, samples in enumerate(owned[first:], first):
+            counted, covered, reassigned, refused = stats.get(epoch, (0, 0, 0, 0))
+            missing = max(0, samples - covered)
             epochs.append(
                 EpochPublic(
                     epoch=epoch,
                     samples=samples,
-                    counted=stat.counted,
-                    missing=max(0, samples - stat.covered),
-                    reassigned=stat.reassigned,
-                    duplicates_refused=stat.duplicates_refused,
+                    counted=counted,
+                    missing=missing,
+                    reassigned=reassigned,
+                    duplicates_refused=refused,
                 )
             )
         return LedgerPublic(epochs=epochs)
@@ -127,7 +134,7 @@ class History:
     def checkpoints(self, job_id: str) -> CheckpointList:
         """Versions whose weights are on disk, newest first."""
         query = (
-            select(CheckpointRow, Score)
+            select(*table(CheckpointRow).c, col(Score.accuracy), col(Score.loss))
             .outerjoin(Score, (col(Score.job_id) == CheckpointRow.job_id) & (col(Score.token) == CheckpointRow.token))
             .where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
             .order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
@@ -135,9 +142,7 @@ class History:
         with self._database.read() as session:
             best = find(session, job_id).best_version
             rows = session.execute(query).all()
-        return CheckpointList(
-            items=[_checkpoint(row, score, best) for row, score in rows if self.weights_path(row).is_file()]
-        )
+        return CheckpointList(items=[_checkpoint(row, best) for row in rows if self.weights_path(row).is_file()])
 
     def checkpoint(self, job_id: str, which: str) -> tuple[Path, CheckpointRow]:
         """The weights file of a version (its number), of the `latest` or of the `best` one. Raises NotFound."""
@@ -156,9 +161,9 @@ class History:
                 return path, row
         raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints for those it has")
 
-    def weights_path(self, row: CheckpointRow) -> Path:
-        """Where a checkpoint's weights lie."""
-        return self._artifacts_dir / row.job_id / row.token / "weights.safetensors"
+    def weights_path(self, row: Any) -> Path:
+        """Where a checkpoint's weights lie; `row` is one of its table."""
+        return self._artifacts_dir / str(row.job_id) / str(row.token) / "weights.safetensors"
 
     def events(self, job_id: str, after: int = 0, limit: int = 500) -> list[EventPublic]:
         """The timeline's entries with an id above `after`, ascending."""
@@ -241,15 +246,15 @@ def _event(row: Event) -> EventPublic:
     return EventPublic(id=row.id or 0, type=row.type, at=row.at_ms, data=row.data)
 
 
-def _checkpoint(row: CheckpointRow, score: Score | None, best: int | None) -> CheckpointPublic:
+def _checkpoint(row: Any, best: int | None) -> CheckpointPublic:
     return CheckpointPublic(
         version=row.version,
         token=row.token,
         sha256=row.sha256,
         bytes=row.bytes,
         at=row.at_ms,
-        accuracy=score.accuracy if score else None,
-        loss=score.loss if score else None,
+        accuracy=row.accuracy,
+        loss=row.loss,
         best=row.version == best,
         url=f"/v1/jobs/{row.job_id}/checkpoints/{row.version}",
     )

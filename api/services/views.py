@@ -28,6 +28,8 @@ STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "
 PER_PAGE = 50
 MOST_RUNNING = 200
 PLOT_POINTS = 1000
+EPOCHS_SHOWN = 100
+CHECKPOINTS_SHOWN = 100
 TABLE_POINTS = 40
 
 
@@ -107,13 +109,13 @@ class Views:
     def job(self, job_id: str, table: bool) -> JobView:
         """All of a job that is words and tables; the plots' table only if asked for."""
         job = self._jobs.show(job_id)
-        workers = self._history.workers(job_id).items
+        workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id).items
         return JobView(
             job=job,
             workers=workers,
-            epochs=self._history.ledger(job_id).epochs[::-1],
+            epochs=self._history.ledger(job_id, EPOCHS_SHOWN).epochs[::-1],
             timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
-            checkpoints=self._history.checkpoints(job_id).items,
+            checkpoints=[c for n, c in enumerate(saved) if n < CHECKPOINTS_SHOWN or c.best],
             names={worker.id: worker.name for worker in workers if worker.name},
             rows=rows(self._history.metrics(job_id, points=TABLE_POINTS)) if table else [],
         )
