@@ -87,7 +87,7 @@ PARTS: dict[str, Part] = {
         "mixed branches",
     ),
     "API fuzz": Part(
-        "tests/integration/test_api_fuzz.py",
+        "tests/integration/test_api_schema.py",
         50_000,
         5_000,
         (*CONTROL, *BROKER, "computeshare/spec.py", "computeshare/catalog.*"),

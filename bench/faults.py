@@ -34,12 +34,14 @@ KINDS = (
     "kill reducer",
     "kill api",
     "kill evaluator",
+    "kill forkserver",
     "stop worker",
     "stop seat",
     "stop reducer",
     "stop api",
     "failpoint",
 )
+BROKER_KINDS = ("kill broker", "stop broker")
 LONGEST_STOP_S = 3.0
 
 
@@ -88,6 +90,8 @@ class Faults:
                 return choose(self.stage.seats())
             case "reducer":
                 found = self.stage.active_reducer(self.job_id)
+            case "forkserver":
+                found = self.stage.fork_server()
             case _:
                 found = self.stage.process(role)
         return [found] if found else []

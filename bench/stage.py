@@ -119,6 +119,14 @@ class Stage:
             return alive(int(claim.split(b"|")[2])) if claim else None
         return None
 
+    def fork_server(self) -> psutil.Process | None:
+        """The process from which reducers and evaluators are forked; they end with it."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.up.pid).children():
+                if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                    return child
+        return None
+
     def worker_processes(self) -> list[psutil.Process]:
         return [found for worker in self.workers if worker.poll() is None and (found := alive(worker.pid))]
 
