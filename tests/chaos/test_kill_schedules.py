@@ -28,7 +28,7 @@ PATIENCE_S = 90.0
 """Within which a job has to end once nothing fails any more."""
 PROGRESS = 5
 """Versions that have to come out after the faults for a job to count as going on."""
-ROUNDS = 1000
+ROUNDS = 600
 OVER = ("finished", "completed")
 """What the rounds of a job are called once the last one is committed, and once that is durable and scored."""
 SPEC: dict[str, Any] = {
@@ -56,7 +56,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def calm(up: Stage) -> dict[int, str]:
     """The digest of every version of a job that nothing happened to."""
     job_id = up.create(SPEC)
-    job = up.finish(job_id, PATIENCE_S)
+    job = up.finish(job_id, 3 * PATIENCE_S)  # on a busy machine most of it is the workers' start
     assert job["status"] == "completed", job
     digests = {version: sha256 for version, sha256, _ in versions(up, job_id)}
     assert digests[ROUNDS] == job["weights_sha256"] and len(digests) == ROUNDS
@@ -148,7 +148,7 @@ class Campaign:
             self.job_id = ""
 
 
-@pytest.mark.timeout(120 + (2 * PATIENCE_S) * (SCHEDULES + 1))
+@pytest.mark.timeout(420 + (2 * PATIENCE_S) * (SCHEDULES + 1))
 def test_whatever_is_killed_every_version_is_the_calm_runs_and_every_sample_counts_once(
     up: Stage, calm: dict[int, str]
 ) -> None:
@@ -158,6 +158,7 @@ def test_whatever_is_killed_every_version_is_the_calm_runs_and_every_sample_coun
     campaign.end()
 
 
+@pytest.mark.timeout(420)
 def test_a_worker_that_slept_goes_on_with_the_current_version(up: Stage, calm: dict[int, str]) -> None:
     job_id = up.create({**SPEC, "rounds": 100_000})
     deadline = time.monotonic() + PATIENCE_S
