@@ -143,13 +143,13 @@ def main() -> None:
     parser.add_argument("--period", type=float, default=30, help="seconds of each calm and each faulty period")
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--model", default="mlp")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     spec = JobSpec(
         name="bench: fleet",
         dataset="mnist",
-        model=options.model,
+        model="mlp",
+        input=[1, 8, 8],
         micro_batch=1,
         micro_batches_per_round=options.workers,
         rounds=10_000_000,
