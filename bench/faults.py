@@ -69,7 +69,8 @@ class Faults:
         if not victims:
             return self._tell(f"{kind}: nothing")
         if verb == "kill":
-            _send(victims[:1], signal.SIGKILL)
+            victims = victims[:1]
+            _send(victims, signal.SIGKILL)
         else:
             _send(victims, signal.SIGSTOP)
             wake = time.monotonic() + self.rng.uniform(0.3, self.longest_stop_s)
