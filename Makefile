@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 DATASET ?= digits
 WORKERS ?= 2
 MINUTES ?= 30
+JOBS ?= 1
 UV_VERSION := 0.13.9
 
 .PHONY: help install demo test check e2e bench chaos up down migrate lock clean
@@ -44,8 +45,8 @@ e2e: install ## Run the tests that start processes and a browser
 bench: install ## Measure rounds per second beside torch DistributedDataParallel
 	$(BIN)/python -m bench.ddp
 
-chaos: install ## Run a release's schedules, damaged blobs and script mutants for MINUTES, going on from the last time
-	$(BIN)/python -m bench.chaos --minutes $(MINUTES)
+chaos: install ## Run a release's schedules, kills, cuts and fuzzing for MINUTES, JOBS at a time, going on from the last time
+	$(BIN)/python -m bench.chaos --minutes $(MINUTES) --jobs $(JOBS)
 
 up: install ## Start a control plane here, with WORKERS local workers
 	@$(BIN)/computeshare up --workers $(WORKERS)

@@ -1,26 +1,31 @@
-"""The release's counts of simulated schedules, damaged blobs and script mutants, in parts that can be resumed.
+"""The release's counts of everything that is proved by trying it often, in parts that can be resumed.
 
-    python -m bench.chaos --minutes 30
+    python -m bench.chaos --minutes 60 --jobs 2
 
-Each part appends one line to chaos-results.jsonl; a part that passed on these very sources is not run again.
+Each step of a part appends one line to chaos-results.jsonl. What passed is not run again until a source that the part
+depends on changes.
 """
 
 import argparse
-import hashlib
-import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.results import ROOT, append, digest, load
+
 RESULTS = ROOT / "chaos-results.jsonl"
-SOURCES = ("computeshare/**/*.py", "computeshare/lua/*.lua", "tests/simulation/*.py", "tests/integration/*.py")
 COMMAND = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=0"]
+ROUNDS = ("computeshare/lua/*.lua", "computeshare/rounds/*.py", "computeshare/keys.py", "computeshare/types.py")
+TRAINING = ("computeshare/**/*.py", "computeshare/lua/*.lua")
+CONTROL = ("api/**/*.py", "migrations/**/*.py", "computeshare/queue/*.py", "computeshare/settings.py", *ROUNDS)
+BROKER = ("tests/integration/conftest.py", "computeshare/embedded.py", "computeshare/broker.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +35,87 @@ class Part:
     test: str
     total: int
     step: int
+    sources: tuple[str, ...]
+    """What its result depends on, besides the test's own file."""
     counted_by: str = ""
     """The environment variable that sets how many the test runs; none for a test that is run once."""
+    shows: str = "violations"
+    """What there is none of if it passes."""
+
+    def digest(self) -> str:
+        """What a result holds for: the part's sources as they are now."""
+        return digest((*self.sources, self.test), f"{self.step} {self.counted_by}")
 
 
 PARTS: dict[str, Part] = {
-    "script mutants": Part("tests/integration/test_script_mutants.py", 1, 1),
-    "simulated schedules": Part("tests/simulation/test_schedules.py", 10_000, 500, "COMPUTESHARE_SCHEDULES"),
-    "damaged blobs": Part("tests/integration/test_blob_fuzz.py", 200_000, 20_000, "COMPUTESHARE_BLOBS"),
+    "script mutants": Part(
+        "tests/integration/test_script_mutants.py",
+        1,
+        1,
+        (*ROUNDS, *BROKER, "tests/integration/*.py"),
+        shows="survivors",
+    ),
+    "simulated schedules": Part(
+        "tests/simulation/test_schedules.py",
+        10_000,
+        500,
+        (*ROUNDS, "computeshare/sampling.py", "tests/simulation/*.py"),
+        "COMPUTESHARE_SCHEDULES",
+    ),
+    "damaged blobs": Part(
+        "tests/integration/test_blob_fuzz.py",
+        200_000,
+        20_000,
+        ("computeshare/codecs/*.py", "computeshare/layout.py"),
+        "COMPUTESHARE_BLOBS",
+        "crashes, bad accepts, growth over 64 MB",
+    ),
+    "outbox kill points": Part(
+        "tests/integration/test_outbox_kills.py",
+        250,
+        50,
+        (*CONTROL, *BROKER, "computeshare/failpoints.py"),
+        "COMPUTESHARE_KILL_POINTS",
+        "missing seats, duplicate seats",
+    ),
+    "append-only cuts": Part(
+        "tests/integration/test_append_only.py",
+        300,
+        50,
+        (*TRAINING, *CONTROL, *BROKER),
+        "COMPUTESHARE_CUTS",
+        "mixed branches",
+    ),
+    "API fuzz": Part(
+        "tests/integration/test_api_schema.py",
+        50_000,
+        5_000,
+        (*CONTROL, *BROKER, "computeshare/spec.py", "computeshare/catalog.*"),
+        "COMPUTESHARE_CALLS",
+        "answers of 5xx",
+    ),
+    "kill schedules": Part(
+        "tests/chaos/test_kill_schedules.py",
+        300,
+        25,
+        (*TRAINING, *CONTROL, "bench/stage.py", "bench/faults.py"),
+        "COMPUTESHARE_KILLS",
+        "lost rounds, double counts, orphans",
+    ),
 }
 
 
-def digest() -> str:
-    """What results hold for: the sources and tests as they are now."""
-    found = hashlib.sha256()
-    for path in sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)}):
-        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
+def results(digests: dict[str, str], path: Path = RESULTS) -> dict[tuple[str, int], dict[str, Any]]:
+    """The newest result of each part and first seed, on the sources that have these digests."""
+    return {(e["part"], e["first"]): e for e in load(path) if e["sources"] == digests.get(e["part"])}
 
 
-def results(sources: str, path: Path = RESULTS) -> dict[tuple[str, int], dict[str, Any]]:
-    """The newest result on these sources of each part and first seed."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    entries = [json.loads(line) for line in lines]
-    return {(entry["part"], entry["first"]): entry for entry in entries if entry["sources"] == sources}
-
-
-def due(done: dict[tuple[str, int], dict[str, Any]]) -> Iterator[tuple[str, Part, int]]:
-    """What has not passed yet: a part, and the first seed of the step."""
+def due(done: dict[tuple[str, int], dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    """What has not passed yet: a part's name, and the first seed of the step."""
     for name, part in PARTS.items():
         for first in range(0, part.total, part.step):
             if not done.get((name, first), {}).get("passed"):
-                yield name, part, first
+                yield name, first
 
 
 def run(part: Part, first: int) -> tuple[bool, str]:
@@ -72,48 +126,58 @@ def run(part: Part, first: int) -> tuple[bool, str]:
     ended = subprocess.run(
         [*COMMAND, part.test], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    return ended.returncode == 0, "" if ended.returncode == 0 else ended.stdout[-4000:]
+    return ended.returncode == 0, "" if ended.returncode == 0 else (ended.stdout + ended.stderr)[-4000:]
 
 
-def table(sources: str) -> str:
-    """One line per part: how much of it passed, failed and is left."""
-    done = results(sources)
-    lines = [f"{'part':<22}{'passed':>10}{'failed':>10}{'of':>10}{'minutes':>10}"]
+def table(done: dict[tuple[str, int], dict[str, Any]]) -> str:
+    """One line per part: how much of it passed, failed and is left, and what there was none of."""
+    lines = [f"{'part':<22}{'passed':>10}{'failed':>10}{'of':>10}{'minutes':>10}  result"]
     for name, part in PARTS.items():
         mine = [entry for (of, _), entry in done.items() if of == name]
         passed = part.step * sum(entry["passed"] for entry in mine)
         failed = part.step * sum(not entry["passed"] for entry in mine)
         minutes = sum(entry["seconds"] for entry in mine) / 60
-        lines.append(f"{name:<22}{passed:>10,}{failed:>10,}{part.total:>10,}{minutes:>10.1f}")
+        verdict = "FAILED, see chaos-results.jsonl" if failed else f"0 {part.shows}" if passed else "not run"
+        lines.append(f"{name:<22}{passed:>10,}{failed:>10,}{part.total:>10,}{minutes:>10.1f}  {verdict}")
     return "\n".join(lines)
+
+
+class Runner:
+    """Runs steps until the time is up, some at a time, and writes down each result."""
+
+    def __init__(self, digests: dict[str, str], until: float) -> None:
+        self._digests, self._until = digests, until
+        self._writing = threading.Lock()
+
+    def step(self, name: str, first: int) -> None:
+        if time.monotonic() > self._until:
+            return
+        began = time.monotonic()
+        passed, told = run(PARTS[name], first)
+        entry = {"part": name, "first": first, "count": PARTS[name].step, "passed": passed}
+        entry |= {"sources": self._digests[name], "seconds": round(time.monotonic() - began, 1), "told": told}
+        with self._writing:
+            append(RESULTS, entry)
+            print(f"{name} from {first}: {'passed' if passed else 'FAILED'} in {entry['seconds']} s", flush=True)
+            if not passed:
+                print(told, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30, help="begin no further step after this long")
-    parser.add_argument("--part", choices=PARTS, help="this one alone")
+    parser.add_argument("--jobs", type=int, default=1, help="steps at a time")
+    parser.add_argument("--part", choices=PARTS, action="append", help="this one alone; may be given several times")
     options = parser.parse_args()
-    sources, started = digest(), time.monotonic()
-    for name, part, first in due(results(sources)):
-        if time.monotonic() - started > 60 * options.minutes:
-            break
-        if options.part in (None, name):
-            _step(sources, name, part, first)
-    print(table(sources))
-    if any(not entry["passed"] for entry in results(sources).values()):
+    digests = {name: part.digest() for name, part in PARTS.items()}
+    runner = Runner(digests, time.monotonic() + 60 * options.minutes)
+    steps = [(name, first) for name, first in due(results(digests)) if not options.part or name in options.part]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda step: runner.step(*step), steps))
+    done = results(digests)
+    print(table(done))
+    if any(not entry["passed"] for entry in done.values()):
         sys.exit(1)
-
-
-def _step(sources: str, name: str, part: Part, first: int) -> None:
-    began = time.monotonic()
-    passed, told = run(part, first)
-    entry = {"part": name, "first": first, "count": part.step, "passed": passed, "sources": sources}
-    entry |= {"seconds": round(time.monotonic() - began, 1), "at": int(time.time()), "told": told}
-    with RESULTS.open("a") as log:
-        log.write(json.dumps(entry) + "\n")
-    print(f"{name} from {first}: {'passed' if passed else 'FAILED'} in {entry['seconds']} s", flush=True)
-    if not passed:
-        print(told, flush=True)
 
 
 if __name__ == "__main__":

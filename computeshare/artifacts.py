@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from computeshare.errors import ArtifactError
+from computeshare.failpoints import failpoint
 from computeshare.ledger import Entry
 from computeshare.types import Token
 
@@ -94,6 +95,7 @@ class Artifacts:
                 _write(temporary / LEDGER, json.dumps(ledger, separators=(",", ":")).encode())
             _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
             _flush_folder(temporary)
+            failpoint("in_checkpoint")
             with contextlib.suppress(OSError):  # another reducer wrote the same bytes first
                 os.rename(temporary, self.path(token))
             _flush_folder(self.folder)

@@ -61,6 +61,10 @@ class Diverged(ComputeShareError):
     """The training itself produced values that are not finite."""
 
 
+class FailpointError(ComputeShareError):
+    """A test asked for a failure here."""
+
+
 class ApiError(ComputeShareError):
     """The control plane answered with a problem; carries the HTTP status."""
 

@@ -17,6 +17,7 @@ from computeshare.catalog import catalog
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, decode_weights, encode_weights
 from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
+from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
 from computeshare.ledger import Entry, lineage
@@ -210,6 +211,7 @@ class JobReducer:
             gradient = self._combine(self.gatherer.checked(base, parts, buffers), numbers)
         except Refused:
             return
+        failpoint("after_gather")
         mean_buffers = buffers.value if self.layout.buffers else self.current.weights.buffers
         clock.lap("combine")
         master = self.optimizer.step(self.current.master, gradient)
@@ -227,10 +229,13 @@ class JobReducer:
             event["carried"] = carried
         clock.lap("encode")
         following = self._following(token.version, carried)
+        failpoint("before_commit")
         if not self.rounds.commit(base, counted, token, blob, following, {**event, "seconds": clock.laps}):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
+        failpoint("after_commit")
         self.current = Version(token, master, weights)
         self.rounds.store_state(base.token, numbers, token, self._state(master))
+        failpoint("after_state")
         self._keep(self.current, carried)
         if self.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
@@ -295,6 +300,7 @@ class JobReducer:
         manifest = self.artifacts.save(
             token, tensors, state, sha256, following.epoch, following.first, following.carried, ledger
         )
+        failpoint("before_announce")
         self._announce(manifest)
         self.artifacts.prune(token, self.spec.wants_checkpoint)
 

@@ -18,6 +18,7 @@ from computeshare.broker import connect
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
 from computeshare.errors import Fenced, JobGone
+from computeshare.failpoints import failpoint
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore
@@ -152,6 +153,7 @@ class SeatSession:
         for micro_batch in grant.micro_batches:
             started = time.perf_counter()
             update = self.replica.compute(micro_batch)
+            failpoint("after_compute")
             computed = time.perf_counter()
             updates.append((micro_batch, encode_update(self.up, update.vector, update.buffers), update.loss))
             computing_s += computed - started

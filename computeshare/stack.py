@@ -147,7 +147,7 @@ class Stack:
         while not self._stopped:
             try:
                 self.watch()
-            except OSError as error:  # a full disk, for one: what is missing is started once it can be
+            except (OSError, EOFError) as error:  # a full disk, a fork server that died: what is missing comes later
                 log.error("cannot look after the processes", error=str(error))
             time.sleep(WATCH_S)
 

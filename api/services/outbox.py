@@ -17,6 +17,7 @@ from api.database import Database, now_ms
 from api.services.storing import JOB, WORKER
 from api.tables import ACTIVE, IdempotencyKey, Outbox, SeatRow, table
 from computeshare.artifacts import Artifacts
+from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue
 from computeshare.rounds import RoundStore
@@ -55,6 +56,7 @@ class Courier:
             due = (OUTBOX.c.done_ms.is_(None)) & (OUTBOX.c.due_ms <= now_ms())
             rows = connection.execute(select(OUTBOX).where(due).order_by(OUTBOX.c.id)).all()
         for row in rows:
+            failpoint("before_delivery")
             try:
                 self._kinds[row.kind](redis, row.job_id, row.payload)
             except ResponseError as error:  # out of memory, for one; the others need not wait
@@ -62,6 +64,7 @@ class Courier:
                 refused[row.job_id] = str(error)
                 self._note(row.id, {"due_ms": now_ms() + POSTPONED_MS})
                 continue
+            failpoint("after_delivery")
             self._note(row.id, {"done_ms": now_ms()}, row.payload["seat"] if row.kind == "seat" else None)
         return refused
 

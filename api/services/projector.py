@@ -20,6 +20,7 @@ from api.services.rates import Rates
 from api.services.restoring import Restored, restore
 from api.services.storing import load, save, store
 from computeshare.artifacts import Artifacts
+from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
 from computeshare.types import ENDED, Token
 
@@ -67,6 +68,7 @@ class Projector:
         for job_id, entries in taken.items():
             self._take(job_id, entries)
         if taken:
+            failpoint("before_trim")
             _trim(redis, taken)
         if self._turn % RATE_TURNS == 0 and self._rates:
             self._measure(redis)
@@ -106,6 +108,7 @@ class Projector:
                     self._apply(connection, state, rates, batch)
                 state["stream_id"] = raw[-1][0].decode()
                 save(connection, state)
+                failpoint("in_projection")
         except BaseException:
             self._rates.pop(job_id, None)  # it may have counted what was rolled back
             raise

@@ -9,6 +9,7 @@ from redis import Redis
 
 from computeshare.broker import BLOCK_MS
 from computeshare.errors import Banned, Fenced, JobGone
+from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
 from computeshare.rounds.scripts import Argument, Scripts
 from computeshare.rounds.store import leave
@@ -72,6 +73,7 @@ class Member:
 
     def leave(self, reason: str) -> None:
         """End the session and hand its leases back; does nothing if it has ended."""
+        failpoint("in_leave")
         leave(self._scripts, self.keys, self.worker_id, self.session, reason)
 
     def lease(self, token: str) -> Grant:
@@ -113,8 +115,13 @@ class Member:
             pipeline.set(key, blob, ex=STAGED_S)
             names += [key, k.update(token, micro_batch)]
             arguments += [micro_batch, loss]
+        failpoint("before_push")
+        if armed("between_stage_and_submit"):
+            pipeline.execute()
+            failpoint("between_stage_and_submit")
         self._scripts.queue(pipeline, "submit", names, arguments)
         outcome, current, status, unleased = self._scripts.execute(pipeline)[-1]
+        failpoint("after_push")
         return Receipt(outcome.decode(), current.decode(), status.decode(), int(unleased))
 
     def wait(self, timeout_ms: int = BLOCK_MS) -> str | None:

@@ -3,6 +3,7 @@
 Files lie in torchvision's layout; torchvision itself is imported only to download what is missing.
 """
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,13 +137,14 @@ def _definition(name: str) -> Definition:
 
 def _digits(_: Path, split: SplitName) -> tuple[Bytes, Bytes]:
     """The 1797 digits that come with scikit-learn, divided by a fixed shuffle."""
-    from sklearn.datasets import load_digits  # seconds to import
-
-    data = load_digits()
+    package = importlib.util.find_spec("sklearn")  # found and not imported: that takes seconds
+    if package is None or package.origin is None:
+        raise DatasetError("the digits come with scikit-learn, which is not installed")
+    rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     train = DEFINITIONS["digits"].train
-    order = permutation(0, 0, len(data.target))
-    chosen = order[:train] if split == "train" else order[train:]
-    return data.images[chosen, np.newaxis].astype(np.uint8), data.target[chosen].astype(np.uint8)
+    order = permutation(0, 0, len(rows))
+    chosen = rows[order[:train] if split == "train" else order[train:]].astype(np.uint8)
+    return chosen[:, :-1].reshape(-1, 1, 8, 8), np.ascontiguousarray(chosen[:, -1])
 
 
 _READERS: dict[str, Callable[[Path, SplitName], tuple[Bytes, Bytes]]] = {

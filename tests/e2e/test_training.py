@@ -142,7 +142,7 @@ def test_the_active_reducer_killed_five_times_is_replaced_each_time(plane: Contr
         killed = time.monotonic()
         plane.until("another reducer", lambda b=before: plane.job(job_id)["reducer"]["pid"] != b["reducer"]["pid"])
         plane.reach(job_id, plane.job(job_id)["version"] + 1)
-        assert time.monotonic() - killed < 30  # measured by bench/takeover.py; here only that it happens
+        assert time.monotonic() - killed < 30  # measured by bench/recovery.py; here only that it happens
     assert plane.finish(job_id)["weights_sha256"] == alone["weights_sha256"]
 
 

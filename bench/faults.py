@@ -1,0 +1,124 @@
+"""Faults of real processes: SIGKILL, or SIGSTOP and SIGCONT some seconds later, by role, at once or at a failpoint."""
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from bench.stage import Stage
+
+FAILPOINTS = (
+    "after_compute",
+    "before_push",
+    "between_stage_and_submit",
+    "after_push",
+    "in_leave",
+    "after_gather",
+    "before_commit",
+    "after_commit",
+    "after_state",
+    "in_checkpoint",
+    "before_announce",
+    "before_delivery",
+    "after_delivery",
+    "in_projection",
+    "before_trim",
+)
+KINDS = (
+    "kill worker",
+    "kill seat",
+    "kill reducer",
+    "kill api",
+    "kill evaluator",
+    "kill forkserver",
+    "stop worker",
+    "stop seat",
+    "stop reducer",
+    "stop api",
+    "failpoint",
+)
+BROKER_KINDS = ("kill broker", "stop broker")
+LONGEST_STOP_S = 3.0
+
+
+@dataclass
+class Faults:
+    """Hurts one stage in ways that `rng` decides, and remembers whom it has put to sleep."""
+
+    stage: Stage
+    rng: random.Random
+    job_id: str
+    longest_stop_s: float = LONGEST_STOP_S
+    told: list[str] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+    _asleep: list[tuple[float, list[psutil.Process]]] = field(default_factory=list)
+
+    def strike(self, kinds: Sequence[str] = KINDS) -> str:
+        """One fault of one of these kinds; returns what it was, `nothing` where there was nobody to hit."""
+        kind = self.rng.choice(kinds)
+        verb, _, role = kind.partition(" ")
+        if kind == "failpoint":
+            name = self.rng.choice(FAILPOINTS)
+            (self.stage.failpoints / name).write_text(self.rng.choice(("kill", "kill", "sleep:1")))
+            return self._tell(f"failpoint {name}")
+        victims = self._victims(role)
+        if not victims:
+            return self._tell(f"{kind}: nothing")
+        if verb == "kill":
+            victims = victims[:1]
+            _send(victims, signal.SIGKILL)
+        else:
+            _send(victims, signal.SIGSTOP)
+            wake = time.monotonic() + self.rng.uniform(0.3, self.longest_stop_s)
+            self._asleep.append((wake, victims))
+        return self._tell(f"{kind}: {[process.pid for process in victims]}")
+
+    def _victims(self, role: str) -> list[psutil.Process]:
+        """Whom it hits: the first is the one to kill, all of them sleep together."""
+        choose: Callable[[list[psutil.Process]], list[psutil.Process]]
+        choose = lambda found: [self.rng.choice(found)] if found else []  # noqa: E731
+        match role:
+            case "worker":
+                chosen = choose(self.stage.worker_processes())
+                with contextlib.suppress(psutil.Error):
+                    return [*chosen, *(child for process in chosen for child in process.children())]
+                return chosen
+            case "seat":
+                return choose(self.stage.seats())
+            case "reducer":
+                found = self.stage.active_reducer(self.job_id)
+            case "forkserver":
+                found = self.stage.fork_server()
+            case _:
+                found = self.stage.process(role)
+        return [found] if found else []
+
+    def tick(self) -> None:
+        """Wake those whose sleep is over, and replace workers that died."""
+        now = time.monotonic()
+        for _, processes in [each for each in self._asleep if each[0] <= now]:
+            _send(processes, signal.SIGCONT)
+        self._asleep = [each for each in self._asleep if each[0] > now]
+        self.stage.tend()
+
+    def calm(self) -> None:
+        """No more faults: everybody wakes, nothing is armed."""
+        for _, processes in self._asleep:
+            _send(processes, signal.SIGCONT)
+        self._asleep = []
+        for armed in self.stage.failpoints.iterdir():
+            armed.unlink(missing_ok=True)
+
+    def _tell(self, what: str) -> str:
+        self.told.append(f"{time.monotonic() - self._started:6.2f} s {what}")
+        return what
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it died by itself, or of another fault
+            process.send_signal(number)

@@ -1,0 +1,229 @@
+"""How long it takes until work goes on after something was killed or woke up, beside the goals.
+
+    python -m bench.recovery --trials 50 --broker-trials 20
+
+Every trial appends a line to reliability-results.jsonl; trials on these sources that are there already are not done
+again. `reducer`: SIGKILL to the active one until the next version. `worker`: SIGKILL to one of two, child included,
+until the round it took part in is counted by the other; `only worker`: the same for the only one that holds leases,
+while another one is idle, which has to get the seat and load everything first. `broker`: SIGKILL until the next version
+after the job was restored. `wake`: a worker stopped for some seconds is woken, until its next submission is accepted.
+"""
+
+import argparse
+import contextlib
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from redis.exceptions import RedisError
+
+from bench.results import PRODUCT, RELIABILITY, append, digest, load, percentile
+from bench.stage import Stage, stage
+from computeshare.keys import JobKeys
+from computeshare.queue import list_workers
+
+SPEC: dict[str, Any] = {
+    "name": "bench: recovery",
+    "dataset": "digits",
+    "model": "mlp",
+    "micro_batch": 32,
+    "micro_batches_per_round": 4,
+    "rounds": 10_000_000,
+    "threads": 1,
+    "checkpoint_every": 500,
+    "evaluate_every": 0,
+}
+PATIENCE_S = 120.0
+ASLEEP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is tried, with how many seats, and within how many seconds 95 of 100 have to be over."""
+
+    trial: Callable[["Trial"], float]
+    seats: int
+    goal_s: float
+
+
+@dataclass
+class Trial:
+    """One job on one stage, to which things happen."""
+
+    stage: Stage
+    job_id: str
+    seats: int
+    rng: random.Random
+
+    def settle(self) -> None:
+        """Return once every seat has joined, two workers and two reducers are there, and versions come; then a bit."""
+        self._until(self._settled, "everyone to be there")
+        version = self.version()
+        self._until(lambda: self.version() > version, "versions to come")
+        time.sleep(self.rng.uniform(0, 0.5))  # a different moment of a round each time
+
+    def _settled(self) -> bool:
+        self.stage.tend()
+        with contextlib.suppress(RedisError, psutil.Error):
+            joined: Any = self.stage.redis.hkeys(JobKeys(self.job_id).sessions())
+            names = [worker_of(seat).encode() for seat in self.stage.seats()]
+            reducers = self.stage.run_file().pids.get("reducer", [])
+            online = len(list_workers(self.stage.redis)) >= 2 and len(reducers) >= 2
+            return online and len(names) >= self.seats and set(names) <= set(joined)
+        return False
+
+    def version(self) -> int:
+        state = self.stage.rounds(self.job_id)
+        return state.version if state else -1
+
+    def next_version(self, after: int) -> float:
+        """Seconds until a version above `after` is out."""
+        return self._until(lambda: self.version() > after, f"version {after + 1}")
+
+    def _until(self, true: Callable[[], bool], what: str) -> float:
+        started = time.monotonic()
+        while not true():
+            if time.monotonic() - started > PATIENCE_S:
+                raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}; logs in {self.stage.home / 'logs'}")
+            time.sleep(0.005)
+        return time.monotonic() - started
+
+    # What is tried
+
+    def reducer(self) -> float:
+        victim = self.stage.active_reducer(self.job_id)
+        assert victim is not None
+        victim.send_signal(signal.SIGSTOP)  # it commits nothing between the reading of the number and its end
+        version = self.version()
+        victim.kill()
+        return self.next_version(version)
+
+    def worker(self) -> float:
+        seat = self._stopped_with_a_lease()
+        version = self.version()
+        psutil.Process(seat.ppid()).kill()
+        seat.kill()
+        return self.next_version(version)
+
+    def _stopped_with_a_lease(self) -> psutil.Process:
+        """A seat's process that holds a lease, stopped."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            for seat in self.stage.seats():
+                seat.send_signal(signal.SIGSTOP)
+                leases: Any = self.stage.redis.hvals(JobKeys(self.job_id).leases())
+                if any(lease.endswith(b"|" + worker_of(seat).encode()) for lease in leases):
+                    return seat
+                seat.send_signal(signal.SIGCONT)
+                time.sleep(self.rng.uniform(0, 0.05))
+        raise TimeoutError("no worker was caught with a lease")
+
+    def broker(self) -> float:
+        victim, before = self.stage.process("broker"), self.stage.rounds(self.job_id)
+        assert victim is not None and before is not None
+        victim.kill()
+        started = time.monotonic()
+        restored = -1
+
+        def advanced() -> bool:
+            nonlocal restored
+            state = self.stage.rounds(self.job_id)
+            if state is None or state.token.incarnation == before.token.incarnation:
+                return False
+            restored = state.version if restored < 0 else restored
+            return state.version > restored
+
+        self._until(advanced, "a version after the broker's death")
+        return time.monotonic() - started
+
+    def wake(self) -> float:
+        seat = self.rng.choice(self.stage.seats())
+        name, victims = worker_of(seat), [psutil.Process(seat.ppid()), seat]
+        for victim in victims:
+            victim.send_signal(signal.SIGSTOP)
+        time.sleep(ASLEEP_S)
+        last: Any = self.stage.redis.xinfo_stream(JobKeys(self.job_id).events())["last-generated-id"]
+        for victim in victims:
+            victim.send_signal(signal.SIGCONT)
+        started = time.monotonic()
+        while time.monotonic() - started < PATIENCE_S:
+            reply: Any = self.stage.redis.xread({JobKeys(self.job_id).events(): last}, block=1000)
+            for _, entries in reply.items() if isinstance(reply, dict) else reply:
+                for stream_id, fields in entries[0] if isinstance(reply, dict) else entries:
+                    last, data = stream_id, fields[b"data"]
+                    if b'"outcome":"accepted"' in data and f'"worker":"{name}"'.encode() in data.replace(b": ", b":"):
+                        return time.monotonic() - started
+        raise TimeoutError(f"worker {name} never took part again; logs in {self.stage.home / 'logs'}")
+
+
+CASES = {
+    "reducer": Case(Trial.reducer, 2, 5),
+    "worker": Case(Trial.worker, 2, 30),
+    "only worker": Case(Trial.worker, 1, 30),
+    "wake": Case(Trial.wake, 2, 10),
+    "broker": Case(Trial.broker, 2, 15),
+}
+
+
+def worker_of(seat: psutil.Process) -> str:
+    return str(seat.environ()["RQ_WORKER_ID"])
+
+
+def done(name: str, sources: str) -> list[float]:
+    """The seconds of every trial of this case on these sources."""
+    mine = [entry for entry in load(RELIABILITY) if (entry["bench"], entry.get("sources")) == ("recovery", sources)]
+    return [entry["seconds"] for entry in mine if entry["case"] == name]
+
+
+def measure(name: str, trials: int, sources: str) -> None:
+    """Do the trials that are missing."""
+    case, first = CASES[name], len(done(name, sources))
+    if first >= trials:
+        return
+    with tempfile.TemporaryDirectory() as folder, stage(Path(folder) / "home", workers=2) as up:
+        spec = {**SPEC, "workers": {"min": 1, "max": case.seats}}
+        trial = Trial(up, up.create(spec), case.seats, random.Random(first))
+        for number in range(first, trials):
+            trial.settle()
+            seconds = round(case.trial(trial), 3)
+            append(RELIABILITY, {"bench": "recovery", "case": name, "seconds": seconds, "sources": sources})
+            print(f"{name} {number + 1} of {trials}: {seconds:.2f} s", flush=True)
+
+
+def table(sources: str) -> tuple[str, bool]:
+    """One line per case, and whether every goal was met."""
+    lines, met = [f"{'case':<14}{'trials':>8}{'median':>10}{'95 %':>10}{'worst':>10}{'goal':>8}"], True
+    for name, case in CASES.items():
+        if seconds := done(name, sources):
+            most = percentile(seconds, 0.95)
+            met = met and most <= case.goal_s
+            figures = f"{statistics.median(seconds):>10.2f}{most:>10.2f}{max(seconds):>10.2f}"
+            lines.append(f"{name:<14}{len(seconds):>8}{figures}{case.goal_s:>8.0f}")
+    return "\n".join(lines), met
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--broker-trials", type=int, default=20)
+    parser.add_argument("--case", choices=CASES, action="append", help="this one alone; may be given several times")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
+    sources = digest(PRODUCT)
+    for name in options.case or CASES:
+        measure(name, options.broker_trials if name == "broker" else options.trials, sources)
+    text, met = table(sources)
+    print(text)
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()
