@@ -4,11 +4,11 @@ Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from computeshare.types import JobStatus, Outcome
+from computeshare.types import JobStatus, Kind, Outcome
 
 
 def instant(value: object) -> object:
@@ -28,6 +28,16 @@ class ReducerPublic(_Answer):
 
     host: str
     pid: int
+    kind: Kind | None = Field(description="of the machine that published the first weights; none where not recorded")
+
+
+class ForkedFrom(_Answer):
+    """What a job started from: a version of another job, which may be gone by now."""
+
+    job_id: str
+    version: int
+    sha256: str
+    optimizer: Literal["kept", "fresh"] = Field(description="whether the optimizer's state was taken over too")
 
 
 class JobPublic(_Answer):
@@ -52,6 +62,7 @@ class JobPublic(_Answer):
     durable_version: int = Field(description="this version survives the loss of power; 0 needs no file")
     weights_sha256: str | None
     parameters: int | None
+    forked_from: ForkedFrom | None = Field(description="none for a job that started from its seed")
     samples_per_s: float = Field(description="over the last ten seconds of committed versions")
     workers: int = Field(description="workers taking part now")
     reducer: ReducerPublic | None
@@ -159,6 +170,9 @@ class JobWorkerPublic(_Answer):
     id: str
     name: str
     device: str
+    kinds: list[Kind] = Field(
+        description="what its bits depend on: one, unless it joined again as another; newest last"
+    )
     active: bool = Field(description="takes part now")
     left_reason: str | None
     samples_per_s: float
@@ -195,6 +209,23 @@ class QueuePublic(_Answer):
 
 class QueueList(_Answer):
     items: list[QueuePublic]
+
+
+class VersionPublic(_Answer):
+    """A version that stands, and what it was made of."""
+
+    version: int
+    token: str | None = Field(description="none where the broker was lost before its record came here")
+    sha256: str | None = Field(description="over its weights; none where only its ledger is known")
+    loss: float | None
+    counted: list[tuple[int, str, int]] = Field(description="micro-batch, worker and samples, in micro-batch order")
+
+
+class VersionPage(_Answer):
+    """Versions, ascending."""
+
+    items: list[VersionPublic]
+    next_since: int | None = Field(description="give it as `since` for the next page; none on the last one")
 
 
 class CheckpointPublic(_Answer):

@@ -95,7 +95,9 @@ class JobReducer:
         raw = self.rounds.spec()
         if raw is None:
             return False
-        from computeshare.training import models
+        import torch
+
+        from computeshare.training import devices, models
         from computeshare.training.optimizers import ServerOptimizer
 
         spec = JobSpec.model_validate_json(raw)
@@ -107,6 +109,7 @@ class JobReducer:
         self.initial: Weights = models.weights_of(module, self.layout)
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(self.layout, spec.optimizer, factor)
+        self.kind = devices.kind(torch.device("cpu"))
         return True
 
     # Opening and resuming
@@ -125,7 +128,7 @@ class JobReducer:
         following = self._following(version, carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
         event |= {"sha256": sha256, "restored": restored is not None, "bytes": len(blob)}
-        event |= {"parameters": self.layout.parameters}
+        event |= {"parameters": self.layout.parameters, "kind": self.kind}
         if not self.rounds.open(token, blob, self._state(master), following, event):
             raise LostClaim("the job was opened by another reducer")
         self.current = Version(token, master, weights)

@@ -240,14 +240,14 @@ def _show(session: Session, job_id: str) -> JobPublic:
 def _public(row: Any) -> JobPublic:
     """From a row of `_jobs`."""
     job, workers, last_event_id = row[:3]
-    reducer = {"host": job.reducer_host, "pid": job.reducer_pid} if job.reducer_host else None
+    about = {"host": job.reducer_host, "pid": job.reducer_pid, "kind": job.reducer_kind or None}
     values = {name: getattr(job, name) for name in _SAME_NAMES}
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
     return JobPublic(
         **values,
         title=job.name or f"{job.spec['model']} on {job.spec['dataset']}",
         workers=0 if job.status in ENDED else workers,
-        reducer=reducer,
+        reducer=about if job.reducer_host else None,
         created_at=job.created_ms,
         started_at=job.started_ms,
         finished_at=job.finished_ms,
