@@ -16,7 +16,7 @@ import httpx2
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from computeshare import __version__
-from computeshare.answers import Checkpoint, Event, Job, Problem, document, items, raise_for_problem
+from computeshare.answers import Checkpoint, Event, Job, Problem, Version, document, items, raise_for_problem
 from computeshare.answers import event as read_event
 from computeshare.artifacts import weights_digest
 from computeshare.errors import ArtifactError, ComputeShareError, SettingsError
@@ -124,6 +124,23 @@ class Client:
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """The versions that can be downloaded, newest first."""
         return items(self._repeatable("GET", _path(job_id, "checkpoints")))[0]
+
+    def versions(self, job_id: str, first: int, last: int) -> Iterator[Version]:
+        """The versions that stand from `first` to `last`, each with what it was made of; fetched as they are needed."""
+        since: int | None = first - 1
+        while since is not None and since < last:
+            parameters = {"since": since, "limit": min(_PAGE, last - since)}
+            page = document(self._repeatable("GET", _path(job_id, "versions"), params=parameters))
+            yield from cast(list[Version], page["items"])
+            since = page["next_since"]
+
+    def workers(self, job_id: str) -> list[dict[str, Any]]:
+        """Who takes or took part in a job, with the kinds of their machines."""
+        return items(self._repeatable("GET", _path(job_id, "workers")))[0]
+
+    def state(self, job_id: str, version: int) -> bytes:
+        """The reducer's state that goes with a checkpoint's weights: optimizer, full-precision parameters."""
+        return self._repeatable("GET", _path(job_id, "checkpoints", str(version), "state")).content
 
     def metrics(self, job_id: str) -> dict[str, list[dict[str, Any]]]:
         """A job's series by name, each a list of points by version."""
