@@ -40,6 +40,18 @@ class ForkedFrom(_Answer):
     optimizer: Literal["kept", "fresh"] = Field(description="whether the optimizer's state was taken over too")
 
 
+class ForkRequest(BaseModel):
+    """Which version of a job another is to start from, and what is to be different."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
+    spec: dict[str, Any] = Field({}, description="fields of the JobSpec that change; the others are the parent's")
+    optimizer: Literal["kept", "fresh"] | None = Field(
+        None, description="whether to go on with the optimizer's state; by default where its settings stay the same"
+    )
+
+
 class JobPublic(_Answer):
     """A job as clients see it."""
 

@@ -67,7 +67,8 @@ class Job(SQLModel, table=True):
     reducer_kind: dict[str, Any] | None = _json()
     """The kind of machine that published the first weights of this incarnation."""
     forked_from: dict[str, Any] | None = _json()
-    """`job_id`, `version` and `sha256` of what the job started from, and whether the `optimizer` was `kept`."""
+    """`job_id`, `version` and `sha256` of what the job started from, whether its `optimizer` was `kept` or is `fresh`,
+    and the `token` of the checkpoint that holds it among the job's own."""
 
     accepted: int = 0
     stale: int = 0

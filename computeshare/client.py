@@ -75,6 +75,26 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return cast(Job, document(self._repeatable("POST", "/v1/jobs", json=dict(spec), headers=headers)))
 
+    def fork(
+        self,
+        job_id: str,
+        version: int | str = "latest",
+        spec: Mapping[str, Any] | None = None,
+        optimizer: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Create a job that starts from a version of another; the key makes it one job however often it is sent.
+
+        Args:
+            version: its number, `latest` or `best`.
+            spec: fields of the JobSpec that change; the others are the parent's.
+            optimizer: `kept` or `fresh`; by default its state is kept where its settings stay the same.
+        """
+        document_sent = {"version": version, "spec": dict(spec or {}), "optimizer": optimizer}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        response = self._repeatable("POST", _path(job_id, "fork"), json=document_sent, headers=headers)
+        return cast(Job, document(response))
+
     def jobs(self, statuses: Sequence[str] = (), queue: str | None = None, limit: int | None = None) -> Iterator[Job]:
         """Jobs newest first, `limit` of them or all; further pages are fetched as they are needed."""
         given = {"status": list(statuses) or None, "queue": queue, "limit": min(limit or _PAGE, _PAGE)}

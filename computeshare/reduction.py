@@ -117,6 +117,8 @@ class JobReducer:
     def _open(self) -> None:
         """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
         restored = self._restore()
+        if restored is None and self.rounds.load(self.rounds.keys.origin()):
+            raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         carried = self.artifacts.manifest(restored.token).carried if restored else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
@@ -127,7 +129,8 @@ class JobReducer:
         token = Token(incarnation, version, sha256[:16])
         following = self._following(version, carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
-        event |= {"sha256": sha256, "restored": restored is not None, "bytes": len(blob)}
+        event |= {"sha256": sha256, "bytes": len(blob)}
+        event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
         if not self.rounds.open(token, blob, self._state(master), following, event):
             raise LostClaim("the job was opened by another reducer")
@@ -272,6 +275,8 @@ class JobReducer:
         return struct.pack("<Q", len(kept)) + kept + self.optimizer.dump()
 
     def _load_state(self, raw: bytes, weights: Weights) -> Vector:
+        if not raw:
+            return weights.parameters  # a fork's, whose optimizer starts afresh
         (length,) = struct.unpack_from("<Q", raw)
         self.optimizer.load(raw[8 + length :])
         return np.frombuffer(raw, np.float32, length // 4, 8) if length else weights.parameters

@@ -7,9 +7,10 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import AfterValidator
 
-from api.deps import Cursor, HistoryDep, JobsDep, Limit
+from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit
 from api.schemas import (
     CheckpointList,
+    ForkRequest,
     JobPage,
     JobPublic,
     JobWorkerList,
@@ -86,6 +87,16 @@ def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
 def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
     """Let a failed job go on from its last checkpoint."""
     return service.retry(job_id)
+
+
+@router.post("/{job_id}/fork", status_code=201)
+def fork_job(
+    job_id: JobId, request: ForkRequest, service: ForksDep, response: Response, key: IdempotencyKey = None
+) -> JobPublic:
+    """Create a job that starts from a version of this one; what `spec` does not change stays the same."""
+    job = service.fork(job_id, request, key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
 
 
 @router.post("/{job_id}/cancel", status_code=202)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from computeshare.answers import Checkpoint, Job, Problem
 from computeshare.commands.connection import Home, JobId, Json, Url, connect, page
 from computeshare.commands.create import create
+from computeshare.commands.fork import fork
 from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, title
 from computeshare.commands.replay import replay
 from computeshare.commands.watch import follow_to_end
@@ -19,6 +20,7 @@ from computeshare.commands.watch import follow_to_end
 app = typer.Typer(no_args_is_help=True, help="Create, watch and fetch jobs.")
 app.command()(create)
 app.command()(replay)
+app.command()(fork)
 
 
 @app.command("list")

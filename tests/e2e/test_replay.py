@@ -1,8 +1,9 @@
-"""Jobs recomputed from their logs on this machine: every version matches, and what was changed in the log is found."""
+"""Jobs recomputed from their logs, and forked: every version matches, and what was changed in a log is found."""
 
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,12 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, control_plane
+
+from computeshare.broker import connect
+from computeshare.client import Client
+from computeshare.errors import SpecError
+from computeshare.replay import Replay, Verdict
+from computeshare.settings import RunFile
 
 pytestmark = pytest.mark.e2e
 DIGITS: dict[str, Any] = {
@@ -33,24 +40,200 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def replay(plane: ControlPlane, job_id: str, *flags: str) -> tuple[int, dict[str, Any]]:
-    """The command as a user runs it: its exit code and its document."""
-    command = [sys.executable, "-m", "computeshare.cli", "jobs", "replay", job_id, "--json", *flags]
-    done = subprocess.run(command, env=plane.environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def done(plane: ControlPlane) -> dict[str, Any]:
+    """A job of 60 versions with checkpoints of 20, 40 and 60."""
+    return plane.finish(plane.create(**DIGITS))
+
+
+def command(plane: ControlPlane, *arguments: str) -> tuple[int, str]:
+    """A command as a user runs it: its exit code and what it prints."""
+    line = [sys.executable, "-m", "computeshare.cli", "jobs", *arguments]
+    done = subprocess.run(line, env=plane.environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout or done.stderr
+
+
+def recomputed(plane: ControlPlane, job_id: str, first: int = 0, last: int | None = None) -> tuple[list[int], Verdict]:
+    """The versions that a replay in this process compared, and its verdict."""
+    with Client(plane.url, (plane.home / "token").read_text().strip()) as client:
+        replay = Replay(client, job_id, plane.home / "data", first, last)
+        return [one.version for one in replay.run()], replay.verdict()
+
+
+def write(plane: ControlPlane, statement: str, *values: object) -> None:
+    """Change the control plane's database behind its back; exactly one row."""
+    with closing(sqlite3.connect(plane.home / "computeshare.db", timeout=10)) as database, database:
+        assert database.execute(statement, values).rowcount == 1
+
+
+def fork(plane: ControlPlane, job_id: str, **request: Any) -> dict[str, Any]:
+    response = plane.http.post(f"/v1/jobs/{job_id}/fork", json=request)
+    assert response.status_code == 201, response.text
+    return dict(response.json())
+
+
+def lose_the_broker(plane: ControlPlane) -> None:
+    run = RunFile.read(plane.home / "run.json")
+    assert run is not None
+    with closing(connect(run.redis_url)) as redis:
+        redis.flushall()
+
+
+def opened(plane: ControlPlane, job_id: str) -> list[tuple[int, int, bool]]:
+    """Incarnation, version and whether it was restored, for each time a job that has ended was opened."""
+    with plane.http.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    told = [event["data"] for event in map(json.loads, lines) if event.get("type") == "opened"]
+    return [(data["incarnation"], data["version"], data["restored"]) for data in told]
+
+
+def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done: dict[str, Any]) -> None:
+    code, printed = command(plane, "replay", done["id"])
+    assert (code, printed) == (0, "every version matches: 60 from version 1 to 60\n")
+    code, printed = command(plane, "replay", done["id"], "--from", "40", "--to", "50", "--json")
+    found = json.loads(printed)
+    assert (code, found["outcome"], found["matched"], found["from"], found["to"]) == (0, "matches", 10, 40, 50)
+    assert found["kind"] == plane.get(f"/v1/jobs/{done['id']}/workers")["items"][0]["kinds"][-1]
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        {"codec": {"up": "float16", "down": "float32"}},
         {"codec": {"up": "float32", "down": "float16"}, "optimizer": {"name": "Adam", "lr": 0.01}},
-        {"model": "resnet18", "input": [1, 32, 32], "rounds": 4},
+        {"strategy": {"combine": "median", "max_norm": 0.5}, "lr_scaling": "linear", "micro_batch": 100},
+        {"model": "resnet18", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2},
     ],
-    ids=["half up", "half down", "batch norm"],
+    ids=["lossy weights and Adam", "robust, crossing an epoch", "batch normalisation"],
 )
-def test_every_version_of_a_job_matches(plane: ControlPlane, spec: dict[str, Any]) -> None:
+def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
+    plane: ControlPlane, spec: dict[str, Any]
+) -> None:
     job = plane.finish(plane.create(**{**DIGITS, **spec}))
-    code, found = replay(plane, job["id"])
-    assert (code, found["outcome"], found["matched"]) == (0, "matches", job["rounds_total"])
+    total, middle = job["rounds_total"], job["spec"]["checkpoint_every"]
+    versions, verdict = recomputed(plane, job["id"])
+    assert (versions, verdict.outcome) == ([*range(1, total + 1)], "matches")
+    versions, verdict = recomputed(plane, job["id"], middle)
+    assert (versions, verdict.outcome) == ([*range(middle + 1, total + 1)], "matches")
+
+
+def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(plane: ControlPlane) -> None:
+    job_id = plane.create(**{**DIGITS, "rounds": 500})
+    plane.until("a checkpoint", lambda: plane.job(job_id)["durable_version"] >= 40)
+    os.kill(plane.pids("worker")[0], signal.SIGKILL)
+    plane.reach(job_id, plane.job(job_id)["version"] + 30)
+    durable = plane.job(job_id)["durable_version"]
+    versions, verdict = recomputed(plane, job_id, durable - 20)  # while it runs: up to what is durable
+    assert verdict.outcome == "matches" and versions[-1] >= durable
+    lose_the_broker(plane)
+    job = plane.finish(job_id)
+    assert [incarnation for incarnation, _, _ in opened(plane, job_id)] == [1, 2]
+    versions, verdict = recomputed(plane, job_id)
+    assert (versions, verdict.outcome, verdict.mismatches) == ([*range(1, 501)], "matches", ())
+    assert verdict.matched + verdict.unrecorded == job["rounds_total"]
+
+
+def test_a_changed_digest_is_a_mismatch_at_its_version_alone(plane: ControlPlane) -> None:
+    job_id = plane.finish(plane.create(**DIGITS))["id"]
+    write(plane, "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33", "f" * 64, job_id)
+    code, printed = command(plane, "replay", job_id)
+    assert code == 1
+    assert printed.startswith(f"version 33: recorded {'f' * 64}, recomputed ")
+    assert printed.endswith("first mismatch at version 33; 59 of 60 match\n")
+
+
+def test_a_micro_batch_that_was_changed_in_the_ledger_is_a_mismatch_from_its_version_on(plane: ControlPlane) -> None:
+    job_id = plane.finish(plane.create(**DIGITS))["id"]
+    changed = "UPDATE ledger_entry SET micro_batch = 999 WHERE job_id = ? AND version = 45 AND micro_batch = 177"
+    write(plane, changed, job_id)
+    _, verdict = recomputed(plane, job_id)
+    assert (verdict.outcome, [one.version for one in verdict.mismatches]) == ("mismatch", [*range(45, 61)])
+    _, verdict = recomputed(plane, job_id, last=44)
+    assert verdict.outcome == "matches"
+
+
+def test_a_mismatch_is_excused_where_the_log_names_another_kind_of_machine(plane: ControlPlane) -> None:
+    job_id = plane.finish(plane.create(**DIGITS, workers={"min": 1, "max": 1}))["id"]
+    kinds = plane.get(f"/v1/jobs/{job_id}/workers")["items"][0]["kinds"]
+    other = json.dumps([{**kinds[0], "torch": "1.0.0"}])
+    write(plane, "UPDATE worker_stat SET kinds = ? WHERE job_id = ?", other, job_id)
+    assert recomputed(plane, job_id)[1].outcome == "matches"  # another kind may well give the same bits
+    write(plane, "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33", "f" * 64, job_id)
+    _, verdict = recomputed(plane, job_id)
+    assert (verdict.outcome, verdict.first_mismatch) == ("other kind", 33)
+    assert verdict.differences == (f"torch: {kinds[0]['torch']} here, 1.0.0 there",)
+
+
+def test_a_replay_names_the_versions_that_it_can_start_from(plane: ControlPlane, done: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="version 30 was not kept: a replay can start from 0, 20, 40, 60"):
+        recomputed(plane, done["id"], 30)
+    with pytest.raises(SpecError, match="up to 60: not from 60 to 60"):
+        recomputed(plane, done["id"], 60)
+
+
+def test_a_fork_goes_on_from_the_bits_of_its_parent_and_outlives_it(plane: ControlPlane) -> None:
+    parent = plane.finish(plane.create(**{**DIGITS, "optimizer": {"name": "Adam", "lr": 0.01}}))
+    made = fork(plane, parent["id"], version=20, spec={"rounds": 30, "seed": 5})
+    at_20 = next(c for c in plane.get(f"/v1/jobs/{parent['id']}/checkpoints")["items"] if c["version"] == 20)
+    assert made["forked_from"] == {
+        "job_id": parent["id"],
+        "version": 20,
+        "sha256": at_20["sha256"],
+        "optimizer": "kept",
+    }
+    assert plane.http.delete(f"/v1/jobs/{parent['id']}").status_code == 204
+    job = plane.finish(made["id"])
+    assert (job["version"], opened(plane, job["id"])) == (30, [(1, 0, False)])
+    weights = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints/0")
+    assert weights.headers["etag"].strip('"') == at_20["sha256"]
+    versions, verdict = recomputed(plane, job["id"])
+    assert (versions, verdict.outcome) == ([*range(1, 31)], "matches")
+    grandchild = plane.finish(fork(plane, job["id"], optimizer="fresh", spec={"rounds": 10})["id"])
+    assert grandchild["forked_from"]["sha256"] == job["weights_sha256"]
+    assert recomputed(plane, grandchild["id"])[1].outcome == "matches"
+
+
+def test_a_fork_with_the_parents_own_plan_does_what_the_parent_did(plane: ControlPlane, done: dict[str, Any]) -> None:
+    """From version 0 with everything kept, the same job again: nothing of the beginning is lost on the way."""
+    first = fork(plane, done["id"], version=20, spec={"rounds": 40})
+    second = fork(plane, first["id"], version=0, spec={"rounds": 40})
+    fresh = fork(plane, first["id"], version=0, spec={"rounds": 40}, optimizer="fresh")
+    digests = [plane.finish(job["id"])["weights_sha256"] for job in (first, second, fresh)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_fork_that_the_broker_lost_before_its_first_checkpoint_begins_again_at_its_origin(
+    plane: ControlPlane, done: dict[str, Any]
+) -> None:
+    spec = {"rounds": 300, "checkpoint_every": 0}
+    expected = plane.finish(fork(plane, done["id"], version=40, spec=spec)["id"])["weights_sha256"]
+    job_id = fork(plane, done["id"], version=40, spec=spec)["id"]
+    plane.reach(job_id, 5)
+    lose_the_broker(plane)
+    assert plane.finish(job_id)["weights_sha256"] == expected
+    assert opened(plane, job_id) == [(1, 0, False), (2, 0, False)]
+    assert recomputed(plane, job_id)[1].outcome == "matches"
+
+
+def test_a_fork_without_its_origin_fails_instead_of_starting_from_the_seed(
+    plane: ControlPlane, done: dict[str, Any]
+) -> None:
+    job_id = fork(plane, done["id"], spec={"queue": "nobody", "rounds": 5})["id"]
+    plane.until("its opening", lambda: plane.job(job_id)["weights_sha256"])
+    (origin,) = (plane.home / "artifacts" / job_id).glob("0.0.*")
+    (origin / "state.safetensors").unlink()
+    lose_the_broker(plane)
+    plane.until("its end", lambda: plane.job(job_id)["status"] == "failed")
+    assert "forked from are missing or damaged" in plane.job(job_id)["error"]
+
+
+def test_the_commands_fork_and_show(plane: ControlPlane, done: dict[str, Any], tmp_path: Path) -> None:
+    code, printed = command(plane, "fork", f"{done['id']}@best", "--name", "slower", "--set", "optimizer.lr=0.01")
+    assert code == 0
+    job_id = printed.split()[0]
+    made = plane.job(job_id)
+    assert (made["name"], made["spec"]["optimizer"]) == ("slower", {"name": "SGD", "lr": 0.01, "momentum": 0.9})
+    assert (made["forked_from"]["version"], made["forked_from"]["optimizer"]) == (done["best_version"], "fresh")
+    _, shown = command(plane, "show", job_id)
+    assert f"version {done['best_version']} of job {done['id']}, with fresh optimizer" in shown
+    code, printed = command(plane, "fork", f"{done['id']}@30")
+    assert code == 2 and "has no checkpoint 30" in printed and "/checkpoints" in printed
