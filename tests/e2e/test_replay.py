@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +31,9 @@ DIGITS: dict[str, Any] = {
     "checkpoint_every": 20,
     "evaluate_every": 0,
 }
+
+
+CHANGES = ("--set", "optimizer.lr=0.01", "--set", "queue=nobody")
 
 
 @pytest.fixture(scope="module")
@@ -132,35 +134,38 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     assert verdict.matched + verdict.unrecorded == job["rounds_total"]
 
 
-def test_a_changed_digest_is_a_mismatch_at_its_version_alone(plane: ControlPlane) -> None:
-    job_id = plane.finish(plane.create(**DIGITS))["id"]
-    write(plane, "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33", "f" * 64, job_id)
+def test_what_was_changed_in_the_log_is_a_mismatch_at_its_version(plane: ControlPlane, done: dict[str, Any]) -> None:
+    job_id, digest = done["id"], "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33"
+    recorded = plane.get(f"/v1/jobs/{job_id}/versions", since=32, limit=1)["items"][0]["sha256"]
+    write(plane, digest, "f" * 64, job_id)
     code, printed = command(plane, "replay", job_id)
-    assert code == 1
-    assert printed.startswith(f"version 33: recorded {'f' * 64}, recomputed ")
-    assert printed.endswith("first mismatch at version 33; 59 of 60 match\n")
-
-
-def test_a_micro_batch_that_was_changed_in_the_ledger_is_a_mismatch_from_its_version_on(plane: ControlPlane) -> None:
-    job_id = plane.finish(plane.create(**DIGITS))["id"]
-    changed = "UPDATE ledger_entry SET micro_batch = 999 WHERE job_id = ? AND version = 45 AND micro_batch = 177"
-    write(plane, changed, job_id)
+    told = f"version 33: recorded {'f' * 64}, recomputed {recorded}\nfirst mismatch at version 33; 59 of 60 match\n"
+    assert (code, printed) == (1, told)
+    write(plane, digest, recorded, job_id)
+    micro_batch = "UPDATE ledger_entry SET micro_batch = ? WHERE job_id = ? AND version = 45 AND micro_batch = ?"
+    write(plane, micro_batch, 999, job_id, 177)
     _, verdict = recomputed(plane, job_id)
     assert (verdict.outcome, [one.version for one in verdict.mismatches]) == ("mismatch", [*range(45, 61)])
-    _, verdict = recomputed(plane, job_id, last=44)
-    assert verdict.outcome == "matches"
+    assert recomputed(plane, job_id, last=44)[1].outcome == "matches"
+    write(plane, micro_batch, 177, job_id, 999)
 
 
-def test_a_mismatch_is_excused_where_the_log_names_another_kind_of_machine(plane: ControlPlane) -> None:
-    job_id = plane.finish(plane.create(**DIGITS, workers={"min": 1, "max": 1}))["id"]
-    kinds = plane.get(f"/v1/jobs/{job_id}/workers")["items"][0]["kinds"]
-    other = json.dumps([{**kinds[0], "torch": "1.0.0"}])
-    write(plane, "UPDATE worker_stat SET kinds = ? WHERE job_id = ?", other, job_id)
+def test_a_mismatch_is_excused_where_the_log_names_another_kind_of_machine(
+    plane: ControlPlane, done: dict[str, Any]
+) -> None:
+    job_id, kinds = done["id"], "UPDATE worker_stat SET kinds = ? WHERE job_id = ? AND worker = ?"
+    digest = "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33"
+    version = plane.get(f"/v1/jobs/{job_id}/versions", since=32, limit=1)["items"][0]
+    worker = next(w for w in plane.get(f"/v1/jobs/{job_id}/workers")["items"] if w["id"] == version["counted"][0][1])
+    (kind,) = worker["kinds"]
+    write(plane, kinds, json.dumps([{**kind, "torch": "1.0.0"}]), job_id, worker["id"])
     assert recomputed(plane, job_id)[1].outcome == "matches"  # another kind may well give the same bits
-    write(plane, "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33", "f" * 64, job_id)
+    write(plane, digest, "f" * 64, job_id)
     _, verdict = recomputed(plane, job_id)
     assert (verdict.outcome, verdict.first_mismatch) == ("other kind", 33)
-    assert verdict.differences == (f"torch: {kinds[0]['torch']} here, 1.0.0 there",)
+    assert verdict.differences == (f"torch: {kind['torch']} here, 1.0.0 there",)
+    write(plane, digest, version["sha256"], job_id)
+    write(plane, kinds, json.dumps([kind]), job_id, worker["id"])
 
 
 def test_a_replay_names_the_versions_that_it_can_start_from(plane: ControlPlane, done: dict[str, Any]) -> None:
@@ -170,64 +175,30 @@ def test_a_replay_names_the_versions_that_it_can_start_from(plane: ControlPlane,
         recomputed(plane, done["id"], 60)
 
 
-def test_a_fork_goes_on_from_the_bits_of_its_parent_and_outlives_it(plane: ControlPlane) -> None:
-    parent = plane.finish(plane.create(**{**DIGITS, "optimizer": {"name": "Adam", "lr": 0.01}}))
-    made = fork(plane, parent["id"], version=20, spec={"rounds": 30, "seed": 5})
-    at_20 = next(c for c in plane.get(f"/v1/jobs/{parent['id']}/checkpoints")["items"] if c["version"] == 20)
-    assert made["forked_from"] == {
-        "job_id": parent["id"],
-        "version": 20,
-        "sha256": at_20["sha256"],
-        "optimizer": "kept",
-    }
-    assert plane.http.delete(f"/v1/jobs/{parent['id']}").status_code == 204
-    job = plane.finish(made["id"])
-    assert (job["version"], opened(plane, job["id"])) == (30, [(1, 0, False)])
-    weights = plane.http.get(f"/v1/jobs/{job['id']}/checkpoints/0")
-    assert weights.headers["etag"].strip('"') == at_20["sha256"]
-    versions, verdict = recomputed(plane, job["id"])
+def test_a_fork_goes_on_from_the_bits_of_its_parent_and_outlives_it(plane: ControlPlane, done: dict[str, Any]) -> None:
+    at_40 = next(c for c in plane.get(f"/v1/jobs/{done['id']}/checkpoints")["items"] if c["version"] == 40)
+    parent = plane.finish(fork(plane, done["id"], version=40, spec={"rounds": 30, "seed": 5})["id"])
+    about = {"job_id": done["id"], "version": 40, "sha256": at_40["sha256"], "optimizer": "kept"}
+    assert parent["forked_from"] == about
+    assert (parent["version"], opened(plane, parent["id"])) == (30, [(1, 0, False)])
+    weights = plane.http.get(f"/v1/jobs/{parent['id']}/checkpoints/0")
+    assert weights.headers["etag"].strip('"') == at_40["sha256"]
+    versions, verdict = recomputed(plane, parent["id"])
     assert (versions, verdict.outcome) == ([*range(1, 31)], "matches")
-    grandchild = plane.finish(fork(plane, job["id"], optimizer="fresh", spec={"rounds": 10})["id"])
-    assert grandchild["forked_from"]["sha256"] == job["weights_sha256"]
-    assert recomputed(plane, grandchild["id"])[1].outcome == "matches"
+    child = fork(plane, parent["id"], version=0, optimizer="fresh", spec={"rounds": 10})
+    assert plane.http.delete(f"/v1/jobs/{parent['id']}").status_code == 204
+    child = plane.finish(child["id"])
+    assert child["forked_from"] == {
+        "job_id": parent["id"],
+        "version": 0,
+        "sha256": at_40["sha256"],
+        "optimizer": "fresh",
+    }
+    assert recomputed(plane, child["id"])[1].outcome == "matches"
 
 
-def test_a_fork_with_the_parents_own_plan_does_what_the_parent_did(plane: ControlPlane, done: dict[str, Any]) -> None:
-    """From version 0 with everything kept, the same job again: nothing of the beginning is lost on the way."""
-    first = fork(plane, done["id"], version=20, spec={"rounds": 40})
-    second = fork(plane, first["id"], version=0, spec={"rounds": 40})
-    fresh = fork(plane, first["id"], version=0, spec={"rounds": 40}, optimizer="fresh")
-    digests = [plane.finish(job["id"])["weights_sha256"] for job in (first, second, fresh)]
-    assert digests[0] == digests[1] != digests[2]
-
-
-def test_a_fork_that_the_broker_lost_before_its_first_checkpoint_begins_again_at_its_origin(
-    plane: ControlPlane, done: dict[str, Any]
-) -> None:
-    spec = {"rounds": 300, "checkpoint_every": 0}
-    expected = plane.finish(fork(plane, done["id"], version=40, spec=spec)["id"])["weights_sha256"]
-    job_id = fork(plane, done["id"], version=40, spec=spec)["id"]
-    plane.reach(job_id, 5)
-    lose_the_broker(plane)
-    assert plane.finish(job_id)["weights_sha256"] == expected
-    assert opened(plane, job_id) == [(1, 0, False), (2, 0, False)]
-    assert recomputed(plane, job_id)[1].outcome == "matches"
-
-
-def test_a_fork_without_its_origin_fails_instead_of_starting_from_the_seed(
-    plane: ControlPlane, done: dict[str, Any]
-) -> None:
-    job_id = fork(plane, done["id"], spec={"queue": "nobody", "rounds": 5})["id"]
-    plane.until("its opening", lambda: plane.job(job_id)["weights_sha256"])
-    (origin,) = (plane.home / "artifacts" / job_id).glob("0.0.*")
-    (origin / "state.safetensors").unlink()
-    lose_the_broker(plane)
-    plane.until("its end", lambda: plane.job(job_id)["status"] == "failed")
-    assert "forked from are missing or damaged" in plane.job(job_id)["error"]
-
-
-def test_the_commands_fork_and_show(plane: ControlPlane, done: dict[str, Any], tmp_path: Path) -> None:
-    code, printed = command(plane, "fork", f"{done['id']}@best", "--name", "slower", "--set", "optimizer.lr=0.01")
+def test_the_commands_fork_and_show(plane: ControlPlane, done: dict[str, Any]) -> None:
+    code, printed = command(plane, "fork", f"{done['id']}@best", "--name", "slower", *CHANGES)
     assert code == 0
     job_id = printed.split()[0]
     made = plane.job(job_id)
