@@ -448,7 +448,8 @@ def test_the_form_of_a_fork_fits_its_window(
     page.screenshot(path=SCREENSHOTS / f"fork-{width}-{scheme}.png")
     page.locator("#fork-close").click()
     table = page.locator("#checkpoints-scroll")
-    assert table.evaluate("one => one.scrollWidth <= one.clientWidth"), "the checkpoints scroll sideways"
+    widths = table.evaluate("one => [one.scrollWidth, one.clientWidth]")
+    assert widths[0] <= widths[1], "the checkpoints scroll sideways"
     page.locator("#checkpoints").screenshot(path=SCREENSHOTS / f"checkpoints-{width}-{scheme}.png")
 
 
