@@ -66,7 +66,7 @@ def install(app: FastAPI) -> None:
     """Answer every error of this application as a problem."""
     handler = new_exception_handler(
         unhandled_wrappers={"default": _unhandled},  # type: ignore[dict-item]
-        handlers={**dict.fromkeys(CODES, _known), InvalidFields: _invalid},
+        handlers={InvalidFields: _invalid, **dict.fromkeys(CODES, _known)},
         pre_hooks=[_report],
         request_validation_handler=_invalid,
     )
