@@ -154,10 +154,6 @@ class Client:
             yield from cast(list[Version], page["items"])
             since = page["next_since"]
 
-    def workers(self, job_id: str) -> list[dict[str, Any]]:
-        """Who takes or took part in a job, with the kinds of their machines."""
-        return items(self._repeatable("GET", _path(job_id, "workers")))[0]
-
     def state(self, job_id: str, version: int) -> bytes:
         """The reducer's state that goes with a checkpoint's weights: optimizer, full-precision parameters."""
         return self._repeatable("GET", _path(job_id, "checkpoints", str(version), "state")).content

@@ -191,9 +191,10 @@ class _Machine:
     def step(self, base: "Held", parts: Sequence[tuple[int, int]]) -> "Held":
         """The version after `base`, made of these micro-batches, each with its samples."""
         self._replica.load(base.weights)
-        updates, buffers = zip(*(self._update(micro_batch) for micro_batch, _ in parts), strict=True)
+        samples = [count for _, count in parts]
+        updates = [self._update(micro_batch) for micro_batch, _ in parts]
         with _using(1):  # thread, as every reducer steps
-            return self.steps.step(base, updates, buffers, [samples for _, samples in parts])
+            return self.steps.step(base, updates, samples)
 
     def _update(self, micro_batch: int) -> tuple[Vector, Vector]:
         """A micro-batch's update and buffers as they reach a reducer."""

@@ -1,7 +1,7 @@
 """From one version to the next, as every reducer goes: pure but for the optimizer, which steps in place."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +29,7 @@ class Steps:
     def __init__(self, spec: JobSpec, layout: Layout) -> None:
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(layout, spec.optimizer, factor)
-        self._strategy, self._down, self._layout = spec.strategy, CODECS[spec.codec.down], layout
+        self._spec, self._down, self._layout = spec, CODECS[spec.codec.down], layout
 
     def start(self, weights: Weights, state: bytes = b"") -> Held:
         """Begin at a version's weights and the reducer's state beside them; without one, with a fresh optimizer.
@@ -43,16 +43,23 @@ class Steps:
         master = np.frombuffer(state, np.float32, length // 4, 8) if length else weights.parameters
         return self._held(master, weights)
 
-    def step(self, base: Held, updates: Sequence[Vector], buffers: Sequence[Vector], samples: Sequence[int]) -> Held:
+    def step(self, base: Held, parts: Iterable[tuple[Vector, Vector]], samples: Sequence[int]) -> Held:
         """The version after `base`.
 
         Args:
-            updates: the round's decoded updates, (d,) each, in micro-batch order.
-            buffers: the buffers (b,) that came with each.
+            parts: the version's decoded updates (d,), each with its buffers (b,), in micro-batch order; read once.
             samples: how many samples each stands for.
         """
-        master = self.optimizer.step(base.master, sync.combine(self._strategy, updates, samples))
-        mean = sync.mean(buffers, samples) if self._layout.buffers else base.weights.buffers
+        buffers = sync.Mean(sum(samples))
+
+        def updates() -> Iterator[Vector]:
+            for (update, buffer), count in zip(parts, samples, strict=True):
+                buffers.add(buffer, count)
+                yield update
+
+        gradient = sync.combine(self._spec.strategy, updates(), samples, self._spec.workers.min)
+        master = self.optimizer.step(base.master, gradient)
+        mean = buffers.value if self._layout.buffers else base.weights.buffers
         return self._held(master, Weights(master, mean, self._layout.counted(base.weights.counters)))
 
     def _held(self, master: Vector, weights: Weights) -> Held:

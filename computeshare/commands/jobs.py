@@ -1,4 +1,4 @@
-"""`computeshare jobs`: create, list, show, watch, pause, resume, retry, cancel, unban, delete, download; replay, fork."""
+"""`computeshare jobs`: create, list, show, watch, replay, fork, download, delete; pause, resume, retry, cancel, unban."""
 
 import sys
 from collections.abc import Sequence
