@@ -1,4 +1,4 @@
-"""`computeshare jobs`: create, list, show, watch, replay, fork, download, delete; pause, resume, retry, cancel, unban."""
+"""`computeshare jobs`: create, list, show, watch, replay, fork, download, delete, and what changes a job's status."""
 
 import sys
 from collections.abc import Sequence
