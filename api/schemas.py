@@ -227,8 +227,8 @@ class VersionPublic(_Answer):
     """A version that stands, and what it was made of."""
 
     version: int
-    token: str | None = Field(description="none where the broker was lost before its record came here")
-    sha256: str | None = Field(description="over its weights; none where only its ledger is known")
+    token: str | None = Field(description="none where its record was lost")
+    sha256: str | None = Field(description="over its weights; none where its record was lost")
     loss: float | None
     counted: list[tuple[int, str, int]] = Field(description="micro-batch, worker and samples, in micro-batch order")
 

@@ -38,7 +38,7 @@ REDUCING: Kind = {"device": "cpu"}
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A version's digest as the log has it (None where it was lost with the broker) and as it came out here."""
+    """A version's digest as the log has it (None where that was lost) and as it came out here."""
 
     version: int
     recorded: str | None
@@ -77,9 +77,7 @@ class Kinds:
         return [kind for kinds in self.workers.values() for kind in kinds]
 
     def of(self, workers: frozenset[str]) -> list[Kind]:
-        """The kinds of these workers; of all of them where the ledger does not know who it was."""
-        if "" in workers:
-            return self.all
+        """The kinds of these workers."""
         return [kind for worker in sorted(workers) for kind in self.workers.get(worker, ())]
 
 

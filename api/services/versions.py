@@ -3,14 +3,14 @@
 from collections import defaultdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.schemas import VersionPage, VersionPublic
 from api.services.jobs import find
-from api.tables import CheckpointRow, LedgerEntry, VersionRow, table
+from api.tables import LedgerEntry, VersionRow, table
 
-VERSION, LEDGER, CHECKPOINT = table(VersionRow), table(LedgerEntry), table(CheckpointRow)
+VERSION, LEDGER = table(VersionRow), table(LedgerEntry)
 
 
 def versions(session: Session, job_id: str, since: int, limit: int) -> VersionPage:
@@ -18,14 +18,11 @@ def versions(session: Session, job_id: str, since: int, limit: int) -> VersionPa
     last = find(session, job_id).version
     numbers = range(since + 1, min(since + limit, last) + 1)
     rows = _rows(session, job_id, numbers)
-    counted = _counted(session, job_id, LEDGER.c.token.in_([row.token for row in rows.values()]))
-    if unrecorded := [number for number in numbers if number not in rows]:
-        counted |= _counted(session, job_id, LEDGER.c.version.in_(unrecorded))
-    digests = _digests(session, job_id, unrecorded)
+    counted = _counted(session, job_id, [row.token for row in rows.values()])
     items = []
     for number in numbers:
         row, parts = rows.get(number), sorted(counted.get(number, []))
-        token, sha256, loss = (row.token, row.sha256, row.loss) if row else (None, digests.get(number), None)
+        token, sha256, loss = (row.token, row.sha256, row.loss) if row else (None, None, None)
         items.append(VersionPublic(version=number, token=token, sha256=sha256, loss=loss, counted=parts))
     return VersionPage(items=items, next_since=numbers[-1] if numbers and numbers[-1] < last else None)
 
@@ -37,18 +34,11 @@ def _rows(session: Session, job_id: str, numbers: range) -> dict[int, Any]:
     return {row.version: row for row in session.execute(query.order_by(VERSION.c.incarnation))}
 
 
-def _counted(session: Session, job_id: str, which: ColumnElement[bool]) -> dict[int, list[tuple[int, str, int]]]:
-    """The ledger's entries by version. (By token, the ledger's own key, it is read without a look at the rest.)"""
+def _counted(session: Session, job_id: str, tokens: list[str]) -> dict[int, list[tuple[int, str, int]]]:
+    """The ledger's entries by version."""
     columns = (LEDGER.c.version, LEDGER.c.micro_batch, LEDGER.c.worker, LEDGER.c.samples)
-    query = select(*columns).where(LEDGER.c.job_id == job_id, which, LEDGER.c.voided.is_(False))
+    mine = (LEDGER.c.job_id == job_id) & LEDGER.c.token.in_(tokens) & LEDGER.c.voided.is_(False)
     found = defaultdict(list)
-    for version, *part in session.execute(query):
+    for version, *part in session.execute(select(*columns).where(mine)):
         found[version].append(tuple(part))
     return dict(found)
-
-
-def _digests(session: Session, job_id: str, numbers: list[int]) -> dict[int, str]:
-    """The digests of those among these versions that have a checkpoint."""
-    mine = (CHECKPOINT.c.job_id == job_id) & CHECKPOINT.c.version.in_(numbers) & CHECKPOINT.c.voided.is_(False)
-    rows = session.execute(select(CHECKPOINT.c.version, CHECKPOINT.c.sha256).where(mine))
-    return {row.version: row.sha256 for row in rows}

@@ -63,7 +63,7 @@ def summary(found: Replay, verdict: Verdict) -> list[str]:
     if len(verdict.mismatches) > SHOWN:
         lines.append(f"and {len(verdict.mismatches) - SHOWN} more")
     if verdict.unrecorded:
-        lines.append(f"{verdict.unrecorded} without a recorded digest: their records were lost with the broker")
+        lines.append(f"{verdict.unrecorded} without a recorded digest")
     if not found.kinds.all:
         lines.append("the log does not say what kind of machine computed")
     compared = verdict.matched + len(verdict.mismatches)

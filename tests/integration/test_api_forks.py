@@ -221,25 +221,6 @@ def test_versions_are_those_of_the_branch_that_stands(client: TestClient, redis:
     assert [part[0] for part in third["counted"]] == [8, 9, 10, 11]
 
 
-def test_versions_whose_records_the_broker_took_with_it_are_told_by_the_ledger_alone(
-    client: TestClient, redis: Redis, artifacts: Artifacts
-) -> None:
-    job_id = artifacts.folder.name
-    feed = Feed(redis, job_id, PLAN)
-    feed.open()
-    feed.commit()
-    feed.open(version=3, incarnation=2, restored=True)
-    feed.save()
-    project(client, redis)
-    items = client.get(f"/v1/jobs/{job_id}/versions").json()["items"]
-    assert [(one["token"], one["sha256"]) for one in items] == [
-        (token(1), f"{1:064x}"),
-        (None, None),
-        (None, f"{3:064x}"),
-    ]
-    assert items[1]["counted"] == [[m, "", PLAN.size(m)] for m in range(4, 8)]
-
-
 def test_the_kinds_of_a_worker_are_remembered_each_once(client: TestClient, redis: Redis, parent: str) -> None:
     feed = Feed(redis, parent, PLAN)
     about = {"worker": WORKERS[0], "session": "s2", "seat": "x", "name": "mac", "device": "cpu"}
@@ -257,7 +238,7 @@ def test_a_version_that_was_voided_is_no_part_of_the_log(client: TestClient, par
         rows = table(VersionRow)
         connection.execute(update(rows).where(rows.c.job_id == parent, rows.c.version == 2).values(voided=True))
     second = client.get(f"/v1/jobs/{parent}/versions").json()["items"][1]
-    assert second["token"] is None
+    assert second == {"version": 2, "token": None, "sha256": None, "loss": None, "counted": []}
 
 
 def test_a_state_that_is_missing_is_said(client: TestClient, parent: str, artifacts: Artifacts) -> None:

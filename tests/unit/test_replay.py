@@ -49,11 +49,6 @@ def test_another_kind_in_a_version_without_a_record_excuses_what_follows_from_it
     assert judge(versions, MIXED, HERE, HERE).outcome == "other kind"
 
 
-@pytest.mark.parametrize(("kinds", "outcome"), [(MIXED, "other kind"), (ALIKE, "mismatch")])
-def test_a_version_of_which_nobody_knows_who_made_it_may_be_anybodys(kinds: Kinds, outcome: str) -> None:
-    assert judge([checked(1, False, "")], kinds, HERE, HERE).outcome == outcome
-
-
 def test_a_worker_whose_kind_is_not_recorded_excuses_nothing() -> None:
     assert judge([checked(1, False, "a")], Kinds({"a": []}, None), HERE, HERE).outcome == "mismatch"
 
