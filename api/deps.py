@@ -10,6 +10,7 @@ from api.database import Database
 from api.services.bans import Bans
 from api.services.control import Control
 from api.services.fleet import Fleet
+from api.services.forking import Forks
 from api.services.health import Health
 from api.services.history import History
 from api.services.jobs import Jobs
@@ -30,6 +31,7 @@ class Services:
         self.jobs = Jobs(self.database, settings.artifacts_dir, self.control.wake)
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
+        self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker)
         self.health = Health(self.database, self.broker, self.control)
         self.telemetry = Telemetry(self.database, self.broker)
@@ -62,6 +64,7 @@ def _one(name: str) -> Any:
 JobsDep = Annotated[Jobs, _one("jobs")]
 BansDep = Annotated[Bans, _one("bans")]
 HistoryDep = Annotated[History, _one("history")]
+ForksDep = Annotated[Forks, _one("forks")]
 FleetDep = Annotated[Fleet, _one("fleet")]
 HealthDep = Annotated[Health, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]

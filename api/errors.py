@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problems, and the one table of HTTP codes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-from computeshare.errors import BrokerError, ComputeShareError, SettingsError, SpecError
+from computeshare.errors import ArtifactError, BrokerError, ComputeShareError, SettingsError, SpecError
 from computeshare.spec import JobSpec
 
 RETRY_AFTER_S = 2
@@ -36,11 +36,23 @@ class KeyReused(ComputeShareError):
     """An `Idempotency-Key` came again with another body."""
 
 
+class InvalidFields(SpecError):
+    """Fields of a request that cannot be carried out, as pydantic tells errors."""
+
+    def __init__(self, errors: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__("; ".join(str(error["msg"]) for error in errors))
+        self._errors = errors
+
+    def errors(self) -> Sequence[Mapping[str, Any]]:
+        return self._errors
+
+
 CODES: Mapping[type[Exception], tuple[int, str]] = {
     NotFound: (404, "Not found"),
     Conflict: (409, "Not possible in this status"),
     KeyReused: (422, "This Idempotency-Key belongs to another job"),
     SpecError: (422, "The request cannot be carried out"),
+    ArtifactError: (503, "The checkpoint's files cannot be read or written"),
     OverflowError: (422, "A number is out of range"),
     SettingsError: (503, "The broker is not known"),
     BrokerError: (503, "The broker cannot be reached"),
@@ -54,12 +66,12 @@ def install(app: FastAPI) -> None:
     """Answer every error of this application as a problem."""
     handler = new_exception_handler(
         unhandled_wrappers={"default": _unhandled},  # type: ignore[dict-item]
-        handlers=dict.fromkeys(CODES, _known),
+        handlers={InvalidFields: _invalid, **dict.fromkeys(CODES, _known)},
         pre_hooks=[_report],
         request_validation_handler=_invalid,
     )
     add_exception_handler(app, handler, generic_swagger_defaults=False)
-    for kind in CODES:
+    for kind in (*CODES, InvalidFields):
         app.add_exception_handler(kind, handler)
 
 
@@ -89,7 +101,7 @@ def _passing(error: Exception) -> bool:
     return "locked" in str(error) or "full" in str(error)
 
 
-def _invalid(_handler: ExceptionHandler, _request: Request, error: RequestValidationError) -> Problem:
+def _invalid(_handler: ExceptionHandler, _request: Request, error: Any) -> Problem:
     """Name each field with a JSON pointer and say what is allowed. What was sent is not repeated."""
     errors = [_field_error(e) for e in error.errors()]
     detail = "; ".join(f"{e['field']}: {e['detail']}" if e["field"] else e["detail"] for e in errors[:5])
@@ -107,8 +119,8 @@ def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
         message = f"unknown field; allowed: {', '.join(_fields_beside(path))}"
     elif error["type"] == "model_attributes_type":
         message = "send a JSON object"
-    if place == "body" and not parts and not unreadable and (named := _named_in(message)):
-        parts = [named]
+    if place == "body" and parts in ([], ["spec"]) and not unreadable and (named := _named_in(message)):
+        parts = [*parts, named]
     answer = {"in": str(place), "field": "body" if unreadable else ".".join(parts), "detail": message}
     if place == "body":
         answer["pointer"] = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
@@ -120,7 +132,7 @@ def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
 def _fields_beside(path: list[Any]) -> list[str]:
     """The fields that the object holding this field may have."""
     model: Any = JobSpec
-    for part in path[:-1]:
+    for part in path[path[:1] == ["spec"] : -1]:  # a whole specification, or one within a fork's request
         field = model.model_fields.get(part)
         if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
             break

@@ -4,11 +4,11 @@ Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from computeshare.types import JobStatus, Outcome
+from computeshare.types import JobStatus, Kind, Outcome
 
 
 def instant(value: object) -> object:
@@ -28,6 +28,28 @@ class ReducerPublic(_Answer):
 
     host: str
     pid: int
+    kind: Kind | None = Field(description="of the machine that published the first weights; none where not recorded")
+
+
+class ForkedFrom(_Answer):
+    """What a job started from: a version of another job, which may be gone by now."""
+
+    job_id: str
+    version: int
+    sha256: str
+    optimizer: Literal["kept", "fresh"] = Field(description="whether the optimizer's state was taken over too")
+
+
+class ForkRequest(BaseModel):
+    """Which version of a job another is to start from, and what is to be different."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
+    spec: dict[str, Any] = Field({}, description="fields of the JobSpec that change; the others are the parent's")
+    optimizer: Literal["kept", "fresh"] | None = Field(
+        None, description="whether to go on with the optimizer's state; by default where its settings stay the same"
+    )
 
 
 class JobPublic(_Answer):
@@ -52,6 +74,7 @@ class JobPublic(_Answer):
     durable_version: int = Field(description="this version survives the loss of power; 0 needs no file")
     weights_sha256: str | None
     parameters: int | None
+    forked_from: ForkedFrom | None = Field(description="none for a job that started from its seed")
     samples_per_s: float = Field(description="over the last ten seconds of committed versions")
     workers: int = Field(description="workers taking part now")
     reducer: ReducerPublic | None
@@ -159,6 +182,9 @@ class JobWorkerPublic(_Answer):
     id: str
     name: str
     device: str
+    kinds: list[Kind] = Field(
+        description="what its bits depend on: one, unless it joined again as another; newest last"
+    )
     active: bool = Field(description="takes part now")
     left_reason: str | None
     samples_per_s: float
@@ -195,6 +221,23 @@ class QueuePublic(_Answer):
 
 class QueueList(_Answer):
     items: list[QueuePublic]
+
+
+class VersionPublic(_Answer):
+    """A version that stands, and what it was made of."""
+
+    version: int
+    token: str | None = Field(description="none where its record was lost")
+    sha256: str | None = Field(description="over its weights; none where its record was lost")
+    loss: float | None
+    counted: list[tuple[int, str, int]] = Field(description="micro-batch, worker and samples, in micro-batch order")
+
+
+class VersionPage(_Answer):
+    """Versions, ascending."""
+
+    items: list[VersionPublic]
+    next_since: int | None = Field(description="give it as `since` for the next page; none on the last one")
 
 
 class CheckpointPublic(_Answer):

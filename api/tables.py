@@ -64,6 +64,11 @@ class Job(SQLModel, table=True):
     samples_per_s: float = 0.0
     reducer_host: str | None = None
     reducer_pid: int | None = None
+    reducer_kind: dict[str, Any] | None = _json()
+    """The kind of machine that published the first weights of this incarnation."""
+    forked_from: dict[str, Any] | None = _json()
+    """`job_id`, `version` and `sha256` of what the job started from, whether its `optimizer` was `kept` or is `fresh`,
+    and the `token` of the checkpoint that holds it among the job's own."""
 
     accepted: int = 0
     stale: int = 0
@@ -276,6 +281,8 @@ class WorkerStat(SQLModel, table=True):
     worker: str = Field(primary_key=True)
     name: str = ""
     device: str = ""
+    kinds: list[dict[str, Any]] | None = _json()
+    """The kinds of machine it has been in this job, the newest last; one, unless it was changed in between."""
     session: str | None = None
     seat: str | None = None
     joined_ms: int | None = Field(default=None, sa_type=Millis)

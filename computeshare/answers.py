@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import httpx2
 
 from computeshare.errors import ApiError
-from computeshare.types import JobStatus
+from computeshare.types import JobStatus, Kind
 
 
 class Problem(ApiError):
@@ -18,6 +18,23 @@ class Problem(ApiError):
         super().__init__("\n".join(named) or detail, status)
         self.detail = detail
         self.errors = tuple(errors)
+
+
+class Reducer(TypedDict):
+    """The process that makes a job's versions, and its machine's kind where that was recorded."""
+
+    host: str
+    pid: int
+    kind: NotRequired[Kind | None]
+
+
+class ForkedFrom(TypedDict):
+    """The version of another job that a job started from."""
+
+    job_id: str
+    version: int
+    sha256: str
+    optimizer: str
 
 
 class Job(TypedDict):
@@ -41,6 +58,8 @@ class Job(TypedDict):
     durable_version: int
     weights_sha256: str | None
     samples_per_s: float
+    reducer: NotRequired[Reducer | None]
+    forked_from: NotRequired[ForkedFrom | None]
     workers: int
     accepted: int
     stale: int
@@ -61,6 +80,14 @@ class Checkpoint(TypedDict):
     bytes: int
     accuracy: float | None
     best: bool
+
+
+class Version(TypedDict):
+    """A version that stands; `counted` holds micro-batch, worker and samples of each part it was made of."""
+
+    version: int
+    sha256: str | None
+    counted: list[tuple[int, str, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,31 @@ class Artifacts:
             shutil.rmtree(temporary, ignore_errors=True)
         return self.manifest(token)
 
+    def adopt(self, checkpoint: Path, sha256: str, with_state: bool) -> Token:
+        """Make another job's checkpoint the version 0 of this one, of the incarnation before its first.
+
+        The files are linked, or copied where that cannot be, and outlive the other job. Without its state there is an
+        empty one, which says that the optimizer starts afresh. Raises OSError: the files are gone, or the disk is full.
+        """
+        token = Token(0, 0, sha256[:16])
+        temporary = self.folder / f".{token}.{uuid.uuid4().hex[:8]}"
+        temporary.mkdir(parents=True)
+        try:
+            _link(checkpoint / WEIGHTS, temporary / WEIGHTS)
+            if with_state:
+                _link(checkpoint / STATE, temporary / STATE)
+            else:
+                _write(temporary / STATE, b"")
+            size = (temporary / WEIGHTS).stat().st_size
+            manifest = Manifest(token=str(token), version=0, sha256=sha256, bytes=size, epoch=0, next_micro_batch=0)
+            _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
+            _flush_folder(temporary)
+            os.rename(temporary, self.path(token))
+            _flush_folder(self.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return token
+
     def manifest(self, token: Token) -> Manifest:
         """Raises ArtifactError where the checkpoint is missing or damaged."""
         try:
@@ -160,11 +185,14 @@ class Artifacts:
     def prune(self, newest: Token, wanted: Callable[[int], bool]) -> list[Token]:
         """Remove what was only written against loss, once a newer checkpoint is durable; returns what was removed.
 
-        Kept are the versions that the job `wanted`, the best one, and those that have no score yet.
+        Kept are the versions that the job `wanted`, the best one, those that have no score yet, and what the job was
+        forked from.
         """
         scores = {token: score for token in self.tokens() if (score := self.score(token))}
         best = max(scores, key=lambda token: float(scores[token]["accuracy"]), default=None)
-        gone = [t for t in scores if t.version < newest.version and t != best and not wanted(t.version)]
+        gone = [
+            t for t in scores if t.incarnation and t.version < newest.version and t != best and not wanted(t.version)
+        ]
         for token in gone:
             shutil.rmtree(self.path(token), ignore_errors=True)
         return gone
@@ -198,6 +226,16 @@ def weights_digest(path: Path) -> str:
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"this is no whole weights file of ComputeShare: {error}") from error
     return sha.hexdigest()
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name, or a copy of it on a file system that knows no links."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        _write(target, source.read_bytes())
 
 
 def _write(path: Path, content: bytes) -> None:

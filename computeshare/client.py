@@ -16,7 +16,7 @@ import httpx2
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from computeshare import __version__
-from computeshare.answers import Checkpoint, Event, Job, Problem, document, items, raise_for_problem
+from computeshare.answers import Checkpoint, Event, Job, Problem, Version, document, items, raise_for_problem
 from computeshare.answers import event as read_event
 from computeshare.artifacts import weights_digest
 from computeshare.errors import ArtifactError, ComputeShareError, SettingsError
@@ -75,6 +75,26 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return cast(Job, document(self._repeatable("POST", "/v1/jobs", json=dict(spec), headers=headers)))
 
+    def fork(
+        self,
+        job_id: str,
+        version: int | str = "latest",
+        spec: Mapping[str, Any] | None = None,
+        optimizer: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Create a job that starts from a version of another; the key makes it one job however often it is sent.
+
+        Args:
+            version: its number, `latest` or `best`.
+            spec: fields of the JobSpec that change; the others are the parent's.
+            optimizer: `kept` or `fresh`; by default its state is kept where its settings stay the same.
+        """
+        document_sent = {"version": version, "spec": dict(spec or {}), "optimizer": optimizer}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        response = self._repeatable("POST", _path(job_id, "fork"), json=document_sent, headers=headers)
+        return cast(Job, document(response))
+
     def jobs(self, statuses: Sequence[str] = (), queue: str | None = None, limit: int | None = None) -> Iterator[Job]:
         """Jobs newest first, `limit` of them or all; further pages are fetched as they are needed."""
         given = {"status": list(statuses) or None, "queue": queue, "limit": min(limit or _PAGE, _PAGE)}
@@ -124,6 +144,19 @@ class Client:
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """The versions that can be downloaded, newest first."""
         return items(self._repeatable("GET", _path(job_id, "checkpoints")))[0]
+
+    def versions(self, job_id: str, first: int, last: int) -> Iterator[Version]:
+        """The versions that stand from `first` to `last`, each with what it was made of; fetched as they are needed."""
+        since: int | None = first - 1
+        while since is not None and since < last:
+            parameters = {"since": since, "limit": min(_PAGE, last - since)}
+            page = document(self._repeatable("GET", _path(job_id, "versions"), params=parameters))
+            yield from cast(list[Version], page["items"])
+            since = page["next_since"]
+
+    def state(self, job_id: str, version: int) -> bytes:
+        """The reducer's state that goes with a checkpoint's weights: optimizer, full-precision parameters."""
+        return self._repeatable("GET", _path(job_id, "checkpoints", str(version), "state")).content
 
     def metrics(self, job_id: str) -> dict[str, list[dict[str, Any]]]:
         """A job's series by name, each a list of points by version."""

@@ -37,6 +37,10 @@ class ArtifactError(ComputeShareError):
     """A checkpoint on disk is missing or damaged."""
 
 
+class ReplayError(ComputeShareError):
+    """A job cannot be recomputed from what its log and its checkpoints hold."""
+
+
 class RoundError(ComputeShareError):
     """A step of the round protocol was refused because the job had moved on."""
 

@@ -38,6 +38,10 @@ class JobKeys:
         """string: the JobSpec as JSON; written by the control plane until the job is deleted."""
         return self._key("spec")
 
+    def origin(self) -> str:
+        """string: token of the checkpoint that a forked job starts from; without it, a job starts from its seed."""
+        return self._key("origin")
+
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, cursor, opened, deadline, closed, counted.
 

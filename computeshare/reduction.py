@@ -96,7 +96,9 @@ class JobReducer:
         raw = self.rounds.spec()
         if raw is None:
             return False
-        from computeshare.training import models
+        import torch
+
+        from computeshare.training import devices, models
         from computeshare.training.optimizers import ServerOptimizer
 
         spec = JobSpec.model_validate_json(raw)
@@ -108,6 +110,7 @@ class JobReducer:
         self.initial: Weights = models.weights_of(module, self.layout)
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(self.layout, spec.optimizer, factor)
+        self.kind = devices.kind(torch.device("cpu"))
         return True
 
     # Opening and resuming
@@ -115,6 +118,8 @@ class JobReducer:
     def _open(self) -> None:
         """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
         restored = self._restore()
+        if restored is None and self.rounds.load(self.rounds.keys.origin()):
+            raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         carried = self.artifacts.manifest(restored.token).carried if restored else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
@@ -125,8 +130,9 @@ class JobReducer:
         token = Token(incarnation, version, sha256[:16])
         following = self._following(version, carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
-        event |= {"sha256": sha256, "restored": restored is not None, "bytes": len(blob)}
-        event |= {"parameters": self.layout.parameters}
+        event |= {"sha256": sha256, "bytes": len(blob)}
+        event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
+        event |= {"parameters": self.layout.parameters, "kind": self.kind}
         if not self.rounds.open(token, blob, self._state(master), following, event):
             raise LostClaim("the job was opened by another reducer")
         self.current = Version(token, master, weights)
@@ -274,6 +280,8 @@ class JobReducer:
         return struct.pack("<Q", len(kept)) + kept + self.optimizer.dump()
 
     def _load_state(self, raw: bytes, weights: Weights) -> Vector:
+        if not raw:
+            return weights.parameters  # a fork's, whose optimizer starts afresh
         (length,) = struct.unpack_from("<Q", raw)
         self.optimizer.load(raw[8 + length :])
         return np.frombuffer(raw, np.float32, length // 4, 8) if length else weights.parameters

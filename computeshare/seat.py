@@ -91,7 +91,7 @@ class SeatSession:
             torch.set_num_threads(spec.threads)
         device = devices.choose(device_name)
         devices.make_deterministic(device)
-        self.device = devices.describe(device)
+        self.device, self.kind = devices.describe(device), devices.kind(device)
         datasets.prepare(spec.dataset, self.data_dir)
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
@@ -101,6 +101,7 @@ class SeatSession:
     def _join(self) -> str | None:
         """Begin the session once the job is open; a reason if that is not to be."""
         about: dict[str, Any] = {"name": os.environ.get("COMPUTESHARE_NAME") or hostname(), "device": self.device}
+        about["kind"] = self.kind
         while not self.stop.is_set():
             status = self.member.join(self.seat.id, about)
             if status == "running":

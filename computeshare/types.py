@@ -11,6 +11,8 @@ Counters = npt.NDArray[np.int64]
 
 Outcome = Literal["accepted", "stale", "duplicate", "lease_lost", "fenced", "refused"]
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+Kind = dict[str, str | int]
+"""What a machine's bits depend on, by name: device, processor, torch's version and so on."""
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 
 

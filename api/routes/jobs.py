@@ -7,8 +7,18 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import AfterValidator
 
-from api.deps import Cursor, HistoryDep, JobsDep, Limit
-from api.schemas import CheckpointList, JobPage, JobPublic, JobWorkerList, LedgerPublic, Metrics, SubmissionPage
+from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit
+from api.schemas import (
+    CheckpointList,
+    ForkRequest,
+    JobPage,
+    JobPublic,
+    JobWorkerList,
+    LedgerPublic,
+    Metrics,
+    SubmissionPage,
+    VersionPage,
+)
 from computeshare.spec import JobSpec
 from computeshare.types import JobStatus, Outcome
 
@@ -79,6 +89,16 @@ def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
     return service.retry(job_id)
 
 
+@router.post("/{job_id}/fork", status_code=201)
+def fork_job(
+    job_id: JobId, request: ForkRequest, service: ForksDep, response: Response, key: IdempotencyKey = None
+) -> JobPublic:
+    """Create a job that starts from a version of this one; what `spec` does not change stays the same."""
+    job = service.fork(job_id, request, key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
+
+
 @router.post("/{job_id}/cancel", status_code=202)
 def cancel_job(job_id: JobId, service: JobsDep) -> JobPublic:
     """Stop a job for good; its workers leave within a round."""
@@ -121,6 +141,17 @@ def job_ledger(job_id: JobId, service: HistoryDep) -> LedgerPublic:
     return service.ledger(job_id)
 
 
+@router.get("/{job_id}/versions")
+def job_versions(
+    job_id: JobId,
+    service: HistoryDep,
+    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
+    limit: Limit = 100,
+) -> VersionPage:
+    """The versions that stand, each with its digest and the micro-batches it was made of, ascending."""
+    return service.versions(job_id, since, limit)
+
+
 @router.get("/{job_id}/workers")
 def job_workers(job_id: JobId, service: HistoryDep) -> JobWorkerList:
     """Who takes or took part."""
@@ -144,3 +175,11 @@ def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, reques
         return Response(status_code=304, headers=headers)
     name = f"{job_id}-v{checkpoint.version}.safetensors"
     return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)
+
+
+@router.get("/{job_id}/checkpoints/{which}/state", response_class=FileResponse)
+def download_state(job_id: JobId, which: Which, service: HistoryDep) -> Response:
+    """What the reducer needs beside a version's weights to go on from it: for replaying, in a format of its own."""
+    return FileResponse(
+        service.state(job_id, which), media_type="application/octet-stream", filename="state.safetensors"
+    )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import to_json
+
 from api.services.parsing import (
     OUTCOMES,
     TRACE_LENGTH,
@@ -15,6 +17,7 @@ from api.services.parsing import (
     Row,
     count_of,
     finite_of,
+    kind_of,
     name_of,
     numbers_of,
     optional_of,
@@ -170,11 +173,12 @@ class Fold:
         """The first weights are published. (What a restore undoes is the projector's to write.)"""
         data, state = entry.data, self.state
         token, sha256 = self._token(data["token"]), name_of(data["sha256"])
-        parameters = count_of(data["parameters"])
+        parameters, kind = count_of(data["parameters"]), kind_of(data.get("kind", {}))
         shown = {"version": token.version, "incarnation": token.incarnation, "restored": bool(data["restored"])}
-        self._event(entry, shown | {"parameters": parameters})
+        self._event(entry, shown | {"parameters": parameters, "kind": kind})
         state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
         state["weights_sha256"], state["parameters"] = sha256, parameters
+        state["reducer_kind"] = to_json(kind).decode()
 
     def reducer(self, entry: Entry) -> None:
         host, pid = name_of(entry.data["host"]), count_of(entry.data["pid"])
@@ -185,9 +189,10 @@ class Fold:
         data, state = entry.data, self.state
         worker, seat = name_of(data["worker"]), name_of(data["seat"])
         about = {"name": name_of(data["name"]), "device": name_of(data["device"])}
+        kind = kind_of(data.get("kind", {}))
         row = {"job_id": state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
-        self.changes.presence.append({**row, **about, "seat": seat, "joined": True})
-        self._event(entry, {"worker": worker, "seat": seat, **about})
+        self.changes.presence.append({**row, **about, "kind": kind, "seat": seat, "joined": True})
+        self._event(entry, {"worker": worker, "seat": seat, "kind": kind, **about})
         if state["status"] == "queued":
             state["status"], state["started_ms"], state["reason"] = "running", state["started_ms"] or entry.at_ms, None
 

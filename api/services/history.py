@@ -22,9 +22,11 @@ from api.schemas import (
     SecondsPublic,
     SubmissionPage,
     SubmissionPublic,
+    VersionPage,
 )
 from api.services.jobs import find
 from api.services.paging import next_cursor, page
+from api.services.versions import versions
 from api.tables import (
     CheckpointRow,
     EpochStat,
@@ -35,6 +37,7 @@ from api.tables import (
     WorkerStat,
     table,
 )
+from computeshare.artifacts import STATE, WEIGHTS
 from computeshare.catalog import catalog
 from computeshare.sampling import Plan
 from computeshare.types import ENDED, Outcome
@@ -115,6 +118,11 @@ class History:
             )
         return LedgerPublic(epochs=epochs)
 
+    def versions(self, job_id: str, since: int = 0, limit: int = 100) -> VersionPage:
+        """The versions that stand above `since`, each with the micro-batches it was made of."""
+        with self._database.read() as session:
+            return versions(session, job_id, since, limit)
+
     def workers(self, job_id: str) -> JobWorkerList:
         """Who takes or took part, the active ones first."""
         with self._database.read() as session:
@@ -161,9 +169,17 @@ class History:
                 return path, row
         raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints for those it has")
 
+    def state(self, job_id: str, which: str) -> Path:
+        """The reducer's state that goes with a version's weights. Raises NotFound."""
+        weights, row = self.checkpoint(job_id, which)
+        path = weights.with_name(STATE)
+        if not path.is_file():
+            raise NotFound(f"the state of version {row.version} of job {job_id} is missing: take another checkpoint")
+        return path
+
     def weights_path(self, row: Any) -> Path:
         """Where a checkpoint's weights lie; `row` is one of its table."""
-        return self._artifacts_dir / str(row.job_id) / str(row.token) / "weights.safetensors"
+        return self._artifacts_dir / str(row.job_id) / str(row.token) / WEIGHTS
 
     def events(self, job_id: str, after: int = 0, limit: int = 500) -> list[EventPublic]:
         """The timeline's entries with an id above `after`, ascending."""
@@ -228,12 +244,13 @@ def _submission(row: Submission) -> SubmissionPublic:
 
 
 def _job_worker(row: WorkerStat, total: int, active: bool) -> JobWorkerPublic:
-    names = JobWorkerPublic.model_fields.keys() & WorkerStat.model_fields.keys()
+    names = (JobWorkerPublic.model_fields.keys() & WorkerStat.model_fields.keys()) - {"kinds"}
     values = {name: getattr(row, name) for name in names}
     values["samples_per_s"] = row.samples_per_s if active else 0.0
     return JobWorkerPublic(
         **values,
         id=row.worker,
+        kinds=[kind for kind in row.kinds or [] if kind],
         active=active,
         share=row.samples / total,
         joined_at=row.joined_ms,

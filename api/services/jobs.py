@@ -6,6 +6,7 @@ import secrets
 import shutil
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,23 @@ from api.database import Database, now_ms
 from api.errors import Conflict, KeyReused, NotFound
 from api.schemas import JobPage, JobPublic
 from api.services.paging import next_cursor, page
-from api.tables import ACTIVE, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED, JobStatus
 
 _ALPHABET = string.ascii_lowercase + string.digits
 LATE_MS = 60_000
 """A deleted job is purged a second time after this long: something of it may still have been at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a forked job starts from: `files` (token, sha256, bytes) are its own already, under `job_id`."""
+
+    job_id: str
+    fingerprint: str
+    forked_from: dict[str, Any]
+    files: dict[str, Any]
 
 
 class Jobs:
@@ -38,27 +49,39 @@ class Jobs:
         self._artifacts_dir = artifacts_dir
         self._wake = wake
 
-    def create(self, spec: JobSpec, key: str | None = None) -> JobPublic:
+    def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
         """Store a job, once per idempotency key; its seats are handed out as workers come.
 
         Raises: KeyReused; Conflict if the key's job was deleted meanwhile.
         """
         document = spec.model_dump(mode="json")
-        fingerprint = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+        fingerprint = origin.fingerprint if origin else fingerprint_of(document)
         with self._database.write() as session:
             if known := session.get(IdempotencyKey, key) if key else None:
                 return self._repeated(session, known, fingerprint)
             job = _new_job(spec, document)
+            if origin:
+                job.id, job.forked_from = origin.job_id, origin.forked_from
             session.add(job)
             session.flush()
+            if origin:
+                session.add(
+                    CheckpointRow(job_id=job.id, version=0, incarnation=0, at_ms=job.created_ms, **origin.files)
+                )
             session.add(Outbox(job_id=job.id, kind="open", created_ms=job.created_ms, due_ms=job.created_ms))
-            session.add(Event(job_id=job.id, type="created", at_ms=job.created_ms, data={"name": job.name}))
+            session.add(Event(job_id=job.id, type="created", at_ms=job.created_ms, data=_beginning(job)))
             if key:
                 session.add(IdempotencyKey(key=key, fingerprint=fingerprint, job_id=job.id, created_ms=job.created_ms))
             session.flush()
             answer = _show(session, job.id)
         self._wake()
         return answer
+
+    def repeated(self, key: str, fingerprint: str) -> JobPublic | None:
+        """The job that this idempotency key made, if any. Raises: KeyReused; Conflict if it was deleted meanwhile."""
+        with self._database.read() as session:
+            known = session.get(IdempotencyKey, key)
+            return self._repeated(session, known, fingerprint) if known else None
 
     def show(self, job_id: str) -> JobPublic:
         """One job. Raises NotFound."""
@@ -203,10 +226,25 @@ def _looking(queue: str) -> str:
     return f"Looking for workers on queue {queue}"
 
 
+def new_id() -> str:
+    """An id that no job has."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(8))
+
+
+def fingerprint_of(document: object) -> str:
+    """What tells whether a request is the same as one before: sha256 of its JSON."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _beginning(job: Job) -> dict[str, Any]:
+    """What the timeline begins with."""
+    return {"name": job.name} | ({"forked_from": job.forked_from} if job.forked_from else {})
+
+
 def _new_job(spec: JobSpec, document: dict[str, Any]) -> Job:
     now = now_ms()
     return Job(
-        id="".join(secrets.choice(_ALPHABET) for _ in range(8)),
+        id=new_id(),
         name=spec.name,
         queue=spec.queue,
         status="queued",
@@ -240,14 +278,14 @@ def _show(session: Session, job_id: str) -> JobPublic:
 def _public(row: Any) -> JobPublic:
     """From a row of `_jobs`."""
     job, workers, last_event_id = row[:3]
-    reducer = {"host": job.reducer_host, "pid": job.reducer_pid} if job.reducer_host else None
+    about = {"host": job.reducer_host, "pid": job.reducer_pid, "kind": job.reducer_kind or None}
     values = {name: getattr(job, name) for name in _SAME_NAMES}
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
     return JobPublic(
         **values,
         title=job.name or f"{job.spec['model']} on {job.spec['dataset']}",
         workers=0 if job.status in ENDED else workers,
-        reducer=reducer,
+        reducer=about if job.reducer_host else None,
         created_at=job.created_ms,
         started_at=job.started_ms,
         finished_at=job.finished_ms,

@@ -86,12 +86,14 @@ class Courier:
     def publish(self, redis: Redis, job_id: str) -> None:
         """Make a job that wants workers known to them and to reducers."""
         with self._database.engine.connect() as connection:
-            row = connection.execute(select(JOB.c.spec, JOB.c.status).where(JOB.c.id == job_id)).one_or_none()
+            columns = (JOB.c.spec, JOB.c.status, JOB.c.forked_from)
+            row = connection.execute(select(*columns).where(JOB.c.id == job_id)).one_or_none()
             bans = _bans(connection, job_id)
         if row and row.status in ACTIVE:
             if bans:  # before anyone can join: the broker may have lost them
                 redis.hset(JobKeys(job_id).banned(), mapping=bans)
-            RoundStore(redis, job_id).publish(json.dumps(row.spec))
+            origin = row.forked_from["token"] if row.forked_from else ""
+            RoundStore(redis, job_id).publish(json.dumps(row.spec), origin)
 
     def align(self, redis: Redis, job_id: str) -> None:
         """Pause or resume a job's rounds, whichever SQLite says now: a user may have thought again meanwhile."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from computeshare.types import Outcome, Token
+from computeshare.types import Kind, Outcome, Token
 
 Row = dict[str, Any]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "stale", "duplicate", "lease_lost", "fenced", "refused")
@@ -73,6 +73,13 @@ def token_of(value: str) -> Token:
 def version_of(token: str) -> int | None:
     """A token's version; None for the empty text, which says that there was none."""
     return token_of(token).version if token else None
+
+
+def kind_of(value: object) -> Kind:
+    """A machine's kind: a few short texts and numbers by name."""
+    if not isinstance(value, dict):
+        raise TypeError("not a kind")
+    return {name_of(k): count_of(v) if isinstance(v, int) else name_of(v) for k, v in list(value.items())[:12]}
 
 
 def count_of(value: object) -> int:

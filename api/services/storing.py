@@ -34,6 +34,9 @@ from api.tables import (
 from computeshare.sampling import Plan
 from computeshare.types import ENDED
 
+MOST_KINDS = 10
+"""A worker that joins as one more kind of machine than this has its first one forgotten."""
+
 JOB, WORKER = table(Job), table(WorkerStat)
 
 
@@ -156,6 +159,9 @@ def _present(connection: Connection, row: Row) -> None:
         connection.execute(_LEAVE, names | {"at": row["at_ms"], "why": row["reason"]})
         return
     values = {name: row[name] for name in ("name", "device", "session", "seat")}
+    mine = (WORKER.c.job_id == row["job_id"]) & (WORKER.c.worker == row["worker"])
+    kinds = connection.scalar(select(WORKER.c.kinds).where(mine)) or []
+    values["kinds"] = kinds if row["kind"] in kinds else [*kinds, row["kind"]][-MOST_KINDS:]
     values |= {"joined_ms": row["at_ms"], "seen_ms": row["at_ms"], "left_ms": None, "left_reason": None}
     statement = sqlite_insert(WORKER).values(about | values)
     connection.execute(statement.on_conflict_do_update(index_elements=["job_id", "worker"], set_=values))

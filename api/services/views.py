@@ -56,7 +56,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job's page. `epochs` and `timeline` begin with the newest; `names` are the workers' by id."""
+    """A job's page. `epochs` and `timeline` begin with the newest; `names` are the workers' by id.
+
+    `parent` is the title of the job that this one was forked from, None where there is none any more.
+    """
 
     job: JobPublic
     workers: list[JobWorkerPublic]
@@ -65,6 +68,7 @@ class JobView:
     checkpoints: list[CheckpointPublic]
     names: dict[str, str]
     rows: list[Row]
+    parent: str | None
 
     @property
     def round_samples(self) -> int:
@@ -118,7 +122,14 @@ class Views:
             checkpoints=[c for n, c in enumerate(saved) if n < CHECKPOINTS_SHOWN or c.best],
             names={worker.id: worker.name for worker in workers if worker.name},
             rows=rows(self._history.metrics(job_id, points=TABLE_POINTS)) if table else [],
+            parent=self._parent(job),
         )
+
+    def _parent(self, job: JobPublic) -> str | None:
+        try:
+            return self._jobs.show(job.forked_from.job_id).title if job.forked_from else None
+        except NotFound:
+            return None
 
     def plots(self, job_id: str) -> Metrics:
         """The series to draw."""

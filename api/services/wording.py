@@ -97,6 +97,14 @@ Data = dict[str, Any]
 Name = Callable[[str], str]
 
 
+def _created(data: Data, _name: Name) -> str:
+    origin = data.get("forked_from")
+    if not origin:
+        return "Created"
+    state = "with its optimizer's state" if origin["optimizer"] == "kept" else "with a fresh optimizer"
+    return f"Forked from version {count(origin['version'])} of job {origin['job_id']}, {state}"
+
+
 def _opened(data: Data, _name: Name) -> str:
     if data["restored"]:
         return f"Went on from version {count(data['version'])}, the last checkpoint"
@@ -133,6 +141,7 @@ def _scored(data: Data, _name: Name) -> str:
 
 
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
+    "created": _created,
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
     "reducer": lambda data, _: f"The reducer on {data['host']} (process {data['pid']}) took over",

@@ -1,4 +1,4 @@
-"""`computeshare jobs`: create, list, show, watch, pause, resume, retry, cancel, unban, delete, download."""
+"""`computeshare jobs`: create, list, show, watch, replay, fork, download, delete, and what changes a job's status."""
 
 import sys
 from collections.abc import Sequence
@@ -12,11 +12,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from computeshare.answers import Checkpoint, Job, Problem
 from computeshare.commands.connection import Home, JobId, Json, Url, connect, page
 from computeshare.commands.create import create
+from computeshare.commands.fork import fork
 from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, title
+from computeshare.commands.replay import replay
 from computeshare.commands.watch import follow_to_end
 
 app = typer.Typer(no_args_is_help=True, help="Create, watch and fetch jobs.")
 app.command()(create)
+app.command()(replay)
+app.command()(fork)
 
 
 @app.command("list")

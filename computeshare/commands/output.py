@@ -144,8 +144,11 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         rows.append(("Reason", plain(job["reason"])))
     best = f", best {percent(job.get('best_accuracy'))} at {job['best_version']}" if job["best_version"] else ""
     refused = f"{job['stale']} stale, {job['duplicate']} duplicate"
+    rows.append(("Name", title(job)))
+    if origin := job.get("forked_from"):
+        told = f"version {origin['version']} of job {origin['job_id']}, with {origin['optimizer']} optimizer"
+        rows.append(("Forked from", plain(told)))
     rows += [
-        ("Name", title(job)),
         ("Page", plain(page)),
         ("Queue", plain(job["queue"])),
         ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),

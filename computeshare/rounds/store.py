@@ -75,10 +75,15 @@ class RoundStore:
         self.job_id = job_id
         self.scripts = Scripts(redis)
 
-    def publish(self, spec_json: str) -> None:
-        """Make the job known to reducers, which open it; doing so again changes nothing."""
+    def publish(self, spec_json: str, origin: str = "") -> None:
+        """Make the job known to reducers, which open it, from the checkpoint `origin` if it is a fork.
+
+        Doing so again changes nothing.
+        """
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.set(self.keys.spec(), spec_json)
+        if origin:
+            pipeline.set(self.keys.origin(), origin)
         pipeline.sadd(JOBS, self.job_id)
         pipeline.execute()
 

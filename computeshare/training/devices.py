@@ -1,5 +1,6 @@
 """Which device a worker computes on. Importing this module imports no torch."""
 
+import contextlib
 import platform
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from computeshare.errors import SettingsError
+from computeshare.types import Kind
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +62,28 @@ def describe(device: "torch.device") -> str:
     return f"{device.type} ({name})"
 
 
+def kind(device: "torch.device") -> Kind:
+    """What decides a micro-batch's bits beside the job itself: machines for which this is equal give the same ones.
+
+    `threads` and `instructions` stand for the CPU only, as `torch.set_num_threads` has left them.
+    """
+    import torch
+
+    cuda = device.type == "cuda"
+    found: Kind = {
+        "device": device.type,
+        "model": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if cuda:
+        cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        return found | {"cuda": str(torch.version.cuda), "cudnn": cudnn or 0}
+    if device.type == "cpu":
+        found |= {"threads": torch.get_num_threads(), "instructions": torch.backends.cpu.get_cpu_capability()}
+    return found
+
+
 def make_deterministic(device: "torch.device") -> None:
     """Have cuDNN choose the same, deterministic kernels every time; process-wide, before the first computation.
 
@@ -71,6 +95,19 @@ def make_deterministic(device: "torch.device") -> None:
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
+
+
+def _processor() -> str:
+    """The processor's model, as far as the system tells it."""
+    name = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            name = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout
+        else:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            name = next((line.partition(":")[2] for line in lines if line.startswith("model name")), "")
+    return name.strip() or platform.processor() or platform.machine()
 
 
 def _counts() -> dict[str, int]:

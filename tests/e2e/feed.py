@@ -80,6 +80,7 @@ class Feed:
         folder = self.artifacts / self.job_id / str(self.token())
         folder.mkdir(parents=True)
         (folder / "weights.safetensors").write_bytes(weights)
+        (folder / "state.safetensors").write_bytes(b"state of a test")
         sha256, path = hashlib.sha256(weights).hexdigest(), str(self.token())
         self.tell("checkpoint", token=path, version=self.version, sha256=sha256, bytes=246_824, path=path)
 

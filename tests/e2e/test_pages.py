@@ -204,6 +204,29 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     expect(page.locator("#state")).to_contain_text("Running")
 
 
+def test_a_fork_is_a_click_and_a_form_away_and_leads_back_to_its_parent(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    feed.checkpoint()
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page.get_by_role("button", name="Fork version 20").click()
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#fork")).not_to_be_visible()
+    page.get_by_role("button", name="Fork version 20").click()
+    expect(page.get_by_label("Name")).to_have_value("mnist, lenet5 from version 20")
+    page.get_by_label("Rounds").fill("77")
+    page.get_by_label("Learning rate").fill("0.005")
+    page.get_by_role("button", name="Create the job").click()
+    expect(page.locator("#origin")).to_have_text("Forked from version 20 of mnist, lenet5")
+    made = site.services.jobs.show(page.url.rpartition("/")[2])
+    assert (made.rounds_total, made.spec["optimizer"]["lr"], made.spec["optimizer"]["momentum"]) == (77, 0.005, 0.9)
+    assert made.forked_from and (made.forked_from.job_id, made.forked_from.optimizer) == (feed.job_id, "fresh")
+    expect(page.locator("#timeline")).to_contain_text(f"Forked from version 20 of job {feed.job_id}")
+    expect(page.locator("#checkpoints tbody th")).to_have_text("0")
+    page.locator("#origin a").click()
+    expect(page).to_have_url(f"{site.url}/jobs/{feed.job_id}")
+
+
 @pytest.mark.parametrize("live", [True, False], ids=["failed before the eyes", "failed before it was opened"])
 def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: Any, live: bool) -> None:
     feed = under_way(site, 20)
@@ -411,6 +434,23 @@ def test_pages_fit_their_window(site: Site, opened: Any, showcase: dict[str, str
         wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide <= seen, f"{name} scrolls sideways"
         page.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_form_of_a_fork_fits_its_window(
+    site: Site, opened: Any, showcase: dict[str, str], width: int, scheme: str
+) -> None:
+    page = opened(showcase["job-completed"], viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.get_by_role("button", name="Fork version").click()
+    box = page.locator("#fork").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    page.screenshot(path=SCREENSHOTS / f"fork-{width}-{scheme}.png")
+    page.locator("#fork-close").click()
+    table = page.locator("#checkpoints-scroll")
+    widths = table.evaluate("one => [one.scrollWidth, one.clientWidth]")
+    assert widths[0] <= widths[1], "the checkpoints scroll sideways"
+    page.locator("#checkpoints").screenshot(path=SCREENSHOTS / f"checkpoints-{width}-{scheme}.png")
 
 
 def test_plots_take_the_colours_of_the_scheme(site: Site, opened: Any, showcase: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ class Feed:
         self.incarnation = 1
         self.version = 0
 
-    def send(self, kind: str, **data: Any) -> str:
+    def send(self, kind: str, /, **data: Any) -> str:
         fields: Any = {"type": kind, "at": self.at_ms, "data": json.dumps(data)}
         stream_id: Any = self.redis.xadd(self.keys.events(), fields)
         return str(stream_id.decode())

@@ -117,11 +117,22 @@ def test_hostile_queries(client: TestClient) -> None:
 
 def test_hostile_paths(client: TestClient) -> None:
     for value in TEXTS:
-        for path in ("{}", "{}/metrics", "{}/submissions", "{}/ledger", "{}/workers", "{}/checkpoints", "{}/events"):
+        for path in (
+            "{}",
+            "{}/metrics",
+            "{}/submissions",
+            "{}/ledger",
+            "{}/workers",
+            "{}/checkpoints",
+            "{}/events",
+            "{}/versions",
+        ):
             check(client.get("/v1/jobs/" + path.format(value)), value[:50])
         check(client.get(f"/jobs/{value}"), value[:50])
         check(client.delete(f"/v1/jobs/{value}"), value[:50])
         check(client.post(f"/v1/jobs/{value}/cancel"), value[:50])
+        check(client.post(f"/v1/jobs/{value}/fork", json={"version": value, "spec": {value: value}}), value[:50])
+        check(client.get(f"/v1/jobs/abcdefgh/checkpoints/{value}/state"), value[:50])
         check(client.get(f"/v1/jobs/abcdefgh/checkpoints/{value}"), value[:50])
         check(client.get(f"/static/{value}"), value[:50])
 

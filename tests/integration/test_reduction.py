@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 import uuid
 from collections.abc import Callable
@@ -19,13 +20,14 @@ from computeshare import gathering
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
-from computeshare.errors import Diverged, LostClaim
+from computeshare.errors import ArtifactError, Diverged, LostClaim
 from computeshare.reducer import Reducer
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.spec import JobSpec
 from computeshare.training import datasets, models
 from computeshare.training.replica import Replica
+from computeshare.types import Token
 
 ADAM = {"name": "Adam", "lr": 0.01}
 
@@ -603,3 +605,82 @@ def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: C
     events: Any = job.redis.xrange(job.store.keys.events())
     version = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"version")
     assert {samples for _, _, samples in version["counted"]} == {16}
+
+
+def forked(start: Callable[..., Job], parent: Job, version: int, with_state: bool, **changes: Any) -> Job:
+    """A job that begins at a version of another, as the control plane hands it over, not opened yet."""
+    child = start(**changes)
+    child.reducer.close()
+    child.store.purge()
+    source = Artifacts(parent.root, parent.job_id)
+    token = next(token for token in source.tokens() if token.version == version)
+    shutil.rmtree(child.root)
+    artifacts = Artifacts(child.root, child.job_id)
+    origin = artifacts.adopt(source.path(token), source.manifest(token).sha256, with_state)
+    child.store.publish(child.spec.model_dump_json(), str(origin))
+    child.reducer = child.new_reducer()
+    return child
+
+
+@pytest.mark.parametrize("codec", [{}, {"down": "float16"}], ids=["exact", "lossy"])
+def test_a_fork_begins_with_the_bits_of_its_parent(start: Callable[..., Job], codec: dict[str, str]) -> None:
+    parent = start(codec=codec)
+    parent.finish(parent.hand("solo"))
+    digest = Artifacts(parent.root, parent.job_id).tokens()[0].digest16
+    ends = []
+    for with_state in (True, True, False):
+        child = forked(start, parent, 3, with_state, codec=codec)
+        assert child.reducer.advance()
+        assert (child.store.read() or _none()).token == Token(1, 0, digest)
+        ends.append(child.finish(child.hand("solo")))
+    assert ends[0] == ends[1] != ends[2]  # Adam's moments are the parent's, or none
+
+
+def test_a_fork_that_the_broker_lost_before_any_checkpoint_begins_again_at_its_origin(
+    start: Callable[..., Job],
+) -> None:
+    parent = start()
+    parent.finish(parent.hand("solo"))
+    whole, lost = (forked(start, parent, 3, True, checkpoint_every=0) for _ in range(2))
+    assert whole.reducer.advance() and lost.reducer.advance()
+    expected = whole.finish(whole.hand("solo"))
+    lost.round(lost.hand("solo"))
+    origin = lost.store.redis.get(lost.store.keys.origin()).decode()  # type: ignore[union-attr]
+    lost.reducer.close()
+    lost.store.purge()
+    lost.store.publish(lost.spec.model_dump_json(), origin)
+    lost.reducer = lost.new_reducer()
+    assert lost.reducer.advance()
+    state = lost.store.read()
+    assert state is not None and (state.token.incarnation, state.version) == (2, 0)
+    assert lost.finish(lost.hand("another")) == expected
+
+
+@pytest.mark.parametrize("missing", ["weights.safetensors", "state.safetensors"])
+def test_a_fork_without_its_origin_fails_instead_of_starting_from_the_seed(
+    start: Callable[..., Job], missing: str
+) -> None:
+    parent = start()
+    parent.finish(parent.hand("solo"))
+    child = forked(start, parent, 3, True)
+    artifacts = Artifacts(child.root, child.job_id)
+    artifacts.path(artifacts.tokens()[0], missing).unlink()
+    with pytest.raises(ArtifactError, match="forked from are missing or damaged"):
+        child.reducer.advance()
+    assert child.store.read() is None
+
+
+def test_a_forks_origin_outlives_its_parent_and_every_later_checkpoint(start: Callable[..., Job]) -> None:
+    parent = start()
+    parent.finish(parent.hand("solo"))
+    child = forked(start, parent, 3, True, checkpoint_every=0)
+    Artifacts(parent.root, parent.job_id).delete()
+    artifacts = Artifacts(child.root, child.job_id)
+    artifacts.save_score(artifacts.tokens()[0], {"accuracy": 0.1})
+    assert child.reducer.advance()
+    child.finish(child.hand("solo"))
+    assert [token.version for token in artifacts.tokens()] == [0, 6]
+
+
+def _none() -> Any:
+    raise AssertionError("the job is not open")

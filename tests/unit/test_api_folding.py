@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +76,28 @@ def test_entry_is_read_or_refused(fields: dict[bytes, bytes]) -> None:
     except (KeyError, TypeError, ValueError, OverflowError):
         return
     assert isinstance(entry.data, dict)
+
+
+def joined(kind: object) -> tuple[str, dict[str, Any]]:
+    return "joined", {"worker": "w1", "session": "s", "seat": "x", "name": "n", "device": "cpu", "kind": kind}
+
+
+def test_the_kind_of_machine_of_a_worker_and_of_a_reducer_is_in_the_log() -> None:
+    kind = {"device": "cpu", "threads": 2}
+    opened = {"token": f"1.0.{0:016x}", "sha256": "aa", "parameters": 1, "restored": False, "kind": kind}
+    folded = fold(joined(kind), ("opened", opened))
+    assert folded.changes.presence[0]["kind"] == kind
+    assert [event["data"]["kind"] for event in folded.changes.events] == [kind, kind]
+    assert folded.state["reducer_kind"] == '{"device":"cpu","threads":2}'
+
+
+@pytest.mark.parametrize("kind", [[], "cpu", {"threads": 2.5}, {"threads": True}, {"threads": -1}, {"device": {}}])
+def test_a_kind_that_is_none_is_refused(kind: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        fold(joined(kind))
+
+
+def test_a_kind_is_bounded() -> None:
+    huge = {"x" * 500 + str(n): "y" * 10_000 for n in range(500)}
+    (row,) = fold(joined(huge)).changes.presence
+    assert len(row["kind"]) <= 12 and all(len(k) <= 100 and len(v) <= 100 for k, v in row["kind"].items())

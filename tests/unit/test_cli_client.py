@@ -245,3 +245,20 @@ def test_a_download_into_a_folder_that_is_not_there_says_so(server: FakeServer, 
     server.on("GET /v1/jobs/x/checkpoints/7", Answer(WEIGHTS))
     with pytest.raises(ArtifactError, match=r"cannot write .*: No such file or directory"):
         client.download("x", 7, tmp_path / "none" / "w.safetensors")
+
+
+def test_versions_are_fetched_page_by_page_up_to_the_last_one_asked_for(server: FakeServer, client: Client) -> None:
+    def some(first: int, last: int, following: int | None) -> Answer:
+        items = [{"version": version, "sha256": None, "counted": []} for version in range(first, last + 1)]
+        return Answer({"items": items, "next_since": following})
+
+    server.on("GET /v1/jobs/ab12cd34/versions?since=4&limit=100", some(5, 104, 104))
+    server.on("GET /v1/jobs/ab12cd34/versions?since=104&limit=6", some(105, 110, 110))
+    assert [one["version"] for one in client.versions("ab12cd34", 5, 110)] == [*range(5, 111)]
+
+
+def test_a_fork_whose_answer_is_lost_is_repeated_with_its_key(server: FakeServer, client: Client) -> None:
+    server.on("POST /v1/jobs/ab12cd34/fork", Answer(hang_up=True), Answer(job(), 201))
+    client.fork("ab12cd34", "best")
+    first, second = (request.headers["Idempotency-Key"] for request in server.requests)
+    assert first == second

@@ -23,6 +23,7 @@ from computeshare import __version__, errors
 from computeshare.answers import Problem
 from computeshare.cli import app
 from computeshare.client import NoServer
+from computeshare.commands.fork import parse_source
 from computeshare.commands.jobs import pick
 from computeshare.commands.run import exit_code, run
 from computeshare.types import ENDED
@@ -435,6 +436,38 @@ def test_download_into_a_folder_keeps_the_name(server: FakeServer, tmp_path: Pat
     (tmp_path / "there").mkdir()
     assert run(app, ["jobs", "download", "ab12cd34", "--version", "best", "-o", "there"]) == 0
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["ab12cd34-v50.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("ab12", ("ab12", "latest")), ("ab12@best", ("ab12", "best")), ("ab12@0", ("ab12", 0)), ("a@400", ("a", 400))],
+)
+def test_the_version_to_fork_stands_behind_the_job(text: str, found: tuple[str, int | str]) -> None:
+    assert parse_source(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "@5", "ab12@", "ab12@newest", "ab12@-1", "ab12@1@2", "ab12@9999999999999999"])
+def test_a_version_to_fork_that_is_none_says_what_to_give(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="give JOB@V"):
+        parse_source(text)
+
+
+def test_fork_sends_what_changes_and_prints_id_and_page(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("POST /v1/jobs/ab12cd34/fork", Answer(job(id="new"), 201))
+    flags = ["--set", "optimizer.lr=0.01", "--name", "slow", "--fresh-optimizer", "--idempotency-key", "once"]
+    assert run(app, ["jobs", "fork", "ab12cd34@40", *flags]) == 0
+    assert capsys.readouterr().out == f"new  {server.url}/jobs/new\n"
+    (request,) = server.requests
+    changes = {"name": "slow", "optimizer": {"lr": 0.01}}
+    assert json.loads(request.body) == {"version": 40, "spec": changes, "optimizer": "fresh"}
+    assert request.headers["Idempotency-Key"] == "once"
+
+
+def test_showing_a_fork_names_its_origin(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    origin = {"job_id": "zz99", "version": 40, "sha256": "f" * 64, "optimizer": "kept"}
+    server.on("GET /v1/jobs/ab12cd34", Answer(job(forked_from=origin)))
+    assert run(app, ["jobs", "show", "ab12cd34"]) == 0
+    assert "version 40 of job zz99, with kept optimizer" in capsys.readouterr().out
 
 
 def test_up_passes_its_flags_on_and_reports_a_port_in_use(

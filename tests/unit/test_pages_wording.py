@@ -78,6 +78,12 @@ NAMES = {"w1": "mac-studio"}
             {"version": 3, "micro_batch": 1200, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False},
             "Micro-batch 1,200 went from mac-studio to w9 after 3.1 s",
         ),
+        ("created", {"name": "x"}, "Created"),
+        (
+            "created",
+            {"name": "x", "forked_from": {"job_id": "ab12cd34", "version": 1200, "optimizer": "kept"}},
+            "Forked from version 1,200 of job ab12cd34, with its optimizer's state",
+        ),
         (
             "opened",
             {"restored": True, "version": 300, "parameters": 1},

@@ -51,3 +51,17 @@ def test_the_guess_is_what_would_be_chosen_where_drivers_are_whole() -> None:
         assert devices.choose().type == "cpu"
     else:
         assert devices.choose().type in (devices.guess(), "cpu")
+
+
+def test_a_kind_tells_threads_and_versions_apart() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = devices.kind(torch.device("cpu"))
+        torch.set_num_threads(3)
+        three = devices.kind(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(before)
+    assert three == {**one, "threads": 3}
+    assert (one["device"], one["threads"], one["torch"]) == ("cpu", 1, torch.__version__)
+    assert all(one[name] for name in ("model", "platform", "instructions"))

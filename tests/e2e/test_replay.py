@@ -1,0 +1,207 @@
+"""Jobs recomputed from their logs, and forked: every version matches, and what was changed in a log is found."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane, control_plane
+
+from computeshare.broker import connect
+from computeshare.client import Client
+from computeshare.errors import SpecError
+from computeshare.replay import Replay, Verdict
+from computeshare.settings import RunFile
+
+pytestmark = pytest.mark.e2e
+DIGITS: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp",
+    "queue": "e2e",
+    "micro_batch": 16,
+    "micro_batches_per_round": 4,
+    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    "rounds": 60,
+    "checkpoint_every": 20,
+    "evaluate_every": 0,
+}
+
+
+CHANGES = ("--set", "optimizer.lr=0.01", "--set", "queue=nobody")
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "2", "--queue", "e2e") as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def done(plane: ControlPlane) -> dict[str, Any]:
+    """A job of 60 versions with checkpoints of 20, 40 and 60."""
+    return plane.finish(plane.create(**DIGITS))
+
+
+def command(plane: ControlPlane, *arguments: str) -> tuple[int, str]:
+    """A command as a user runs it: its exit code and what it prints."""
+    line = [sys.executable, "-m", "computeshare.cli", "jobs", *arguments]
+    done = subprocess.run(line, env=plane.environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout or done.stderr
+
+
+def recomputed(plane: ControlPlane, job_id: str, first: int = 0, last: int | None = None) -> tuple[list[int], Verdict]:
+    """The versions that a replay in this process compared, and its verdict."""
+    with Client(plane.url, (plane.home / "token").read_text().strip()) as client:
+        replay = Replay(client, job_id, plane.home / "data", first, last)
+        return [one.version for one in replay.run()], replay.verdict()
+
+
+def write(plane: ControlPlane, statement: str, *values: object) -> None:
+    """Change the control plane's database behind its back; exactly one row."""
+    with closing(sqlite3.connect(plane.home / "computeshare.db", timeout=10)) as database, database:
+        assert database.execute(statement, values).rowcount == 1
+
+
+def fork(plane: ControlPlane, job_id: str, **request: Any) -> dict[str, Any]:
+    response = plane.http.post(f"/v1/jobs/{job_id}/fork", json=request)
+    assert response.status_code == 201, response.text
+    return dict(response.json())
+
+
+def lose_the_broker(plane: ControlPlane) -> None:
+    run = RunFile.read(plane.home / "run.json")
+    assert run is not None
+    with closing(connect(run.redis_url)) as redis:
+        redis.flushall()
+
+
+def opened(plane: ControlPlane, job_id: str) -> list[tuple[int, int, bool]]:
+    """Incarnation, version and whether it was restored, for each time a job that has ended was opened."""
+    with plane.http.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    told = [event["data"] for event in map(json.loads, lines) if event.get("type") == "opened"]
+    return [(data["incarnation"], data["version"], data["restored"]) for data in told]
+
+
+def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done: dict[str, Any]) -> None:
+    code, printed = command(plane, "replay", done["id"])
+    assert (code, printed) == (0, "every version matches: 60 from version 1 to 60\n")
+    code, printed = command(plane, "replay", done["id"], "--from", "40", "--to", "50", "--json")
+    found = json.loads(printed)
+    assert (code, found["outcome"], found["matched"], found["from"], found["to"]) == (0, "matches", 10, 40, 50)
+    assert found["kind"] == plane.get(f"/v1/jobs/{done['id']}/workers")["items"][0]["kinds"][-1]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"codec": {"up": "float32", "down": "float16"}, "optimizer": {"name": "Adam", "lr": 0.01}},
+        {"strategy": {"combine": "median", "max_norm": 0.5}, "lr_scaling": "linear", "micro_batch": 100},
+        {"model": "resnet18", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2},
+    ],
+    ids=["lossy weights and Adam", "robust, crossing an epoch", "batch normalisation"],
+)
+def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
+    plane: ControlPlane, spec: dict[str, Any]
+) -> None:
+    job = plane.finish(plane.create(**{**DIGITS, **spec}))
+    total, middle = job["rounds_total"], job["spec"]["checkpoint_every"]
+    versions, verdict = recomputed(plane, job["id"])
+    assert (versions, verdict.outcome) == ([*range(1, total + 1)], "matches")
+    versions, verdict = recomputed(plane, job["id"], middle)
+    assert (versions, verdict.outcome) == ([*range(middle + 1, total + 1)], "matches")
+
+
+def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(plane: ControlPlane) -> None:
+    job_id = plane.create(**{**DIGITS, "rounds": 500})
+    plane.until("a checkpoint", lambda: plane.job(job_id)["durable_version"] >= 20)
+    os.kill(plane.pids("worker")[0], signal.SIGKILL)
+    plane.reach(job_id, plane.job(job_id)["version"] + 10)
+    lose_the_broker(plane)
+    job = plane.finish(job_id)
+    assert [incarnation for incarnation, _, _ in opened(plane, job_id)] == [1, 2]
+    versions, verdict = recomputed(plane, job_id)
+    assert (versions, verdict.outcome, verdict.mismatches) == ([*range(1, 501)], "matches", ())
+    assert verdict.matched + verdict.unrecorded == job["rounds_total"]
+
+
+def test_what_was_changed_in_the_log_is_a_mismatch_at_its_version(plane: ControlPlane, done: dict[str, Any]) -> None:
+    job_id, digest = done["id"], "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33"
+    recorded = plane.get(f"/v1/jobs/{job_id}/versions", since=32, limit=1)["items"][0]["sha256"]
+    write(plane, digest, "f" * 64, job_id)
+    code, printed = command(plane, "replay", job_id)
+    told = f"version 33: recorded {'f' * 64}, recomputed {recorded}\nfirst mismatch at version 33; 59 of 60 match\n"
+    assert (code, printed) == (1, told)
+    write(plane, digest, recorded, job_id)
+    micro_batch = "UPDATE ledger_entry SET micro_batch = ? WHERE job_id = ? AND version = 45 AND micro_batch = ?"
+    write(plane, micro_batch, 999, job_id, 177)
+    _, verdict = recomputed(plane, job_id)
+    assert (verdict.outcome, [one.version for one in verdict.mismatches]) == ("mismatch", [*range(45, 61)])
+    assert recomputed(plane, job_id, last=44)[1].outcome == "matches"
+    write(plane, micro_batch, 177, job_id, 999)
+
+
+def test_a_mismatch_is_excused_where_the_log_names_another_kind_of_machine(
+    plane: ControlPlane, done: dict[str, Any]
+) -> None:
+    job_id, kinds = done["id"], "UPDATE worker_stat SET kinds = ? WHERE job_id = ? AND worker = ?"
+    digest = "UPDATE version SET sha256 = ? WHERE job_id = ? AND version = 33"
+    version = plane.get(f"/v1/jobs/{job_id}/versions", since=32, limit=1)["items"][0]
+    worker = next(w for w in plane.get(f"/v1/jobs/{job_id}/workers")["items"] if w["id"] == version["counted"][0][1])
+    (kind,) = worker["kinds"]
+    write(plane, kinds, json.dumps([{**kind, "torch": "1.0.0"}]), job_id, worker["id"])
+    assert recomputed(plane, job_id)[1].outcome == "matches"  # another kind may well give the same bits
+    write(plane, digest, "f" * 64, job_id)
+    _, verdict = recomputed(plane, job_id)
+    assert (verdict.outcome, verdict.first_mismatch) == ("other kind", 33)
+    assert verdict.differences == (f"torch: {kind['torch']} here, 1.0.0 there",)
+    write(plane, digest, version["sha256"], job_id)
+    write(plane, kinds, json.dumps([kind]), job_id, worker["id"])
+
+
+def test_a_replay_names_the_versions_that_it_can_start_from(plane: ControlPlane, done: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="version 30 was not kept: a replay can start from 0, 20, 40, 60"):
+        recomputed(plane, done["id"], 30)
+    with pytest.raises(SpecError, match="up to 60: not from 60 to 60"):
+        recomputed(plane, done["id"], 60)
+
+
+def test_a_fork_goes_on_from_the_bits_of_its_parent_and_outlives_it(plane: ControlPlane, done: dict[str, Any]) -> None:
+    at_40 = next(c for c in plane.get(f"/v1/jobs/{done['id']}/checkpoints")["items"] if c["version"] == 40)
+    parent = plane.finish(fork(plane, done["id"], version=40, spec={"rounds": 30, "seed": 5})["id"])
+    about = {"job_id": done["id"], "version": 40, "sha256": at_40["sha256"], "optimizer": "kept"}
+    assert parent["forked_from"] == about
+    assert (parent["version"], opened(plane, parent["id"])) == (30, [(1, 0, False)])
+    weights = plane.http.get(f"/v1/jobs/{parent['id']}/checkpoints/0")
+    assert weights.headers["etag"].strip('"') == at_40["sha256"]
+    versions, verdict = recomputed(plane, parent["id"])
+    assert (versions, verdict.outcome) == ([*range(1, 31)], "matches")
+    child = fork(plane, parent["id"], version=0, optimizer="fresh", spec={"rounds": 10})
+    assert plane.http.delete(f"/v1/jobs/{parent['id']}").status_code == 204
+    child = plane.finish(child["id"])
+    assert child["forked_from"] == {
+        "job_id": parent["id"],
+        "version": 0,
+        "sha256": at_40["sha256"],
+        "optimizer": "fresh",
+    }
+    assert recomputed(plane, child["id"])[1].outcome == "matches"
+
+
+def test_the_commands_fork_and_show(plane: ControlPlane, done: dict[str, Any]) -> None:
+    code, printed = command(plane, "fork", f"{done['id']}@best", "--name", "slower", *CHANGES)
+    assert code == 0
+    job_id = printed.split()[0]
+    made = plane.job(job_id)
+    assert (made["name"], made["spec"]["optimizer"]) == ("slower", {"name": "SGD", "lr": 0.01, "momentum": 0.9})
+    assert (made["forked_from"]["version"], made["forked_from"]["optimizer"]) == (done["best_version"], "fresh")
+    _, shown = command(plane, "show", job_id)
+    assert f"version {done['best_version']} of job {done['id']}, with fresh optimizer" in shown
+    code, printed = command(plane, "fork", f"{done['id']}@30")
+    assert code == 2 and "has no checkpoint 30" in printed and "/checkpoints" in printed

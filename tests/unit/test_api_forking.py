@@ -1,0 +1,63 @@
+"""What a fork changes, and what it cannot: pure."""
+
+from typing import Any
+
+import pytest
+
+from api.services.forking import changed, fits_optimizer, misfit
+from computeshare.spec import JobSpec
+
+
+def spec(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"dataset": "digits", "model": "mlp", **fields})
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, {}),
+        ({"seed": 3}, {"seed": 3}),
+        ({"optimizer": {"lr": 0.01}}, {"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9}}),
+        ({"optimizer": {"name": "Adam"}}, {"optimizer": {"name": "Adam"}}),
+        ({"codec": {"up": "float32"}}, {"codec": {"up": "float32", "down": "float32"}}),
+        ({"rounds": 7}, {"rounds": 7, "epochs": None}),
+        ({"epochs": 2, "rounds": None}, {"epochs": 2}),
+        ({"optimizer": 5}, {"optimizer": 5}),
+        ({"rounds": {"a": 1}}, {"rounds": {"a": 1}, "epochs": None}),
+    ],
+)
+def test_what_is_not_changed_stays(changes: dict[str, Any], found: dict[str, Any]) -> None:
+    document = spec(epochs=4).model_dump(mode="json")
+    before = spec(epochs=4).model_dump(mode="json")
+    assert changed(document, changes) == before | found
+    assert document == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seed": 1, "micro_batch": 8, "optimizer": {"name": "Adam"}, "codec": {"down": "float16"}}, None),
+        ({"model": "simplenet", "input": [1, 28, 28]}, "model"),
+        ({"input": [1, 16, 16]}, "input"),
+        ({"dataset": "mnist"}, "dataset"),
+        ({"dataset": "mnist", "input": [1, 8, 8]}, None),
+    ],
+)
+def test_weights_fit_the_model_and_the_input_they_are_for(changes: dict[str, Any], field: str | None) -> None:
+    found = misfit(spec(), spec(**changes))
+    assert (found and found[0]) == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({"seed": 1, "codec": {"up": "float32"}}, True),
+        ({"micro_batches_per_round": 8}, False),
+        ({"lr_scaling": "none"}, False),
+        ({"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9}}, False),
+        ({"optimizer": {"name": "Adam"}}, False),
+    ],
+)
+def test_the_optimizers_state_is_for_its_own_settings(changes: dict[str, Any], fits: bool) -> None:
+    parent = {"lr_scaling": "linear"}
+    assert fits_optimizer(spec(**parent), spec(**(parent | changes))) is fits
