@@ -2,17 +2,12 @@
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from computeshare.errors import SettingsError
 
 BLOCK_MS = 4000
 """Longest single blocking wait, in milliseconds; below the socket's timeout."""
-
-OUTAGES = (RedisConnectionError, RedisTimeoutError)
-"""What a call raises while the broker is away."""
 
 
 def connect(url: str, retries: int = 60) -> Redis:
