@@ -246,8 +246,15 @@ class JobSpec(_Part):
 
     def wants_checkpoint(self, version: int) -> bool:
         """Whether the weights of this version are to be kept on disk whatever the time."""
-        every = (self.checkpoint_every, self.evaluate_every)
-        return version == self.rounds_total or any(n and version % n == 0 for n in every)
+        return self.wants_score(version) or _is_multiple(version, self.checkpoint_every)
+
+    def wants_score(self, version: int) -> bool:
+        """Whether this version is to be scored on the test set."""
+        return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
+
+
+def _is_multiple(version: int, every: int) -> bool:
+    return every > 0 and version > 0 and version % every == 0
 
 
 def _wrong(title: str, field: str, message: str) -> ValidationError:
