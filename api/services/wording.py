@@ -147,6 +147,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "scored": _scored,
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],
     "cancelled": lambda data, _: data["reason"] or "Cancelled",
+    "held": lambda data, _: f"Paused: {data['reason']}",
     "paused": lambda data, _: f"Paused by {data['by']}",
     "resumed": lambda data, _: f"Resumed by {data['by']}",
     "retried": lambda data, _: f"Retried by {data['by']}, from the last checkpoint",
