@@ -135,6 +135,10 @@ def _scored(data: Data, _name: Name) -> str:
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
+    "went_back": lambda data, _: (
+        f"The broker came back at version {count(data['version'])} and had lost up to "
+        f"version {count(data['lost'])}: they are done again"
+    ),
     "reducer": lambda data, _: f"The reducer on {data['host']} (process {data['pid']}) took over",
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
