@@ -1,6 +1,7 @@
 """The evaluator process: scores each checkpoint on the test set."""
 
 import os
+import random
 import threading
 import uuid
 from pathlib import Path
@@ -16,7 +17,7 @@ from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.catalog import catalog
 from computeshare.commands.run import run_command
-from computeshare.processes import configure_logging, exit_with_parent, stop_event
+from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, stop_event
 from computeshare.rounds import RoundStore
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -46,7 +47,7 @@ class Evaluator:
                     self.stop.wait(LOOK_S)
             except RedisError as error:
                 log.warning("broker away, or it refuses", error=str(error))
-                self.stop.wait(1)
+                self.stop.wait(random.uniform(0.5, 1.5))
 
     def _turn(self) -> bool:
         """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
@@ -105,6 +106,7 @@ def serve(settings: Settings) -> None:
     import torch
 
     stop = stop_event()
+    end_soon_after(stop)
     configure_logging()
     os.nice(5)  # scoring can wait, training cannot
     torch.set_num_threads(1)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 
 import structlog
 
@@ -42,6 +43,23 @@ def stop_event() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, handle)
     return stop
+
+
+def end_soon_after(stop: threading.Event, busy: Callable[[], bool] = lambda: False, patience_s: float = 1.5) -> None:
+    """End this process soon after `stop` is set, even where it hangs in a call to a broker that is away.
+
+    While it is `busy` with something that should be finished, it is waited for.
+    """
+
+    def watch() -> None:
+        stop.wait()
+        tick = threading.Event()
+        tick.wait(patience_s)
+        while busy():
+            tick.wait(0.1)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="end-watch", daemon=True).start()
 
 
 def configure_logging() -> None:

@@ -122,6 +122,10 @@ class JobReducer:
         if not self.rounds.announce("held", {"reason": reason}):
             raise LostClaim("another reducer has taken over, or the job is gone")
 
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None and not self._writing.done()
+
     def close(self) -> None:
         """Let checkpoints that are being written finish."""
         self._disk.shutdown(wait=True)
