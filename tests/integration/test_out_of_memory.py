@@ -55,7 +55,7 @@ def fill(redis: Redis) -> list[str]:
     return ballast
 
 
-def until(true: Callable[[], Any], timeout_s: float = 40) -> None:
+def until(true: Callable[[], Any], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "this never came true"
