@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from computeshare.failpoints import failpoint
 from computeshare.ledger import Entry
 from computeshare.types import Token
 
+UNFINISHED_S = 3600
+"""A checkpoint still being written after this long is not being written any more."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
 LEDGER = "ledger.json"
 
@@ -96,8 +99,11 @@ class Artifacts:
             _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
             _flush_folder(temporary)
             failpoint("in_checkpoint")
-            with contextlib.suppress(OSError):  # another reducer wrote the same bytes first
+            try:
                 os.rename(temporary, self.path(token))
+            except OSError:
+                if not self.has(token):  # else another reducer wrote the same bytes first
+                    raise
             _flush_folder(self.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -178,24 +184,30 @@ class Artifacts:
 
     def save_score(self, token: Token, score: Mapping[str, Any]) -> None:
         """Keep the evaluator's verdict beside the checkpoint."""
-        temporary = self.path(token, f".{SCORE}.{uuid.uuid4().hex[:8]}")
-        _write(temporary, json.dumps(score).encode())
-        os.replace(temporary, self.path(token, SCORE))
+        _replace(self.path(token, SCORE), json.dumps(score).encode())
 
     def prune(self, newest: Token, wanted: Callable[[int], bool]) -> list[Token]:
-        """Remove what was only written against loss, once a newer checkpoint is durable; returns what was removed.
+        """Remove what was only written against loss, once newer checkpoints are durable; returns what was removed.
 
-        Kept are the versions that the job `wanted`, the best one, those that have no score yet, and what the job was
-        forked from.
+        Kept are the versions that the job `wanted`, the best one, what the job was forked from, and the newest two: one
+        may turn out damaged.
         """
-        scores = {token: score for token in self.tokens() if (score := self.score(token))}
+        tokens = self.tokens()
+        scores = {token: score for token in tokens if (score := self.score(token))}
         best = max(scores, key=lambda token: float(scores[token]["accuracy"]), default=None)
-        gone = [
-            t for t in scores if t.incarnation and t.version < newest.version and t != best and not wanted(t.version)
-        ]
+        older = [token for token in tokens[:-2] if token.incarnation and token.version < newest.version]
+        gone = [token for token in older if token != best and not wanted(token.version)]
         for token in gone:
             shutil.rmtree(self.path(token), ignore_errors=True)
+        self._clear_unfinished()
         return gone
+
+    def _clear_unfinished(self) -> None:
+        """Remove what writers that were killed have left behind."""
+        for path in self.folder.glob(".*.????????"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > UNFINISHED_S:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def next_incarnation(self) -> int:
         """Count one more opening of the job, durably: 1 for the first."""
@@ -205,9 +217,7 @@ class Artifacts:
             count = int(path.read_text()) + 1
         except (OSError, ValueError):
             count = 1 + max((token.incarnation for token in self.tokens()), default=0)
-        temporary = path.with_name(f".incarnation.{uuid.uuid4().hex[:8]}")
-        _write(temporary, str(count).encode())
-        os.replace(temporary, path)
+        _replace(path, str(count).encode())
         _flush_folder(self.folder)
         return count
 
@@ -243,6 +253,16 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a small file in one step; what could not be written whole leaves nothing."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        _write(temporary, content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _flush_folder(path: Path) -> None:

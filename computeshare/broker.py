@@ -1,9 +1,14 @@
 """Connections to the broker (Redis or Valkey)."""
 
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from computeshare.errors import SettingsError
@@ -11,8 +16,27 @@ from computeshare.errors import SettingsError
 BLOCK_MS = 4000
 """Longest single blocking wait, in milliseconds; below the socket's timeout."""
 
-OUTAGES = (RedisConnectionError, RedisTimeoutError)
-"""What a call raises while the broker is away."""
+
+LONGEST_PAUSE_S = 5.0
+
+Answer = TypeVar("Answer")
+log = structlog.get_logger()
+
+
+def when_there_is_room(call: Callable[[], Answer], stop: threading.Event) -> Answer:
+    """Repeat a call that the broker refuses for want of memory, with growing pauses and jitter.
+
+    The call must change nothing when it is refused. Raises OutOfMemoryError: `stop` was set meanwhile.
+    """
+    pause_s = 0.2
+    while True:
+        try:
+            return call()
+        except OutOfMemoryError:
+            log.warning("the broker is out of memory", again_within_s=pause_s)
+            if stop.wait(random.uniform(0.5, 1) * pause_s):
+                raise
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
 def connect(url: str, retries: int = 60) -> Redis:

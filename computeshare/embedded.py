@@ -1,24 +1,46 @@
 """The embedded broker: a real Valkey (or Redis) server as a child process."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.errors import BrokerError
+from computeshare.settings import write_private
 
 START_S = 15.0
+_DAMAGE = (
+    "Bad file format reading the append only file",
+    "AOF MANIFEST FILE ERROR",
+    "Unexpected end of file reading the append only file",
+    "Unrecoverable error reading the append only file",
+    "Error reading the RDB preamble",
+    "Internal error in RDB",
+    "Wrong signature trying to load DB",
+    "Wrong RDB checksum",
+)
+_WATCH = """read -r line && exit
+kill "$1"
+for second in 1 2 3 4 5; do sleep 1; kill -0 "$1" || exit; done
+kill -9 "$1"
+"""
+"""Ends the server once the process that started it is gone, however that one died: its end of the pipe closes then.
+(A server cannot watch its parent itself; PR_SET_PDEATHSIG exists on Linux alone.) A line lets the watcher go."""
 
 
 def find_server() -> str:
@@ -44,88 +66,214 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def can_listen(host: str, port: int) -> bool:
+    """Whether nobody listens there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server listens, and the password in front of it."""
+
+    folder: Path
+    """Of its socket, for its owner alone. Short: a socket's path has 100 characters at most."""
+    port: int
+    password: str
+
+    @classmethod
+    def new(cls) -> "Place":
+        return cls(Path(tempfile.mkdtemp(prefix="computeshare-")), free_port(), secrets.token_urlsafe(24))
+
+    @classmethod
+    def kept(cls, path: Path) -> "Place":
+        """The place that is written in `path`, as far as it can still be had, so that whoever knows it finds the next
+        server there; what had to change is written back, mode 0600.
+        """
+        owner = str(path.absolute())  # a copied home is not to take over the original's place
+        try:
+            found = json.loads(path.read_bytes())
+            if found["owner"] != owner:
+                raise ValueError("copied")
+            folder, port = Path(found["folder"]), int(found["port"])
+            _make_private(folder)
+            place = cls(folder, port if can_listen("127.0.0.1", port) else free_port(), str(found["password"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            place = cls.new()
+        values = {"owner": owner, "folder": str(place.folder), "port": place.port, "password": place.password}
+        write_private(path, json.dumps(values, indent=1))
+        return place
+
+    @property
+    def url(self) -> str:
+        """By the unix socket."""
+        return f"unix://:{self.password}@{self.folder / 'broker.sock'}"
+
+    @property
+    def tcp_url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder nobody else may enter. Raises OSError where its name is taken by one that others may."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not private")
+
+
 @dataclass
 class EmbeddedBroker:
     """A running server on a unix socket and a loopback port, behind a password of its own.
 
-    It runs in a session of its own, so that Ctrl-C in a terminal ends it after those who still need it.
+    It runs in a session of its own, so that Ctrl-C in a terminal ends it after those who still need it, and ends
+    by itself once the process that started it is gone.
     """
 
-    process: subprocess.Popen[bytes]
-    folder: Path
-    url: str
-    """By the unix socket."""
-    tcp_url: str
+    place: Place
+    log_path: Path
+    data_dir: Path | None = None
+    maxmemory_bytes: int = 0
+    """What it may hold; beyond it refuses to take more, and never drops anything. 0: no limit."""
+    _process: "subprocess.Popen[bytes] | None" = None
+    _watcher: "subprocess.Popen[bytes] | None" = None
+    _log_start: int = 0
 
     @classmethod
     def start(
         cls,
         log_path: Path,
         data_dir: Path | None = None,
-        appendonly: bool = False,
-        port: int | None = None,
-        password: str | None = None,
+        place: Place | None = None,
+        maxmemory_bytes: int = 0,
     ) -> "EmbeddedBroker":
         """Start a server and wait until it answers.
 
         Args:
-            data_dir: where the append-only file lies; needed for `appendonly`.
-            port, password: by default a free one, and one of its own.
+            data_dir: where to keep an append-only file; none is kept by default.
+            place: by default a new one.
         Raises: BrokerError: it did not start; the message holds the end of its log.
         """
-        folder = Path(tempfile.mkdtemp(prefix="computeshare-"))  # short: a socket's path has 100 characters at most
-        password, port = password or secrets.token_urlsafe(24), port or free_port()
-        path = folder / "broker.sock"
-        lines = [
-            "bind 127.0.0.1",
-            f"port {port}",
-            f"unixsocket {path}",
-            "unixsocketperm 700",
-            f"requirepass {password}",
-            'save ""',
-            f"appendonly {'yes' if appendonly else 'no'}",
-            f'dir "{data_dir or folder}"',
-            "maxmemory-policy noeviction",
-        ]
-        for needed in (log_path.parent, *([data_dir] if data_dir else [])):
-            needed.mkdir(parents=True, exist_ok=True)
-        with open(log_path, "ab") as log:
-            process = subprocess.Popen(
-                [find_server(), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-            )
-        assert process.stdin is not None
-        with process.stdin:  # by standard input: no password in an argument or a file
-            process.stdin.write("\n".join(lines).encode() + b"\n")
-        broker = cls(process, folder, f"unix://:{password}@{path}", f"redis://:{password}@127.0.0.1:{port}/0")
-        broker._wait_until_ready(log_path)
+        broker = cls(place or Place.new(), log_path, data_dir, maxmemory_bytes)
+        broker.spawn()
+        broker._wait_until_ready()
         return broker
 
     @property
+    def url(self) -> str:
+        return self.place.url
+
+    @property
+    def tcp_url(self) -> str:
+        return self.place.tcp_url
+
+    @property
     def pid(self) -> int:
-        return self.process.pid
+        assert self._process is not None
+        return self._process.pid
 
     def poll(self) -> int | None:
-        return self.process.poll()
+        """The exit code; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def spawn(self) -> Self:
+        """Start the server, for the first time or again, without waiting until it answers.
+
+        Data that kept the server before from starting is moved aside first.
+        """
+        if self._process and self.data_dir and _damaged(self.poll(), self._told()):
+            self._set_aside(self.data_dir)
+        self._release_watcher()
+        _make_private(self.place.folder)
+        for needed in (self.log_path.parent, *([self.data_dir] if self.data_dir else [])):
+            needed.mkdir(parents=True, exist_ok=True)
+        with open(self.log_path, "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [find_server(), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as config:
+            config.write(self._config().encode())  # by standard input: no password in an argument or a file
+        watch = ["/bin/sh", "-c", _WATCH, "watch", str(self._process.pid)]
+        self._watcher = subprocess.Popen(
+            watch, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        return self
 
     def stop(self) -> None:
         """End the server and remove its folder."""
-        stop_process(self.process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._process:
+            stop_process(self._process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+        self._release_watcher()
+        shutil.rmtree(self.place.folder, ignore_errors=True)
 
-    def _wait_until_ready(self, log_path: Path) -> None:
+    def _config(self) -> str:
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.place.port}",
+            f"unixsocket {self.place.folder / 'broker.sock'}",
+            "unixsocketperm 700",
+            f"requirepass {self.place.password}",
+            'save ""',
+            f"appendonly {'yes' if self.data_dir else 'no'}",
+            f'dir "{self.data_dir or self.place.folder}"',
+            f"maxmemory {self.maxmemory_bytes}",
+            "maxmemory-policy noeviction",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _release_watcher(self) -> None:
+        """Let the watcher go without doing anything."""
+        if self._watcher and self._watcher.stdin:
+            with contextlib.suppress(OSError), self._watcher.stdin as line:
+                line.write(b"\n")
+            self._watcher.wait()
+        self._watcher = None
+
+    def _set_aside(self, data_dir: Path) -> None:
+        kept = data_dir.with_name(f"{data_dir.name}-damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+        data_dir.rename(kept)
+        said = f"the broker's append-only file is damaged: kept as {kept}; jobs go on from their last checkpoints"
+        with open(self.log_path, "a") as log:
+            log.write(f"ComputeShare: {said}\n")
+        print(said, file=sys.stderr, flush=True)
+
+    def _told(self) -> str:
+        """What the server that was started last has written to its log."""
+        with open(self.log_path, "rb") as log:
+            log.seek(self._log_start)
+            return log.read(1_000_000).decode(errors="replace")
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         client = Redis.from_url(self.url)
-        while time.monotonic() < deadline and self.process.poll() is None:
+        while time.monotonic() < deadline:
             with contextlib.suppress(RedisError):
                 if client.ping():
                     client.close()
                     return
+            if self.poll() is not None:
+                if not (self.data_dir and _damaged(self.poll(), self._told())):
+                    break
+                self.spawn()
             time.sleep(0.02)
         self.stop()
-        tail = log_path.read_text(errors="replace")[-1000:]
-        raise BrokerError(f"the embedded broker did not start. The end of {log_path}:\n{tail}")
+        raise BrokerError(f"the embedded broker did not start. The end of {self.log_path}:\n{self._told()[-1000:]}")
+
+
+def _damaged(exit_code: int | None, told: str) -> bool:
+    """Whether a server ended because it could not read its data. (A tail cut off is no damage to it.)"""
+    return exit_code == 1 and any(sign in told for sign in _DAMAGE)
 
 
 def stop_process(pid: int, patience_s: float = 5.0) -> None:

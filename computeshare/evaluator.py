@@ -1,6 +1,7 @@
 """The evaluator process: scores each checkpoint on the test set."""
 
 import os
+import random
 import threading
 import uuid
 from pathlib import Path
@@ -16,7 +17,7 @@ from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.catalog import catalog
 from computeshare.commands.run import run_command
-from computeshare.processes import configure_logging, exit_with_parent, stop_event
+from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, stop_event
 from computeshare.rounds import RoundStore
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -29,12 +30,13 @@ log = structlog.get_logger()
 
 
 class Evaluator:
-    """Scores whatever checkpoint of an open job has no score yet, oldest first; any number of them may run."""
+    """Scores the checkpoints of open jobs whose versions are to be scored, oldest first; any number of them may run."""
 
     def __init__(self, redis: Redis, artifacts: Path, data_dir: Path, stop: threading.Event) -> None:
         self.redis, self.root, self.data_dir, self.stop = redis, artifacts, data_dir, stop
         self.id = uuid.uuid4().hex
         self._announced: set[tuple[str, str]] = set()
+        self._specs: dict[str, JobSpec] = {}
         self._loaded: tuple[str, Any] | None = None
 
     def run(self) -> None:
@@ -45,29 +47,36 @@ class Evaluator:
                     self.stop.wait(LOOK_S)
             except RedisError as error:
                 log.warning("broker away, or it refuses", error=str(error))
-                self.stop.wait(1)
+                self.stop.wait(random.uniform(0.5, 1.5))
 
     def _turn(self) -> bool:
         """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
         handshake.check(self.redis, "evaluator")
         members: Any = self.redis.smembers(keys.JOBS)
         for job_id in sorted(bytes(member).decode() for member in members):
-            artifacts = Artifacts(self.root, job_id)
+            artifacts, spec = Artifacts(self.root, job_id), self._spec(job_id)
+            if spec is None:
+                continue  # deleted meanwhile
             for token in artifacts.tokens():
-                if (job_id, str(token)) not in self._announced and self._settle(artifacts, job_id, token):
+                if (job_id, str(token)) not in self._announced and self._settle(artifacts, job_id, spec, token):
                     return True
         return False
 
-    def _settle(self, artifacts: Artifacts, job_id: str, token: Token) -> bool:
+    def _spec(self, job_id: str) -> JobSpec | None:
+        if job_id not in self._specs and (raw := RoundStore(self.redis, job_id).spec()):
+            self._specs[job_id] = JobSpec.model_validate_json(raw)
+        return self._specs.get(job_id)
+
+    def _settle(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> bool:
         rounds = RoundStore(self.redis, job_id)
         score = artifacts.score(token)
         if score is None:
-            claimed = self.redis.set(rounds.keys.scoring(str(token)), self.id, nx=True, px=CLAIM_MS)
-            raw = rounds.spec()
-            if not claimed or raw is None:
+            if not spec.wants_score(token.version):
+                return False
+            if not self.redis.set(rounds.keys.scoring(str(token)), self.id, nx=True, px=CLAIM_MS):
                 return False
             try:
-                score = self._score(artifacts, job_id, JobSpec.model_validate_json(raw), token)
+                score = self._score(artifacts, job_id, spec, token)
             except Exception as error:  # the data set, the disk, a job deleted meanwhile: the others can be scored
                 log.error("cannot score", job=job_id, token=str(token), error=f"{type(error).__name__}: {error}")
                 return False  # tried again once the claim has expired
@@ -97,6 +106,7 @@ def serve(settings: Settings) -> None:
     import torch
 
     stop = stop_event()
+    end_soon_after(stop)
     configure_logging()
     os.nice(5)  # scoring can wait, training cannot
     torch.set_num_threads(1)

@@ -13,11 +13,11 @@ PARENT = "COMPUTESHARE_PARENT"
 """Variable in which a process tells the one it starts its own id."""
 
 
-def exit_with_parent(on_orphaned: Callable[[], None] | None = None, every_s: float = 0.5) -> None:
+def exit_with_parent(every_s: float = 0.5) -> None:
     """End this process soon after its parent, however that one died (SIGKILL leaves no other trace).
 
     The parent is the one at the time of the call, and for a process of multiprocessing the one that asked for it too:
-    a fork server outlives that one for as long as it has children. `on_orphaned` runs before the end.
+    a fork server outlives that one for as long as it has children.
     """
     # By the time this runs the parent may be gone already, so it leaves its number.
     parent, starter = int(os.environ.pop(PARENT, os.getppid())), multiprocessing.parent_process()
@@ -26,8 +26,6 @@ def exit_with_parent(on_orphaned: Callable[[], None] | None = None, every_s: flo
         tick = threading.Event()
         while os.getppid() == parent and (starter is None or starter.is_alive()):
             tick.wait(every_s)
-        if on_orphaned:
-            on_orphaned()
         os._exit(70)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
@@ -45,6 +43,23 @@ def stop_event() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, handle)
     return stop
+
+
+def end_soon_after(stop: threading.Event, busy: Callable[[], bool] = lambda: False, patience_s: float = 1.5) -> None:
+    """End this process soon after `stop` is set, even where it hangs in a call to a broker that is away.
+
+    While it is `busy` with something that should be finished, it is waited for.
+    """
+
+    def watch() -> None:
+        stop.wait()
+        tick = threading.Event()
+        tick.wait(patience_s)
+        while busy():
+            tick.wait(0.1)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="end-watch", daemon=True).start()
 
 
 def configure_logging() -> None:

@@ -6,6 +6,7 @@ lies in Redis, or, if Redis came back empty, from the last checkpoint on disk.
 
 import contextlib
 import os
+import random
 import threading
 import time
 import uuid
@@ -23,7 +24,7 @@ from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
-from computeshare.processes import configure_logging, exit_with_parent, hostname, stop_event
+from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim
 from computeshare.settings import Settings
@@ -45,6 +46,7 @@ class Reducer:
         self.id = uuid.uuid4().hex[:12]
         self.jobs: dict[str, JobReducer] = {}
         self._claims: dict[str, Claim] = {}
+        self._lost: set[Claim] = set()
         self._looked = 0.0
 
     def run(self) -> None:
@@ -55,13 +57,18 @@ class Reducer:
                 self._turn()
             except RedisError as error:
                 log.warning("broker away, or it refuses", error=str(error))
-                self.stop.wait(1)
+                self.stop.wait(random.uniform(0.5, 1.5))
         for job_id in list(self.jobs):
             with contextlib.suppress(RedisError):
                 self._release(job_id)
 
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return any(job.is_saving() for job in list(self.jobs.values()))
+
     def _turn(self) -> None:
         """Claim what nobody looks after, then sleep until a round is full (or a moment passed) and reduce it."""
+        self._drop_lost()
         if time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()
             self._claim_jobs()
@@ -121,12 +128,21 @@ class Reducer:
         if rounds := self._drop(job_id):
             rounds.renew(0)
 
+    def _drop_lost(self) -> None:
+        """Forget the jobs whose claim ran out: another may have taken over, or the broker has lost it."""
+        lost, self._lost = self._lost, set()
+        for rounds in lost:
+            if self._claims.get(rounds.job_id) is rounds:
+                log.warning("lost claim", job=rounds.job_id, reason="it ran out")
+                self._drop(rounds.job_id)
+
     def _keep_claims(self) -> None:
         """Renew every claim; the commit's own compare catches a claim lost meanwhile."""
         while not self.stop.wait(RENEW_S):
             for rounds in list(self._claims.values()):
                 try:
-                    rounds.renew(CLAIM_MS)
+                    if not rounds.renew(CLAIM_MS):
+                        self._lost.add(rounds)
                 except RedisError:
                     break
 
@@ -149,7 +165,9 @@ def serve(settings: Settings) -> None:
     redis = connect(settings.resolve_redis_url(), retries=3)  # its own loop waits out an outage, job by job
     warm()
     log.info("reducer ready", pid=os.getpid())
-    Reducer(redis, settings.artifacts_dir, stop).run()
+    reducer = Reducer(redis, settings.artifacts_dir, stop)
+    end_soon_after(stop, reducer.is_saving)
+    reducer.run()
 
 
 def child(values: dict[str, str]) -> None:

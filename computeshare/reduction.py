@@ -1,9 +1,10 @@
 """One job's rounds in a reducer: open or resume, gather, check, combine, step, commit, checkpoint."""
 
 import functools
+import shutil
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ CHECKPOINT_S = 30.0
 """A running job is checkpointed at least this often, in seconds."""
 LOOK_S = 0.25
 """Longest time between looks at a round that may close without all of its micro-batches."""
+HELD_S = 5.0
+"""How long a job that the disk holds up waits before the disk is tried again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,24 @@ class JobReducer:
         """How soon `advance` is to be called again though nothing may have happened."""
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
+        self._unsaved: Callable[[], None] | None = None
         self._checkpointed = time.monotonic()
+        self._held_until = 0.0
 
     def advance(self) -> bool:
-        """Do whatever is due; False once there is nothing left to do for this job."""
+        """Do whatever is due; False once there is nothing left to do for this job.
+
+        A disk that takes no checkpoint holds the job: nothing more is done until it takes one.
+        """
+        if time.monotonic() < self._held_until:
+            return True
+        try:
+            return self._advance()
+        except OSError as error:
+            self._hold(error)
+            return True
+
+    def _advance(self) -> bool:
         state, parts = self.rounds.progress()
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
@@ -75,7 +92,14 @@ class JobReducer:
         if state.status == "finished":
             self._settle()
             return False
-        if len(parts) == state.total or state.closed:
+        if self._writing and self._writing.done():
+            self._await_writing()
+        waits = self._unsaved and not self._writing
+        if waits and state.status == "running":
+            self._save_again(state)
+        if waits and state.status == "paused":
+            pass  # until somebody resumes it
+        elif len(parts) == state.total or state.closed:
             self._reduce(state, parts)
         elif self._closes(state, len(parts)):
             return self.advance()
@@ -85,6 +109,23 @@ class JobReducer:
         """Tell the control plane that the job cannot go on."""
         if self.rounds.announce("failed", {"error": error, "detail": detail}):
             self.rounds.end("failed")
+
+    def _hold(self, error: OSError) -> None:
+        """Have the control plane pause the job, for what makes it durable cannot be written; try again in a while."""
+        self._held_until = time.monotonic() + HELD_S
+        folder = next(path for path in self.artifacts.folder.parents if path.is_dir())
+        free_mb = shutil.disk_usage(folder).free / 1e6
+        reason = (
+            f"a checkpoint cannot be written: {error.strerror or error}; {free_mb:,.0f} MB are free in {folder}. "
+            "Make room there, then resume the job"
+        )
+        log.error("held", job=self.rounds.job_id, reason=reason)
+        if not self.rounds.announce("held", {"reason": reason}):
+            raise LostClaim("another reducer has taken over, or the job is gone")
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None and not self._writing.done()
 
     def close(self) -> None:
         """Let checkpoints that are being written finish."""
@@ -293,12 +334,26 @@ class JobReducer:
             self._checkpoint(version, carried)
 
     def _checkpoint(self, version: Version, carried: Sequence[int] = ()) -> None:
-        """Write a checkpoint beside the rounds, one at a time."""
-        if self._writing:
-            self._writing.result()
+        """Write a checkpoint beside the rounds, one at a time. Raises OSError: the one before could not be written."""
+        self._await_writing()
         self._checkpointed = time.monotonic()
-        state = self._state(version.master)
-        self._writing = self._disk.submit(functools.partial(self._write, version, state, carried))
+        self._unsaved = functools.partial(self._write, version, self._state(version.master), carried)
+        self._writing = self._disk.submit(self._unsaved)
+
+    def _save_again(self, state: RoundState) -> None:
+        """Write what could not be written, before anything else is done. Raises OSError."""
+        assert self._unsaved is not None and self.current is not None
+        self._writing = self._disk.submit(self._unsaved)
+        self._await_writing()
+        if self.spec.wants_checkpoint(state.version) and not self.artifacts.has(state.token):
+            self._checkpoint(self.current, state.carried)
+
+    def _await_writing(self) -> None:
+        """Wait for the checkpoint that is being written. Raises OSError; it is kept to be tried again."""
+        if self._writing:
+            writing, self._writing = self._writing, None
+            writing.result()
+            self._unsaved = None
 
     def _write(self, version: Version, state: bytes, carried: Sequence[int]) -> None:
         token = version.token
@@ -327,12 +382,12 @@ class JobReducer:
     def _settle(self) -> None:
         """Make sure that the last version is on disk before letting the job go."""
         assert self.current is not None
-        if self._writing:
-            self._writing.result()
+        self._await_writing()
         if self.artifacts.has(self.current.token):
             self._announce(self.artifacts.manifest(self.current.token))
         else:
             self._checkpoint(self.current)
+            self._await_writing()
 
 
 class _Clock:

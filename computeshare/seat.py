@@ -13,8 +13,9 @@ from typing import Any
 
 import structlog
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
-from computeshare.broker import connect
+from computeshare.broker import connect, when_there_is_room
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
 from computeshare.errors import Fenced, JobGone
@@ -67,6 +68,8 @@ class SeatSession:
             reason = str(fenced)
         except JobGone as gone:
             reason = str(gone)
+        except OutOfMemoryError:
+            reason = "the worker was asked to leave"
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
             if not self.joined:  # whoever watches the job is to know why it gets no further
@@ -103,7 +106,7 @@ class SeatSession:
         about: dict[str, Any] = {"name": os.environ.get("COMPUTESHARE_NAME") or hostname(), "device": self.device}
         about["kind"] = self.kind
         while not self.stop.is_set():
-            status = self.member.join(self.seat.id, about)
+            status = when_there_is_room(lambda: self.member.join(self.seat.id, about), self.stop)
             if status == "running":
                 self.joined = True
                 log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device)
@@ -169,7 +172,8 @@ class SeatSession:
             "seconds": {**seconds, "uploading": round(self.uploading_s, 6)},
         }
         started = time.perf_counter()
-        receipt = self.member.submit(token, uuid.uuid4().hex, updates, report)
+        nonce = uuid.uuid4().hex
+        receipt = when_there_is_room(lambda: self.member.submit(token, nonce, updates, report), self.stop)
         self.uploading_s = time.perf_counter() - started
         self.bytes_down, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":

@@ -233,6 +233,15 @@ class JobSpec(_Part):
         return (1 if self.optimizer.name == "SGD" else 3) + (self.codec.down != "float32")
 
     @property
+    def broker_bytes(self) -> int:
+        """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
+        after it; the updates of a round, and of the one before until its state is stored.
+        """
+        up, down = (2 if codec == "float16" else 4 for codec in (self.codec.up, self.codec.down))
+        updates = 2 * self.micro_batches_per_round * up
+        return 1_000_000 + self.parameters * (3 * down + 3 * 4 * self._pieces + updates)
+
+    @property
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches and rounds."""
         samples = catalog().datasets[self.dataset].train
@@ -246,8 +255,15 @@ class JobSpec(_Part):
 
     def wants_checkpoint(self, version: int) -> bool:
         """Whether the weights of this version are to be kept on disk whatever the time."""
-        every = (self.checkpoint_every, self.evaluate_every)
-        return version == self.rounds_total or any(n and version % n == 0 for n in every)
+        return self.wants_score(version) or _is_multiple(version, self.checkpoint_every)
+
+    def wants_score(self, version: int) -> bool:
+        """Whether this version is to be scored on the test set."""
+        return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
+
+
+def _is_multiple(version: int, every: int) -> bool:
+    return every > 0 and version > 0 and version % every == 0
 
 
 def _wrong(title: str, field: str, message: str) -> ValidationError:

@@ -22,8 +22,8 @@ import psutil
 import structlog
 
 from computeshare import evaluator, reducer
-from computeshare.embedded import EmbeddedBroker, free_port, is_server, stop_process
-from computeshare.errors import BrokerError, SettingsError, SpecError
+from computeshare.embedded import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
+from computeshare.errors import SettingsError, SpecError
 from computeshare.processes import PARENT, stop_event
 from computeshare.settings import RunFile, Settings, login_path
 from computeshare.types import ENDED
@@ -32,6 +32,8 @@ READY_S = 120.0
 WATCH_S = 0.1
 REDUCERS = 2
 """One at work and one standing by."""
+BROKER_MEMORY = 0.5
+"""What part of this machine's memory the embedded broker may hold."""
 _LOG_BYTES = 10_000_000
 
 log = structlog.get_logger()
@@ -139,7 +141,7 @@ class Stack:
             self.redis_url = settings.redis_url
         else:
             self._start_broker()
-        self._describe_children()
+        self.children += self._describe_children()
         self._write_run_file()  # before the API can say that it is ready
         threading.Thread(target=self._keep, name="watch", daemon=True).start()
 
@@ -150,11 +152,6 @@ class Stack:
             except (OSError, EOFError) as error:  # a full disk, a fork server that died: what is missing comes later
                 log.error("cannot look after the processes", error=str(error))
             time.sleep(WATCH_S)
-
-    def check(self) -> None:
-        """Raises BrokerError once the embedded broker is gone: everything it held went with it."""
-        if self.broker and self.broker.poll() is not None:
-            raise BrokerError(f"the embedded broker died; its log is {self._log('broker')}. Start again.")
 
     def watch(self) -> None:
         """Start what is not running; keep `run.json` true."""
@@ -172,8 +169,6 @@ class Stack:
     def pids(self) -> dict[str, list[int]]:
         """The process ids by role."""
         found = {"up": [os.getpid()]}
-        if self.broker:
-            found["broker"] = [self.broker.pid]
         for child in self.children:
             if child.handle and child.handle.pid:
                 found.setdefault(child.role, []).append(child.handle.pid)
@@ -203,30 +198,39 @@ class Stack:
         self.settings.run_path.unlink(missing_ok=True)
 
     def _start_broker(self) -> None:
-        data_dir = self.settings.home / "broker" if self.settings.appendonly else None
-        self.broker = EmbeddedBroker.start(self._log("broker"), data_dir, self.settings.appendonly)
+        home = self.settings.home
+        data_dir = home / "broker" if self.settings.appendonly else None
+        memory = int(BROKER_MEMORY * psutil.virtual_memory().total)
+        self.broker = EmbeddedBroker.start(self._log("broker"), data_dir, Place.kept(home / "broker.json"), memory)
         self.redis_url = self.broker.url
+        self.children.append(Child("broker", self._restart_broker, self.broker, time.monotonic()))
+
+    def _restart_broker(self) -> Handle:
+        """At the same place, so that everyone who knew the one before finds it."""
+        assert self.broker is not None
+        print(f"the broker ended with {self.broker.poll()}: it is started again", file=sys.stderr, flush=True)
+        return self.broker.spawn()
 
     def _stop_leftovers(self) -> None:
-        """A killed `up` leaves its broker behind; the other processes end by themselves."""
+        """Only a broker may be left, where its watcher was killed too: everything else ends by itself."""
         left = RunFile.read(self.settings.run_path)
         for pid in left.pids.get("broker", []) if left else []:
             if is_server(pid):
                 stop_process(pid)
 
-    def _describe_children(self) -> None:
+    def _describe_children(self) -> list[Child]:
         environment = self.settings.model_copy(update={"redis_url": self.redis_url}).child_environment()
         options = self.options
         api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
-        api += ["--owns-broker"] if self.broker else []
-        self.children = [Child("api", lambda: self._spawn(api, environment, "api"))]
+        children = [Child("api", lambda: self._spawn(api, environment, "api"))]
         worker = [sys.executable, "-m", "computeshare.worker", "--queue", options.queue, "--child"]
         for number in range(1, options.workers + 1):
             name = ["--name", f"worker-{number}"]
-            self.children.append(Child("worker", lambda name=name: self._spawn(worker + name, environment, "worker")))  # type: ignore[misc]
+            children.append(Child("worker", lambda name=name: self._spawn(worker + name, environment, "worker")))  # type: ignore[misc]
         for _ in range(REDUCERS):
-            self.children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
-        self.children.append(Child("evaluator", lambda: Forked(evaluator.child, environment, self._log("evaluator"))))
+            children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
+        children.append(Child("evaluator", lambda: Forked(evaluator.child, environment, self._log("evaluator"))))
+        return children
 
     def _spawn(self, command: list[str], environment: dict[str, str], role: str) -> Handle:
         with self._open_log(role) as file:
@@ -278,7 +282,6 @@ def wait_until_ready(stack: Stack, stop: threading.Event) -> None:
     while not stack.is_ready():
         if stop.wait(WATCH_S):
             return
-        stack.check()
         if time.monotonic() > deadline:
             raise SettingsError(f"the control plane did not become ready; look at {stack.settings.home / 'logs'}")
 
@@ -291,8 +294,7 @@ def up(options: UpOptions) -> int:
         wait_until_ready(stack, stop)
         if not stop.is_set():
             print(f"ComputeShare is ready: {stack.login_url}", flush=True)
-        while not stop.wait(WATCH_S):
-            stack.check()
+        stop.wait()
     return 0
 
 
@@ -309,14 +311,8 @@ def down(settings: Settings) -> bool:
 
 
 def _check_port(options: UpOptions) -> None:
-    import socket
-
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((options.host, options.port))
-        except OSError as error:
-            raise SettingsError(f"cannot listen on {options.host}:{options.port}: {error}; try --port") from error
+    if not can_listen(options.host, options.port):
+        raise SettingsError(f"cannot listen on {options.host}:{options.port}; try --port")
 
 
 def demo_spec(dataset: str, workers: int) -> dict[str, object]:

@@ -6,7 +6,7 @@ the next turn sees what is missing. (What it remembers only makes it patient.)
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, func, insert, select, update
 
 from api.database import Database, now_ms
+from api.services.admission import Memory, exhausted, no_room
 from api.services.exclusion import excluded
 from api.services.outbox import OUTBOX, SEAT, Courier
 from api.services.reasons import Situation, reason
@@ -28,6 +29,7 @@ from computeshare import handshake, keys
 from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue, WorkerInfo, list_workers
 from computeshare.rounds import RoundStore
+from computeshare.spec import JobSpec
 from computeshare.types import ENDED
 
 CALM_MS = 12_000
@@ -43,11 +45,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the broker says of a job."""
+    """What the broker says of a job; `no_room` why its memory does not let the job start or go on, if so."""
 
     known: bool
     status: str | None
     reducer: bool
+    no_room: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Dispatcher:
         refused = self._courier.deliver(redis)
         stored = self._read()
         self._align(redis, stored)
-        published = self._publish(redis, [job.id for job in stored.jobs], refused)
+        published = self._publish(redis, stored.jobs, refused)
         workers = list_workers(redis)
         if now > self._calm_until:
             self._bury(redis, stored, {w.id for w in workers}, now)
@@ -118,8 +121,27 @@ class Dispatcher:
                 with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
                     self._courier.align(redis, job_id)
 
-    def _publish(self, redis: Redis, job_ids: Sequence[str], refused: dict[str, str]) -> dict[str, Published]:
-        """What the broker says of the jobs; those it has lost are published again, or added to `refused`."""
+    def _publish(self, redis: Redis, jobs: Sequence[Any], refused: dict[str, str]) -> dict[str, Published]:
+        """What the broker says of the jobs; those it does not know are published, the oldest first, if it has room."""
+        published = self._published(redis, [job.id for job in jobs])
+        memory = Memory.of(redis)
+        promised = [_needed(job) for job in jobs if published[job.id].known] if memory.limit_bytes else []
+        for job in jobs:
+            if published[job.id].known:
+                published[job.id] = replace(published[job.id], no_room=exhausted(memory))
+            elif why := no_room(_needed(job), promised, memory):
+                published[job.id] = replace(published[job.id], no_room=why)
+            else:
+                try:
+                    self._courier.publish(redis, job.id)
+                    promised.append(_needed(job))
+                    published[job.id] = replace(published[job.id], known=True)
+                except ResponseError as error:  # out of memory, for one
+                    refused[job.id] = str(error)
+        return published
+
+    @staticmethod
+    def _published(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
         pipeline = redis.pipeline(transaction=False)
         for job_id in job_ids:
             names = JobKeys(job_id)
@@ -131,11 +153,6 @@ class Dispatcher:
         published = {}
         for job_id, member, spec, status, reducer in zip(job_ids, answers, answers, answers, answers, strict=True):
             published[job_id] = Published(bool(member and spec), status.decode() if status else None, bool(reducer))
-            if not published[job_id].known:
-                try:
-                    self._courier.publish(redis, job_id)
-                except ResponseError as error:  # out of memory, for one
-                    refused[job_id] = str(error)
         return published
 
     def _bury(self, redis: Redis, stored: Stored, alive: set[str], now: int) -> None:
@@ -163,7 +180,7 @@ class Dispatcher:
         if now <= self._calm_until:
             heard = {w.id for w in registered}
             workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
-        demands = [_demand(job, published[job.id].status) for job in stored.jobs]
+        demands = [_demand(job, published[job.id]) for job in stored.jobs]
         past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
         present = {row.job_id for row in stored.present}
         with self._database.engine.connect() as connection:
@@ -171,12 +188,13 @@ class Dispatcher:
         situations = {
             demand.job_id: Situation(
                 shortage=shortage(demand, workers, held, out.reasons),
-                finished=not demand.seats,
+                finished=_is_finished(job, published[job.id]),
                 opened=published[demand.job_id].status is not None,
                 reducer=published[demand.job_id].reducer,
                 working=demand.job_id in present,
                 waited_ms=now - job.created_ms,
                 trouble=out.trouble(job.id),
+                no_room=published[job.id].no_room,
             )
             for job, demand in zip(stored.jobs, demands, strict=True)
         }
@@ -253,14 +271,22 @@ class Dispatcher:
                 connection.execute(update(JOB).where(mine).values(purged_ms=now))
 
 
-def _demand(job: Any, status: str | None) -> Demand:
+def _needed(job: Any) -> int:
+    return JobSpec.model_validate(job.spec).broker_bytes
+
+
+def _is_finished(job: Any, published: Published) -> bool:
+    return bool(published.status == "finished" or job.version >= job.rounds_total)
+
+
+def _demand(job: Any, published: Published) -> Demand:
     spec = job.spec
     seats = min(spec["workers"]["max"], spec["micro_batches_per_round"])
-    finished = status == "finished" or job.version >= job.rounds_total
+    wanted = published.known and not _is_finished(job, published)
     return Demand(
         job_id=job.id,
         queue=job.queue,
-        seats=0 if finished else seats,
+        seats=seats if wanted else 0,
         minimum=min(spec["workers"]["min"], seats),
         started=job.started_ms is not None,
     )

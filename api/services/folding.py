@@ -270,6 +270,13 @@ class Fold:
         if self.state["status"] not in ENDED:
             self.state["status"], self.state["error"], self.state["reason"] = "failed", error, None
 
+    def held(self, entry: Entry) -> None:
+        """The disk takes no checkpoint: the job rests until somebody has made room and resumes it."""
+        state, reason = self.state, text_of(entry.data["reason"])
+        if state["status"] in ("queued", "running"):
+            state["status"], state["reason"], state["paused_ms"] = "paused", f"Paused: {reason}", entry.at_ms
+            self._event(entry, {"reason": reason})
+
     def finish(self) -> None:
         """A job is complete once its last version is durable and scored."""
         state = self.state
@@ -320,4 +327,5 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "checkpoint": Fold.checkpoint,
     "scored": Fold.scored,
     "failed": Fold.failed,
+    "held": Fold.held,
 }

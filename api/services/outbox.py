@@ -101,7 +101,6 @@ class Courier:
         if status == "paused":
             rounds.pause()
         elif status in ACTIVE:
-            self.publish(redis, job_id)  # the broker may have lost it meanwhile
             rounds.resume()
 
     def _status(self, job_id: str) -> str | None:
@@ -111,7 +110,7 @@ class Courier:
         return status
 
     def _open(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
-        self.publish(redis, job_id)
+        """Nothing: the dispatcher publishes what is not published, once the broker has room for it."""
 
     def _change(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         self.align(redis, job_id)
@@ -150,7 +149,6 @@ class Courier:
             rounds.purge()
             if fence is not None:  # goes on counting, so that a reducer of the failed rounds stays locked out
                 redis.set(rounds.keys.fence(), fence)
-        self.publish(redis, job_id)
 
     def _purge(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         """Remove every trace of a deleted job."""

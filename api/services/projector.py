@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import structlog
 from redis import Redis
@@ -15,9 +16,10 @@ from sqlalchemy import Connection
 
 from api.database import Database
 from api.services.folding import Fold, JobState
-from api.services.parsing import Entry, read_entry
+from api.services.parsing import Entry, read_entry, token_of
 from api.services.rates import Rates
 from api.services.restoring import Restored, restore
+from api.services.rewinding import goes_back, rewind
 from api.services.storing import load, save, store
 from computeshare.artifacts import Artifacts
 from computeshare.failpoints import failpoint
@@ -32,8 +34,12 @@ RATE_TURNS = 5
 """How many turns pass between writing down how fast things go."""
 
 _KNOWN = " UNION ALL ".join(
-    f"SELECT stream_id FROM {name} WHERE job_id = :job AND stream_id IN (SELECT value FROM json_each(:ids))"
-    for name in ("submission", "event")
+    f"SELECT stream_id, {kind}, {what} FROM {name} "
+    "WHERE job_id = :job AND stream_id IN (SELECT value FROM json_each(:ids))"
+    for name, kind, what in (
+        ("submission", "'submission'", "nonce"),
+        ("event", "type", "json_extract(data, '$.token')"),
+    )
 )
 _RATE = """UPDATE worker_stat SET samples_per_s = :rate
 WHERE job_id = :job AND worker = :worker AND samples_per_s != :rate AND left_ms IS NULL"""
@@ -51,6 +57,7 @@ class Projector:
         self._artifacts_dir = artifacts_dir
         self._rates: dict[str, Rates] = {}
         self._turn = 0
+        self._broker = ""
 
     def step(self, redis: Redis) -> int:
         """Take what has come since the last turn; returns the number of events."""
@@ -59,20 +66,23 @@ class Projector:
             self._rates.clear()
             return 0
         self._turn += 1
-        if self._turn % REWIND_TURNS == 1:
+        broker = _run_id(redis)
+        if broker != self._broker:  # another, or started again: its streams may have gone back to any point
+            positions = dict.fromkeys(positions, "0-0")
+        elif self._turn % REWIND_TURNS == 1:
             self._rewind(redis, positions)
         streams = {JobKeys(job_id).events(): job_id for job_id in positions}
         names: Any = {name: positions[job_id] for name, job_id in streams.items()}
         reply: Any = redis.xread(names, count=BATCH)
         taken = {streams[name.decode()]: entries for name, entries in reply}
-        for job_id, entries in taken.items():
-            self._take(job_id, entries)
+        events = sum(self._take(job_id, entries) for job_id, entries in taken.items())
         if taken:
             failpoint("before_trim")
             _trim(redis, taken)
+        self._broker = broker
         if self._turn % RATE_TURNS == 0 and self._rates:
             self._measure(redis)
-        return sum(map(len, taken.values()))
+        return events
 
     def _positions(self) -> dict[str, str]:
         """The last stream id taken of each job whose stream may hold more."""
@@ -95,28 +105,31 @@ class Projector:
                 log.warning("the broker lost events", job=job_id, from_id=info["last-generated-id"].decode())
                 positions[job_id] = "0-0"
 
-    def _take(self, job_id: str, raw: Sequence[RawEntry]) -> None:
-        """Store one job's batch."""
+    def _take(self, job_id: str, raw: Sequence[RawEntry]) -> int:
+        """Store one job's batch; returns how many of its entries were new."""
         rates = self._rates.setdefault(job_id, Rates())
         try:
             with self._database.writing() as connection:
                 state = load(connection, job_id)
                 if state is None:
-                    return  # deleted meanwhile
+                    return 0  # deleted meanwhile
                 entries = _readable(job_id, _unknown(connection, job_id, raw))
-                for batch in _batches(entries):
+                for batch in _batches(state, entries):
                     self._apply(connection, state, rates, batch)
                 state["stream_id"] = raw[-1][0].decode()
                 save(connection, state)
                 failpoint("in_projection")
+                return len(entries)
         except BaseException:
             self._rates.pop(job_id, None)  # it may have counted what was rolled back
             raise
 
     def _apply(self, connection: Connection, state: JobState, rates: Rates, entries: Sequence[Entry]) -> None:
-        """Fold and store a batch in which nothing was restored but by its first event."""
+        """Fold and store a batch in which nothing was undone but by its first event."""
         was, fold = state["status"], Fold(state, rates)
         for entry in entries:
+            if entry.type == "version" and (token := _token(entry)) and goes_back(state, token):
+                rewind(connection, state, token, entry.at_ms)
             try:
                 fold.take(entry)
             except Exception as error:  # whatever a damaged or hostile event makes the parser raise
@@ -151,21 +164,53 @@ class Projector:
                 save(connection, state)
 
 
-def _batches(entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
-    """Cut before each `opened` event: what it undoes must have been written."""
-    start = 0
+def _batches(state: JobState, entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
+    """Cut before each event that undoes others, which must have been written: `opened`, and versions that go back."""
+    start, newest = 0, state["version"]
     for index, entry in enumerate(entries):
-        if entry.type == "opened" and index > start:
+        token = _token(entry) if entry.type in ("opened", "version") else None
+        if token is None:
+            continue
+        if index > start and (entry.type == "opened" or token.version <= newest):
             yield entries[start:index]
             start = index
+        newest = token.version
     yield entries[start:]
 
 
-def _unknown(connection: Connection, job_id: str, raw: Sequence[RawEntry]) -> Sequence[RawEntry]:
-    """Without the entries that were taken before."""
-    ids = [stream_id.decode() for stream_id, _ in raw]
-    known = {row[0] for row in connection.exec_driver_sql(_KNOWN, {"job": job_id, "ids": json.dumps(ids)})}
-    return [entry for entry, stream_id in zip(raw, ids, strict=True) if stream_id not in known] if known else raw
+def _token(entry: Entry) -> Token | None:
+    try:
+        return token_of(entry.data["token"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _unknown(connection: Connection, job_id: str, raw: Sequence[RawEntry]) -> list[RawEntry]:
+    """Without the entries that were taken before.
+
+    A broker that lost some and whose clock went back gives their ids again: such an entry is told by what it says, and
+    is kept under an id of its own.
+    """
+    own = {stream_id: b"%s~%08x" % (stream_id, crc32(fields.get(b"data", b""))) for stream_id, fields in raw}
+    ids = json.dumps([each.decode() for pair in own.items() for each in pair])
+    rows = connection.exec_driver_sql(_KNOWN, {"job": job_id, "ids": ids})
+    known = {stream_id.encode(): (kind, what) for stream_id, kind, what in rows}
+    taken = []
+    for stream_id, fields in raw:
+        if stream_id not in known:
+            taken.append((stream_id, fields))
+        elif own[stream_id] not in known and _said(fields) not in (None, known[stream_id]):
+            taken.append((own[stream_id], fields))
+    return taken
+
+
+def _said(fields: dict[bytes, bytes]) -> tuple[str, str | None] | None:
+    """What tells an entry from others with its id: its type, and the nonce or token it is about; None: unreadable."""
+    try:
+        kind, data = fields[b"type"].decode(), json.loads(fields[b"data"])
+        return kind, data.get({"submission": "nonce", "version": "token"}.get(kind, ""))
+    except (KeyError, ValueError, AttributeError):
+        return None
 
 
 def _readable(job_id: str, raw: Sequence[RawEntry]) -> list[Entry]:
@@ -176,6 +221,12 @@ def _readable(job_id: str, raw: Sequence[RawEntry]) -> list[Entry]:
         except Exception as error:  # whatever a damaged or hostile event makes the parser raise
             log.warning("event passed over", job=job_id, id=stream_id.decode(), error=repr(error)[:200])
     return entries
+
+
+def _run_id(redis: Redis) -> str:
+    """What names one run of the broker."""
+    info: Any = redis.info("server")
+    return str(info["run_id"])
 
 
 def _trim(redis: Redis, taken: dict[str, Sequence[RawEntry]]) -> None:

@@ -24,6 +24,8 @@ class Situation:
     """Since it was created."""
     trouble: str | None = None
     """What keeps single workers from taking part, though the job goes on without them."""
+    no_room: str | None = None
+    """Why the broker's memory does not let it start or go on, if so."""
 
 
 def reason(situation: Situation, refused: str | None = None) -> str | None:
@@ -35,6 +37,7 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
     unattended = not situation.reducer and situation.waited_ms > STARTING_MS
     causes = (
         (refused, f"The broker refuses: {refused}"),
+        (situation.no_room, situation.no_room),
         (situation.finished, "All rounds are done: the last version is being saved and scored"),
         (unattended, "Waits for a reducer, none is running: start computeshare-reducer (computeshare up brings two)"),
         (situation.shortage, situation.shortage),

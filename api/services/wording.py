@@ -144,6 +144,10 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
+    "went_back": lambda data, _: (
+        f"The broker came back at version {count(data['version'])} and had lost up to "
+        f"version {count(data['lost'])}: they are done again"
+    ),
     "reducer": lambda data, _: f"The reducer on {data['host']} (process {data['pid']}) took over",
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
@@ -156,6 +160,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "scored": _scored,
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],
     "cancelled": lambda data, _: data["reason"] or "Cancelled",
+    "held": lambda data, _: f"Paused: {data['reason']}",
     "paused": lambda data, _: f"Paused by {data['by']}",
     "resumed": lambda data, _: f"Resumed by {data['by']}",
     "retried": lambda data, _: f"Retried by {data['by']}, from the last checkpoint",

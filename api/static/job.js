@@ -6,7 +6,7 @@ import { plots } from "./plots.js";
 import { Series } from "./series.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const TOLD = ["created", "opened", "recovered", "reducer", "joined", "left", "closed", "reassigned", "refused", "checkpoint", "scored", "paused", "resumed", "retried", "banned", "unbanned"];
+const TOLD = ["created", "opened", "recovered", "went_back", "reducer", "joined", "left", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
 from computeshare import keys
 from computeshare.handshake import OURS, PROTOCOL, Release, disagreement
@@ -60,7 +61,11 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
     pipeline.hset(keys.worker(worker.id), mapping=values)
     pipeline.pexpire(keys.worker(worker.id), ALIVE_MS)
     pipeline.sadd(keys.WORKERS, worker.id)
-    pipeline.execute()
+    try:
+        pipeline.execute()
+    except OutOfMemoryError:
+        if not redis.pexpire(keys.worker(worker.id), ALIVE_MS):  # else what it said before stands, and it is alive
+            raise
 
 
 def unregister(redis: Redis, worker_id: str) -> None:

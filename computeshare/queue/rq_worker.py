@@ -1,18 +1,21 @@
 """RQ's SpawnWorker, made safe for machines that sleep, lose the network and are watched by others."""
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Queue, SpawnWorker
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from computeshare.processes import PARENT
+from computeshare.processes import PARENT, end_soon_after
 from computeshare.queue.seats import Seat, SeatJob
 from computeshare.rounds import RoundStore
 
@@ -42,6 +45,10 @@ class SeatWorker(SpawnWorker):
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         return 60
 
+    def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
+        with contextlib.suppress(RedisError):  # away, or out of memory: no reason to give the seat up
+            super().maintain_heartbeats(job, execution)
+
     def _dump_worker_config(self) -> bytes:
         return b""  # nothing is pickled: the child is told by its environment
 
@@ -67,15 +74,25 @@ class SeatWorker(SpawnWorker):
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.leaving = True
-        print("finishing this work unit, again to quit now", file=sys.stderr, flush=True)
+        if self.horse_pid:
+            print("finishing this work unit, again to quit now", file=sys.stderr, flush=True)
+        else:
+            self._end_soon()
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """The second signal: leave at once, leases handed back."""
+        self._end_soon()
         self.kill_horse()
         if self.current_seat:
             self._hand_back(Seat.parse(self.current_seat), "asked to leave at once")
         raise SystemExit
+
+    def _end_soon(self) -> None:
+        """End this process even where the broker is away and cannot be told."""
+        asked = threading.Event()
+        asked.set()
+        end_soon_after(asked)
 
     def _hand_back(self, seat: Seat, reason: str) -> None:
         RoundStore(self.connection, seat.job).remove_worker(seat.worker, reason)

@@ -110,7 +110,7 @@ class Member:
         about = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
         event = json.dumps({**about, "micro_batches": micro_batches, **report}, separators=(",", ":"))
         arguments: list[Argument] = [token, self.worker_id, self.session, nonce, event, STAGED_S, self._sharers]
-        pipeline = self.redis.pipeline(transaction=False)
+        pipeline = self.redis.pipeline(transaction=True)  # a broker without memory for a blob answers nothing at all
         for key, (micro_batch, blob, loss) in zip(staged, updates, strict=True):
             pipeline.set(key, blob, ex=STAGED_S)
             names += [key, k.update(token, micro_batch)]

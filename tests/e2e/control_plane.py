@@ -100,7 +100,7 @@ def control_plane(home: Path, *flags: str) -> Iterator[ControlPlane]:
         yield plane
         if process.returncode == -signal.SIGKILL:  # by the test, which then looks for what is left
             return
-        pids += [pid for role in ("worker", "reducer") for pid in plane.pids(role)]
+        pids += [pid for role in ("worker", "reducer", "broker") for pid in plane.pids(role)]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert [pid for pid in pids if _runs(pid)] == []

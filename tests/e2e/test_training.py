@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from playwright.sync_api import Browser
 from safetensors.numpy import load
 
 from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker, free_port
+from computeshare.embedded import EmbeddedBroker, Place, free_port
 from computeshare.queue import list_workers
 from computeshare.settings import login_path
 
@@ -218,7 +219,7 @@ def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None
     assert worker.stderr is not None
     try:
         assert any("broker away" in line for line in worker.stderr)
-        broker = EmbeddedBroker.start(tmp_path / "log", port=port, password="secret")
+        broker = EmbeddedBroker.start(tmp_path / "log", place=replace(Place.new(), port=port, password="secret"))
         try:
             redis = connect(broker.url)
             deadline = time.monotonic() + 30

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import feeding
 import numpy as np
 import pytest
 from feeding import SECONDS, WORKERS, Feed, token
@@ -229,6 +230,66 @@ def test_restore_voids_the_lost_branch_and_goes_on(
     voided = {row.token for row in rows(database, VersionRow) if row.voided}
     assert voided == {token(2, 1), token(3, 1)}
     assert [s.voided for s in history.submissions(job, limit=100).items].count(True) == 8
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_versions_that_the_broker_lost_and_that_are_done_again_count_once(
+    redis: Redis,
+    feed: Feed,
+    projector: Projector,
+    history: History,
+    jobs: Jobs,
+    database: Database,
+    job: str,
+    same_bits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed.open()
+    feed.join()
+    feed.join(WORKERS[1])
+    for _ in range(5):
+        feed.commit()
+    projector.step(redis)
+    feed.version = 2  # the broker came back without versions 3 to 5
+    if not same_bits:
+        monkeypatch.setattr(
+            feeding, "token", lambda version, incarnation=1: f"{incarnation}.{version}.{version + 4096:016x}"
+        )
+    for _ in range(2):
+        feed.commit(worker=WORKERS[1])
+    projector.step(redis)
+    assert jobs.show(job).version == 4 and jobs.show(job).workers == 2  # their sessions may stand
+    feed.commit(worker=WORKERS[1])
+    projector.step(redis)
+    epoch = history.ledger(job).epochs[0]
+    assert (epoch.samples, epoch.counted, epoch.missing) == (640, 640, 0)
+    standing = [row.version for row in rows(database, VersionRow) if not row.voided]
+    assert sorted(standing) == [1, 2, 3, 4, 5]
+    by = {row.version: row.worker for row in rows(database, LedgerEntry) if not row.voided}
+    assert by == {1: WORKERS[0], 2: WORKERS[0], 3: WORKERS[1], 4: WORKERS[1], 5: WORKERS[1]}
+    assert "went_back" in [event.type for event in history.timeline(job)]
+
+
+def test_ids_that_a_broker_gives_a_second_time_lose_no_event_and_double_none(
+    redis: Redis, feed: Feed, database: Database, history: History, jobs: Jobs, job: str
+) -> None:
+    feed.open()
+    feed.join()
+    ids = [feed.submit(m) for m in range(4)]
+    Projector(database).step(redis)
+    redis.delete(feed.keys.events())
+    for number, stream_id in enumerate(ids):  # its clock went back, too: other submissions under the same ids
+        feed.submit(number, nonce=f"again {number}")
+        ((_, fields),) = redis.xrange(feed.keys.events())  # type: ignore[misc]
+        redis.delete(feed.keys.events())
+        redis.xadd("kept", fields, id=stream_id)
+    redis.rename("kept", feed.keys.events())
+    entries = redis.dump(feed.keys.events())
+    assert Projector(database).step(redis) == 4
+    redis.restore(feed.keys.events(), 0, entries, replace=True)  # killed before it was trimmed
+    assert Projector(database).step(redis) == 0
+    assert jobs.show(job).accepted == 8
+    assert len({s.nonce for s in history.submissions(job, limit=100).items}) == 8
 
 
 def brought(feed: Feed, worker: str, *numbers: int) -> dict[str, Any]:

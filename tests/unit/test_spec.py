@@ -172,3 +172,12 @@ def test_the_last_round_of_an_epoch_and_of_the_job_wait_for_everything() -> None
     values = {"dataset": "digits", "model": "mlp", "strategy": {"quorum": 0.75}, "micro_batch": 64, "rounds": 8}
     spec = JobSpec.model_validate(values)  # 23 micro-batches an epoch: six rounds
     assert [spec.quorum_of(version) for version in range(8)] == [0.75] * 5 + [1.0, 0.75, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("every", "scored"), [(0, [500]), (200, [200, 400, 500]), (250, [250, 500]), (1000, [500])], ids=str
+)
+def test_versions_are_scored_when_asked_for_and_at_the_end(every: int, scored: list[int]) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=500, checkpoint_every=50, evaluate_every=every)
+    assert [v for v in range(501) if spec.wants_score(v)] == scored
+    assert all(spec.wants_checkpoint(version) for version in scored)

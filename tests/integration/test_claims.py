@@ -1,0 +1,47 @@
+"""A reducer's claims on jobs: renewed while they are its own, let go once they are not."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from redis import Redis
+from test_reduction import spec_of
+
+from computeshare import reducer as reducer_module
+from computeshare.reducer import Reducer
+from computeshare.rounds import RoundStore
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "this never came true"
+        time.sleep(0.02)
+
+
+def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
+    redis: Redis, tmp_path: Path, job_id: str
+) -> None:
+    stores = [RoundStore(redis, f"{job_id}{number}") for number in range(2)]
+    for store in stores:
+        store.publish(spec_of().model_dump_json())
+    stop = threading.Event()
+    reducer = Reducer(redis, tmp_path, stop)
+    thread = threading.Thread(target=reducer.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: {store.job_id for store in stores} <= set(reducer.jobs))
+        redis.set(stores[0].keys.reducer(), "another's", px=60_000)
+        until(lambda: stores[0].job_id not in reducer.jobs)
+        assert stores[1].job_id in reducer.jobs
+        redis.delete(stores[0].keys.reducer())
+        until(lambda: stores[0].job_id in reducer.jobs)  # nobody looks after it any more
+        assert redis.pttl(stores[0].keys.reducer()) <= reducer_module.CLAIM_MS
+    finally:
+        for store in stores:
+            store.end("cancelled")
+        stop.set()
+        thread.join(20)
+        for store in stores:
+            store.purge()
