@@ -22,7 +22,7 @@ from computeshare.errors import Fenced, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, RoundStore
+from computeshare.rounds import Grant, Member, RoundStore, Terms
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
@@ -51,7 +51,8 @@ class SeatSession:
         self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
         self.data_dir = data_dir
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
-        self.member = Member(redis, seat.job, seat.worker, session, spec.strategy.backup, spec.sharers)
+        terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers)
+        self.member = Member(redis, seat.job, seat.worker, session, terms)
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         self.bytes_down = 0
         self.waiting_s = 0.0

@@ -204,6 +204,11 @@ class JobSpec(_Part):
         """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
         return self.workers.min if self.strategy.combine != "mean" and tolerated(self.workers.min) else 0
 
+    @property
+    def fewest_workers(self) -> int:
+        """How many workers must be there for the rounds to go on."""
+        return min(self.workers.min, self.micro_batches_per_round)
+
     def quorum_of(self, version: int) -> float:
         """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all."""
         last = self.plan.ends_epoch(version) or version + 1 == self.rounds_total

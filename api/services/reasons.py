@@ -11,7 +11,7 @@ class Situation:
     """What is known of a job that has not ended."""
 
     shortage: str | None
-    """Why it has no seat, if it has none."""
+    """Why it has too few seats, if so."""
     finished: bool
     """All its rounds are done."""
     opened: bool

@@ -199,23 +199,23 @@ def _unused(taken: set[int], count: int) -> list[int]:
 def shortage(
     demand: Demand, workers: Sequence[Available], held: Sequence[Held], out: Mapping[Pair, str] | None = None
 ) -> str | None:
-    """Why a job has no seat, in words that say what would help; None if it has one, or soon will.
+    """Why a job has too few seats, in words that say what would help; None if it has enough, or soon will.
 
     Args:
         out: why a worker gets no seat in a job.
     """
-    if any(seat.job_id == demand.job_id for seat in held) or not demand.seats:
+    mine = sum(seat.job_id == demand.job_id for seat in held)
+    if mine >= demand.minimum or not demand.seats:
         return None
     busy = Counter(seat.worker for seat in held)
     serving = [worker for worker in workers if demand.queue in worker.queues]
     left_out = [why for worker in serving if (why := (out or {}).get((demand.job_id, worker.id)))]
     free = [w for w in serving if not busy[w.id] and (demand.job_id, w.id) not in (out or {})]
-    needed = 1 if demand.started else demand.minimum
-    if len(free) >= needed:
+    if len(free) >= demand.minimum - mine:
         return None
     online = f"{len(serving)} {'is' if len(serving) == 1 else 'are'} online"
-    if taken := sum(bool(busy[worker.id]) for worker in serving):
+    if taken := sum(bool(busy[worker.id]) for worker in serving) - mine:
         online += f", {taken} of them busy with other jobs"
-    needs = f"Needs {needed} worker{'' if needed == 1 else 's'} on queue {demand.queue}, {online}"
+    needs = f"Needs {demand.minimum} worker{'' if demand.minimum == 1 else 's'} on queue {demand.queue}, {online}"
     more = [f"{len(left_out) - SHOWN} more cannot serve it"] if len(left_out) > SHOWN else []
     return "; ".join([needs, *left_out[:SHOWN], *more])

@@ -5,6 +5,7 @@
 -- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
 --       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
 --       7 fewest workers that may make a round (0: any), each of them its share at most
+--       8 fewest sessions there must be
 -- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
 -- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
@@ -26,6 +27,7 @@ local speed = tonumber(redis.call("HGET", KEYS[7], ARGV[2])) or tonumber(ARGV[6]
 local granted, moved = {}, {}
 local again = 4000
 
+if redis.call("HLEN", KEYS[2]) < tonumber(ARGV[8]) then return {"wait", token, 1000} end
 if ARGV[7] ~= "0" then
   local room = math.ceil(total / tonumber(ARGV[7]))
   for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do

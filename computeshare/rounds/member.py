@@ -41,18 +41,34 @@ class Receipt:
     unleased: int
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a job's workers get leases."""
+
+    backup: bool = True
+    """Second leases are given on slow micro-batches."""
+    sharers: int = 0
+    """How many workers must share a round, each its part at most; 0: any."""
+    fewest: int = 1
+    """How many workers must be there at a time."""
+
+
 class Member:
     """One worker's session in one job."""
 
     def __init__(
-        self, redis: Redis, job_id: str, worker_id: str, session: str, backup: bool = True, sharers: int = 0
+        self,
+        redis: Redis,
+        job_id: str,
+        worker_id: str,
+        session: str,
+        terms: Terms = Terms(),
     ) -> None:
-        """`backup`: take second leases on slow micro-batches; `sharers`: workers that must share a round (0: any)."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
         self.session = session
-        self._backup, self._sharers = int(backup), sharers
+        self._terms = terms
         self._scripts = Scripts(redis)
         self._last_id = "0-0"
 
@@ -109,7 +125,7 @@ class Member:
         micro_batches = [micro_batch for micro_batch, _, _ in updates]
         about = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
         event = json.dumps({**about, "micro_batches": micro_batches, **report}, separators=(",", ":"))
-        arguments: list[Argument] = [token, self.worker_id, self.session, nonce, event, STAGED_S, self._sharers]
+        arguments: list[Argument] = [token, self.worker_id, self.session, nonce, event, STAGED_S, self._terms.sharers]
         pipeline = self.redis.pipeline(transaction=True)  # a broker without memory for a blob answers nothing at all
         for key, (micro_batch, blob, loss) in zip(staged, updates, strict=True):
             pipeline.set(key, blob, ex=STAGED_S)
@@ -145,7 +161,9 @@ class Member:
         return [*names, k.events(), k.banned()]
 
     def _lease_arguments(self, token: str) -> list[Argument]:
-        return [token, self.worker_id, self.session, self._backup, SHORTEST_LEASE_MS, UNMEASURED_MS, self._sharers]
+        terms = self._terms
+        arguments: list[Argument] = [token, self.worker_id, self.session, int(terms.backup)]
+        return [*arguments, SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest]
 
     def _grant(self, reply: list[Any]) -> Grant:
         answer, token = reply[0].decode(), reply[1].decode()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore
+from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore, Terms
 from computeshare.sampling import Plan
 from computeshare.types import Token
 
@@ -35,8 +35,8 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
 
 @pytest.fixture
 def join(redis: Redis, claim: Claim) -> Join:
-    def join(worker: str, session: str | None = None, backup: bool = True, sharers: int = 0) -> Member:
-        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", backup, sharers)
+    def join(worker: str, session: str | None = None, backup: bool = True, sharers: int = 0, fewest: int = 1) -> Member:
+        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", Terms(backup, sharers, fewest))
         assert member.join(f"seat of {worker}", {"name": worker}) == "running"
         return member
 

@@ -3,7 +3,7 @@
 from opening import ONE, PLAN, ZERO, Join, age, commit, events, free, late, parts, send
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundStore
+from computeshare.rounds import Claim, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES
 from computeshare.rounds.scripts import Argument
 
@@ -148,12 +148,21 @@ def test_a_freed_micro_batch_that_arrived_meanwhile_is_not_leased_again(store: R
 
 def test_a_lease_that_has_run_out_is_no_backup_task(redis: Redis, store: RoundStore, join: Join) -> None:
     slow = join("slow")
-    patient = Member(redis, store.job_id, "patient", "patient", backup=False)
+    patient = Member(redis, store.job_id, "patient", "patient", Terms(backup=False))
     assert patient.join("seat", {}) == "running"
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(patient, ZERO, *patient.lease(str(ZERO)).micro_batches)
     age(store, 3_600_000)
     assert patient.lease(str(ZERO)).micro_batches == (0, 1)
+
+
+def test_rounds_wait_while_too_few_workers_are_there(store: RoundStore, join: Join) -> None:
+    one = join("one", fewest=2)
+    assert one.lease(str(ZERO)).answer == "wait"
+    other = join("other", fewest=2)
+    assert one.lease(str(ZERO)).answer == other.lease(str(ZERO)).answer == "leased"
+    store.remove_worker("other", "not heard of")
+    assert one.lease(str(ZERO)).answer == "wait"
 
 
 def test_nobody_backs_up_a_lease_of_its_own(store: RoundStore, join: Join) -> None:

@@ -62,6 +62,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("lease", 'if status ~= "running" then return {status, token, 0} end', ""),
     ("lease", 'redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3]', "false"),
     ("lease", "if token ~= ARGV[1] then", "if false then"),
+    ("lease", 'if redis.call("HLEN", KEYS[2]) < tonumber(ARGV[8]) then', "if false then"),
     ("lease", 'redis.call("HEXISTS", KEYS[9], ARGV[2]) == 1 and "banned" or "fenced"', '"fenced"'),
     ("lease", 'if round[9] then return {"wait", token, 1000} end', ""),
     ("lease", 'if ARGV[7] ~= "0" then', "if false then"),

@@ -8,7 +8,7 @@ from redis import Redis
 
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.keys import JobKeys
-from computeshare.rounds import Grant, Member, RoundStore
+from computeshare.rounds import Grant, Member, RoundStore, Terms
 from tests.simulation.journal import Journal
 from tests.simulation.model import GARBAGE, NOT_FINITE, update
 
@@ -45,7 +45,9 @@ class SimWorker:
 
     def join(self) -> str:
         """Begin a new session under the seat this worker believes it has."""
-        member = Member(self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}", sharers=self.sharers)
+        member = Member(
+            self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}", Terms(sharers=self.sharers)
+        )
         assigned = self.redis.hget(self.keys.seats(), self.name)
         current = assigned.decode() if isinstance(assigned, bytes) else None
         try:
