@@ -2,6 +2,7 @@
 
 import contextlib
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,8 @@ def check(preference: str) -> None:
     """
     if preference == "cpu":
         return
+    if not re.fullmatch(r"(cpu|mps|cuda)(:[0-9]{1,3})?", preference):
+        raise SettingsError(f"unknown device {preference!r}: take cpu, mps, cuda or cuda:N")
     command = [sys.executable, "-m", "computeshare.training.devices", preference]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:

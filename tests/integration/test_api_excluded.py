@@ -1,6 +1,8 @@
 """Workers that get no seat: those that cannot start in a job, and those of another version."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +19,7 @@ from api.services.jobs import Jobs
 from api.services.projector import Projector
 from api.services.seating import FAILURES
 from computeshare import handshake, keys
+from computeshare.commands.run import OTHER_VERSION, USAGE
 from computeshare.errors import VersionError
 from computeshare.evaluator import Evaluator
 from computeshare.handshake import PROTOCOL
@@ -244,3 +247,21 @@ def test_the_workers_page_and_rest_say_who_is_refused_and_why(client: TestClient
     page = client.get("/workers", headers={"Accept": "text/html"}).text
     assert "Refused: this worker runs" in page
     redis.delete(keys.worker("beefbeefbeef"))
+
+
+def test_a_worker_process_of_another_version_prints_the_line_and_exits_with_a_code_of_its_own(
+    own: Redis, redis_url: str
+) -> None:
+    own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
+    command = [sys.executable, "-m", "computeshare.worker", "--redis-url", f"{redis_url}?db=9", "--device", "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, "git pull && make install" in ended.stderr) == (OTHER_VERSION, True)
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["xyz", "cuda:99", "mps0"])
+def test_a_device_that_is_not_there_is_told_at_the_workers_start(device: str, redis_url: str) -> None:
+    command = [sys.executable, "-m", "computeshare.worker", "--redis-url", redis_url, "--device", device]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == USAGE
+    assert f"device '{device}'" in ended.stderr
