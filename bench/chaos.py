@@ -74,7 +74,7 @@ PARTS: dict[str, Part] = {
         "tests/integration/test_outbox_kills.py",
         250,
         50,
-        (*CONTROL, *BROKER, "computeshare/failpoints.py"),
+        (*CONTROL, *BROKER, "computeshare/failpoints.py", "tests/integration/outbox_trial.py"),
         "COMPUTESHARE_KILL_POINTS",
         "missing seats, duplicate seats",
     ),
