@@ -136,7 +136,7 @@ class Run:
     def __init__(self, seed: int, home: Path, faults: int, fault: str, salted: bool) -> None:
         self.seed, self.rng, self.salted = seed, random.Random(seed), salted
         self.fault = fault
-        self.due = sorted(self.rng.sample(range(10, 260), faults))
+        self.due = sorted(self.rng.sample(range(20, 140), faults))
         self.broker = EmbeddedBroker.start(home / "broker.log", home / "broker")
         self.redis = connect(self.broker.url, retries=0)
         self.database = Database(f"sqlite:///{home / 'computeshare.db'}")
@@ -155,7 +155,7 @@ class Run:
         self.went_back = 0
 
     def new_control_plane(self) -> None:
-        self.projector = Projector(self.database)
+        self.projector = Projector(self.database, self.root)
         self.dispatcher = Dispatcher(self.database, self.root)
 
     def compute(self, weights: bytes, micro_batch: int) -> bytes:
@@ -281,6 +281,7 @@ class Run:
     def _check_end(self) -> str:
         state = self.store.read()
         assert state is not None and state.version == SPEC.rounds_total
+        assert not self.due, "the job ended before its broker did"
         score = {"loss": 0.5, "accuracy": 0.5, "samples": 360}
         self.store.append("scored", {"token": str(state.token), "version": state.version, **score})
         until(lambda: self.projector.step(self.redis) == 0 and self.jobs.show(self.job_id).status == "completed")
@@ -358,5 +359,5 @@ def test_a_broker_whose_file_was_cut_mixes_no_branches_and_ends_with_the_same_bi
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_broker_that_is_emptied_while_it_runs_mixes_no_branches(tmp_path: Path, calm: str, seed: int) -> None:
-    digest, times = run(tmp_path / "home", seed, faults=2, fault="flush", salted=seed % 2 == 1)
-    assert times >= 1 and (seed % 2 == 1 or digest == calm)
+    digest, _ = run(tmp_path / "home", seed, faults=2, fault="flush", salted=seed % 2 == 1)
+    assert seed % 2 == 1 or digest == calm

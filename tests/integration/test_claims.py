@@ -2,15 +2,28 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from redis import Redis
 from test_reduction import spec_of
 
 from computeshare import reducer as reducer_module
+from computeshare.broker import connect
+from computeshare.embedded import EmbeddedBroker
 from computeshare.reducer import Reducer
 from computeshare.rounds import RoundStore
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    """A broker of its own: a reducer serves every job there is."""
+    broker = EmbeddedBroker.start(tmp_path / "broker.log")
+    client = connect(broker.url, retries=0)
+    yield client
+    client.close()
+    broker.stop()
 
 
 def until(true: Callable[[], bool]) -> None:

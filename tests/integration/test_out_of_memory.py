@@ -42,10 +42,10 @@ def small(tmp_path: Path) -> Iterator[Redis]:
     broker.stop()
 
 
-def fill(redis: Redis) -> list[str]:
-    """Take all the memory there is; returns the keys to delete."""
-    ballast = []
-    for size in (500_000, 20_000, 500):
+def fill(redis: Redis, ballast: list[str] | None = None) -> list[str]:
+    """Take all the memory there is; returns the keys to delete, added to those of `ballast`."""
+    ballast = [] if ballast is None else ballast
+    for size in (50_000, 5_000, 500):
         try:
             while True:
                 ballast.append(f"ballast:{len(ballast)}")
@@ -190,8 +190,8 @@ def test_a_job_in_mid_run_stands_still_and_goes_on_without_a_strike_or_a_lost_se
     try:
         until(lambda: (state := store.read()) and state.version >= 10)
         ballast = fill(small)
-        until(lambda: still(store))
-        projector.step(small)
+        until(lambda: fill(small, ballast) and still(store) and exhausted(Memory.of(small)))
+        fill(small, ballast)
         dispatcher.step(small)
         assert "The broker is out of memory, 2" in str(jobs.show(job).reason)
         before = store.read()
