@@ -28,6 +28,7 @@ from api.tables import ACTIVE
 from computeshare import handshake, keys
 from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue, WorkerInfo, list_workers
+from computeshare.quorum import tolerated
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED
@@ -283,12 +284,15 @@ def _demand(job: Any, published: Published) -> Demand:
     spec = job.spec
     seats = min(spec["workers"]["max"], spec["micro_batches_per_round"])
     wanted = published.known and not _is_finished(job, published)
+    minimum = min(spec["workers"]["min"], seats)
+    robust = spec.get("strategy", {}).get("combine", "mean") != "mean" and tolerated(minimum)
     return Demand(
         job_id=job.id,
         queue=job.queue,
         seats=seats if wanted else 0,
-        minimum=min(spec["workers"]["min"], seats),
+        minimum=minimum,
         started=job.started_ms is not None,
+        sharers=minimum if robust else 0,
     )
 
 

@@ -27,6 +27,8 @@ class Demand:
     seats: int
     minimum: int
     started: bool
+    sharers: int = 0
+    """How many workers must share each of its rounds, all along; 0: any number may make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +201,20 @@ def _unused(taken: set[int], count: int) -> list[int]:
 def shortage(
     demand: Demand, workers: Sequence[Available], held: Sequence[Held], out: Mapping[Pair, str] | None = None
 ) -> str | None:
-    """Why a job has no seat, in words that say what would help; None if it has one, or soon will.
+    """Why a job has too few seats to go on, in words that say what would help; None if it has, or soon will.
 
     Args:
         out: why a worker gets no seat in a job.
     """
-    if any(seat.job_id == demand.job_id for seat in held) or not demand.seats:
+    mine = {seat.worker for seat in held if seat.job_id == demand.job_id}
+    if len(mine) >= max(1, demand.sharers) or not demand.seats:
         return None
-    busy = Counter(seat.worker for seat in held)
+    busy = Counter(seat.worker for seat in held if seat.job_id != demand.job_id)
     serving = [worker for worker in workers if demand.queue in worker.queues]
     left_out = [why for worker in serving if (why := (out or {}).get((demand.job_id, worker.id)))]
-    free = [w for w in serving if not busy[w.id] and (demand.job_id, w.id) not in (out or {})]
-    needed = 1 if demand.started else demand.minimum
-    if len(free) >= needed:
+    free = [w for w in serving if not (busy[w.id] or w.id in mine) and (demand.job_id, w.id) not in (out or {})]
+    needed = max(1, demand.sharers) if demand.started else demand.minimum
+    if len(free) + len(mine) >= needed:
         return None
     online = f"{len(serving)} {'is' if len(serving) == 1 else 'are'} online"
     if taken := sum(bool(busy[worker.id]) for worker in serving):

@@ -1,5 +1,7 @@
 """Which worker gets which seat."""
 
+from dataclasses import replace
+
 from api.services.seating import (
     LEAVE_MS,
     STUCK_MS,
@@ -135,6 +137,15 @@ def test_shortage_says_what_is_needed_and_what_there_is() -> None:
     assert shortage(demand(), [worker("w1")], busy) == (
         "Needs 1 worker on queue q, 1 is online, 1 of them busy with other jobs"
     )
+
+
+def test_a_job_whose_rounds_must_be_shared_says_so_while_too_few_are_there() -> None:
+    robust = replace(demand(minimum=3), started=True, sharers=3)
+    two, seats = [worker("w1"), worker("w2")], [held("w1"), held("w2")]
+    assert shortage(robust, two, seats) == "Needs 3 workers on queue q, 2 are online"
+    assert shortage(robust, [*two, worker("w3")], seats) is None  # it gets its seat
+    assert shortage(robust, [*two, worker("w3")], [*seats, held("w3")]) is None
+    assert shortage(replace(robust, sharers=0), two, seats) is None  # any number goes on
 
 
 def test_no_shortage_where_a_seat_is_held_or_soon_will_be() -> None:
