@@ -204,17 +204,17 @@ def shortage(
     Args:
         out: why a worker gets no seat in a job.
     """
-    mine = sum(seat.job_id == demand.job_id for seat in held)
-    if mine >= demand.minimum or not demand.seats:
+    mine = {seat.worker for seat in held if seat.job_id == demand.job_id}
+    if len(mine) >= demand.minimum or not demand.seats:
         return None
-    busy = Counter(seat.worker for seat in held)
+    busy = Counter(seat.worker for seat in held if seat.job_id != demand.job_id)
     serving = [worker for worker in workers if demand.queue in worker.queues]
     left_out = [why for worker in serving if (why := (out or {}).get((demand.job_id, worker.id)))]
-    free = [w for w in serving if not busy[w.id] and (demand.job_id, w.id) not in (out or {})]
-    if len(free) >= demand.minimum - mine:
+    free = [w for w in serving if not (busy[w.id] or w.id in mine) and (demand.job_id, w.id) not in (out or {})]
+    if len(free) + len(mine) >= demand.minimum:
         return None
     online = f"{len(serving)} {'is' if len(serving) == 1 else 'are'} online"
-    if taken := sum(bool(busy[worker.id]) for worker in serving) - mine:
+    if taken := sum(bool(busy[worker.id]) for worker in serving):
         online += f", {taken} of them busy with other jobs"
     needs = f"Needs {demand.minimum} worker{'' if demand.minimum == 1 else 's'} on queue {demand.queue}, {online}"
     more = [f"{len(left_out) - SHOWN} more cannot serve it"] if len(left_out) > SHOWN else []

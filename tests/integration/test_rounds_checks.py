@@ -1,6 +1,6 @@
 """Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
 
-from opening import ONE, PLAN, ZERO, Join, age, commit, events, free, late, parts, send
+from opening import ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore, Terms
@@ -42,6 +42,14 @@ def test_a_commit_clears_everything_that_belonged_to_the_round(redis: Redis, cla
     assert state is not None and claim.commit(state, parts(claim), ONE, b"weights 1", PLAN.round(1), {})
     names = (k.leases(), k.backups(), k.received(), k.suspects(), k.free(), k.full())
     assert [name for name in names if redis.exists(name)] == []
+
+
+def test_a_round_that_was_committed_is_not_committed_again_on_its_old_token(claim: Claim, join: Join) -> None:
+    fill(join, claim)
+    old = current(claim)
+    assert commit(claim, ONE, keep=False)
+    assert not claim.commit(old, [], TWO, b"weights", PLAN.round(2), {})  # nothing has been received on either
+    assert current(claim).token == ONE
 
 
 def test_a_job_that_was_deleted_under_a_reducer_is_not_opened_by_it(redis: Redis, store: RoundStore) -> None:

@@ -141,7 +141,7 @@ def test_a_job_that_lost_workers_says_how_many_it_waits_for() -> None:
     both = [held("w1"), held("w2")]
     running = demand(minimum=3, started=True)
     assert shortage(running, [worker("w1"), worker("w2")], both) == "Needs 3 workers on queue q, 2 are online"
-    assert shortage(running, [worker("w1"), worker("w2"), worker("w3")], both) is None
+    assert shortage(running, [worker("w1"), worker("w2"), worker("w3")], both) is None  # it gets its seat
 
 
 def test_no_shortage_where_a_seat_is_held_or_soon_will_be() -> None:
