@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, control_plane
+from redis import Redis
 
 from computeshare.broker import connect
 from computeshare.client import Client
 from computeshare.errors import SpecError
+from computeshare.keys import JobKeys
 from computeshare.replay import Replay, Verdict
 from computeshare.settings import RunFile
 
@@ -74,11 +76,14 @@ def fork(plane: ControlPlane, job_id: str, **request: Any) -> dict[str, Any]:
     return dict(response.json())
 
 
-def lose_the_broker(plane: ControlPlane) -> None:
+def broker_of(plane: ControlPlane) -> Redis:
     run = RunFile.read(plane.home / "run.json")
     assert run is not None
-    with closing(connect(run.redis_url)) as redis:
-        redis.flushall()
+    return connect(run.redis_url)
+
+
+def lose_the_broker(plane: ControlPlane) -> None:
+    broker_of(plane).flushall()
 
 
 def opened(plane: ControlPlane, job_id: str) -> list[tuple[int, int, bool]]:
@@ -123,7 +128,11 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     plane.until("a checkpoint", lambda: plane.job(job_id)["durable_version"] >= 20)
     os.kill(plane.pids("worker")[0], signal.SIGKILL)
     plane.reach(job_id, plane.job(job_id)["version"] + 10)
+    assert plane.http.post(f"/v1/jobs/{job_id}/pause").status_code == 202
+    plane.until("no worker", lambda: plane.job(job_id)["workers"] == 0)
+    plane.until("everything stored", lambda: not broker_of(plane).xlen(JobKeys(job_id).events()))
     lose_the_broker(plane)
+    assert plane.http.post(f"/v1/jobs/{job_id}/resume").status_code == 202
     job = plane.finish(job_id)
     assert [incarnation for incarnation, _, _ in opened(plane, job_id)] == [1, 2]
     versions, verdict = recomputed(plane, job_id)
