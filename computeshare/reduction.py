@@ -368,8 +368,14 @@ class JobReducer:
         self.artifacts.prune(token, self.spec.wants_checkpoint)
 
     def _ledger(self, token: Token) -> list[Entry]:
-        """What led to this version, as far as the control plane may not have stored it yet."""
+        """What led to this version, as far as the control plane may not have stored it yet.
+
+        Raises LostClaim: the broker has lost the job meanwhile, and with it a part of that.
+        """
         entries, opened = self.rounds.commits(token.incarnation)
+        state = self.rounds.read()  # after what it vouches for
+        if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
+            raise LostClaim(f"the broker has lost what led to version {token}")
         before = [saved for saved in self.artifacts.tokens() if saved.version < token.version]
         if opened and before:  # nor may it have read what the checkpoint brought that the job was restored from
             entries = [*self.artifacts.ledger(before[-1]), *entries]

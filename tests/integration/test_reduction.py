@@ -211,6 +211,22 @@ def test_an_emptied_broker_is_restored_from_the_last_checkpoint_to_the_same_weig
     assert emptied.finish(emptied.hand("another")) == expected
 
 
+def test_a_checkpoint_is_not_written_once_the_broker_lost_what_led_to_it(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger would have a gap, and be restored with it."""
+    job = start()
+    hand, writes = job.hand("solo"), list[Callable[[], None]]()
+    monkeypatch.setattr(job.reducer._disk, "submit", writes.append)
+    for _ in range(3):
+        job.round(hand)
+    job.store.purge()
+    job.store.publish(job.spec.model_dump_json())
+    with pytest.raises(LostClaim, match="lost what led to version"):
+        writes[0]()
+    assert Artifacts(job.root, job.job_id).tokens() == []
+
+
 def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
     start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
