@@ -35,13 +35,14 @@ KINDS = (
     "kill api",
     "kill evaluator",
     "kill forkserver",
+    "kill broker",
     "stop worker",
     "stop seat",
     "stop reducer",
     "stop api",
+    "stop broker",
     "failpoint",
 )
-BROKER_KINDS = ("kill broker", "stop broker")
 LONGEST_STOP_S = 3.0
 
 
