@@ -8,7 +8,7 @@ from computeshare.codecs import Codec
 from computeshare.codecs.messages import decode_update, largest_update
 from computeshare.errors import CodecError, Diverged
 from computeshare.layout import Layout
-from computeshare.rounds import Claim, Fault, Received, RoundState
+from computeshare.rounds import Claim, Fault, Received, RoundState, Suspicion
 from computeshare.sampling import Plan
 from computeshare.strategies.sync import Mean
 from computeshare.types import Token, Vector
@@ -16,7 +16,7 @@ from computeshare.types import Token, Vector
 PIECE_BYTES = 16 << 20
 """Updates are read from the broker in pieces of about this size, at least one at a time."""
 NOT_FINITE_TIMES = 3
-"""A micro-batch sent this often with values that are not finite is nobody's fault, even if one worker sent it."""
+"""A micro-batch sent this often with values that are not finite by the only worker there is nobody's fault."""
 
 
 class Refused(Exception):
@@ -26,8 +26,9 @@ class Refused(Exception):
 class Gatherer:
     """Reads one job's updates."""
 
-    def __init__(self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan) -> None:
-        self.rounds, self.codec, self.layout, self.plan = rounds, codec, layout, plan
+    def __init__(self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, bearable: int = 0) -> None:
+        """`bearable`: how many bad workers the job's combination bears; 0 if none."""
+        self.rounds, self.codec, self.layout, self.plan, self.bearable = rounds, codec, layout, plan, bearable
         self.limit = largest_update(layout)
 
     def checked(self, base: RoundState, parts: dict[int, Received], buffers: Mean) -> Iterator[Vector]:
@@ -76,12 +77,22 @@ class Gatherer:
         return update, buffer
 
     def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:
-        sessions, times = self.rounds.refuse(base.token, part, reason, fault)
-        if sessions >= 2 or times >= NOT_FINITE_TIMES:
+        found = self.rounds.refuse(base.token, part, reason, fault)
+        if is_divergence(found, self.bearable):
             raise Diverged(
                 f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "
-                f"{times} times, from {sessions} worker(s). Try a lower learning rate."
+                f"{found.times} times, from {found.sessions} worker(s). Try a lower learning rate."
             )
+
+
+def is_divergence(found: Suspicion, bearable: int) -> bool:
+    """Whether values that are not finite are nobody's fault: workers agree on them, or nobody is there to disagree.
+
+    Args:
+        bearable: how many bad workers the job bears (0: unknown); where more than these sent some, honest ones did.
+    """
+    alone = found.there <= 1 and found.times >= NOT_FINITE_TIMES
+    return found.sessions >= 2 or alone or (bearable > 0 and found.senders > bearable)
 
 
 class _Wrong(Exception):

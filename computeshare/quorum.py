@@ -46,8 +46,8 @@ def needed(total: int, quorum: float) -> int:
 
 
 def tolerated(workers: int) -> int:
-    """How many of `workers` may be bad while the others are a majority."""
-    return (workers - 1) // 2
+    """How many of `workers` may be bad while the others are a majority; 0 of none."""
+    return max(0, workers - 1) // 2
 
 
 def largest_share(total: int, workers: int) -> int:

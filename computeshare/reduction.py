@@ -22,7 +22,7 @@ from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
 from computeshare.ledger import Entry, lineage
-from computeshare.quorum import Progress, decide, needed
+from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Received, RoundState
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
@@ -147,7 +147,7 @@ class JobReducer:
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout: Layout = models.layout_of(module)
-        self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan)
+        self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
         self.initial: Weights = models.weights_of(module, self.layout)
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(self.layout, spec.optimizer, factor)

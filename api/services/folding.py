@@ -217,6 +217,10 @@ class Fold:
         self._event(entry, {"worker": worker, "strikes": count_of(data["strikes"]), "reason": text_of(data["reason"])})
         self.rates.workers.pop(worker, None)
 
+    def forgiven(self, entry: Entry) -> None:
+        """Others agreed that the values are not finite: what the first was given strikes for."""
+        self._worker(name_of(entry.data["worker"]))["strikes"] -= count_of(entry.data["strikes"])
+
     def reassigned(self, entry: Entry) -> None:
         data = entry.data
         micro_batch = count_of(data["micro_batch"])
@@ -324,6 +328,7 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "reassigned": Fold.reassigned,
     "closed": Fold.closed,
     "refused": Fold.refused,
+    "forgiven": Fold.forgiven,
     "checkpoint": Fold.checkpoint,
     "scored": Fold.scored,
     "failed": Fold.failed,

@@ -2,6 +2,7 @@
 -- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
 -- A micro-batch is slow once the round is older than its deadline, which the commit before worked out.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
+--       10 suspects
 -- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
 --       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
 --       7 fewest workers that may make a round (0: any), each of them its share at most
@@ -43,10 +44,16 @@ if ARGV[7] ~= "0" then
   if share < 1 then return {"wait", token, 1000} end
 end
 
+local others, aside = redis.call("HLEN", KEYS[2]) > 1 and ARGV[7] == "0", {}
 while #granted < share do
   local freed = redis.call("LPOP", KEYS[6])
   if freed then
-    if redis.call("HEXISTS", KEYS[5], freed) == 0 then granted[#granted + 1] = freed end
+    local suspects = others and redis.call("HGET", KEYS[10], freed)
+    if suspects and cjson.decode(suspects)[ARGV[3]] then -- one of the others is to say whether that is not finite
+      aside[#aside + 1] = freed
+    elseif redis.call("HEXISTS", KEYS[5], freed) == 0 then
+      granted[#granted + 1] = freed
+    end
   elseif cursor < count then
     granted[#granted + 1] = string.format("%d", first + cursor)
     cursor = cursor + 1
@@ -55,6 +62,8 @@ while #granted < share do
   end
 end
 redis.call("HSET", KEYS[1], "cursor", cursor)
+for _, micro_batch in ipairs(aside) do redis.call("RPUSH", KEYS[6], micro_batch) end
+if #aside > 0 then again = 500 end
 
 local backups = {}
 if #granted == 0 then

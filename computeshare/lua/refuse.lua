@@ -4,13 +4,15 @@
 -- KEYS  1 round   2 fence   3 received   4 free   5 update   6 strikes   7 suspects   8 versions   9 events
 --       10 banned   11 sessions   12 leases   13 backups   14 nonce
 -- ARGV  1 token   2 this reducer's fence   3 micro-batch   4 worker   5 session   6 event without its strike (JSON object)
---       7 what was wrong: damaged (the sender's fault), not_finite (nobody's until others disagree) or lost (nobody's)
+--       7 what was wrong: damaged (the sender's fault), not_finite (the sender's where others are there, until one of
+--       them agrees, which takes the strikes for it back) or lost (nobody's)
 --       8 strikes that ban   9 reason   10 nonce   11 life of the submission's answer, seconds
--- Returns {sessions that sent this micro-batch not finite, times it was sent so}, or {-1, -1} if the version or the
--- fence had moved on or another submission took its place (nothing is changed).
-if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[2] then return {-1, -1} end
+-- Returns {sessions that sent this micro-batch not finite, times it was sent so, sessions that sent any of the round so,
+-- sessions there are}, or {-1, -1, -1, -1} if the version or the fence had moved on or another submission took its place
+-- (nothing is changed).
+if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[2] then return {-1, -1, -1, -1} end
 local entry = redis.call("HGET", KEYS[3], ARGV[3])
-if not entry or cjson.decode(entry).nonce ~= ARGV[10] then return {-1, -1} end
+if not entry or cjson.decode(entry).nonce ~= ARGV[10] then return {-1, -1, -1, -1} end
 local function free(micro_batch)
   redis.call("LREM", KEYS[4], 0, micro_batch)
   redis.call("RPUSH", KEYS[4], micro_batch)
@@ -21,15 +23,32 @@ redis.call("HDEL", KEYS[1], "closed")
 free(ARGV[3])
 local now = redis.call("TIME")
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
-local sessions, times, strike = 0, 0, false
+local there = redis.call("HLEN", KEYS[11])
+local strike = ARGV[7] ~= "lost" and redis.call("GET", KEYS[14]) ~= "refused"
+local sessions, times, senders = 0, 0, {}
 if ARGV[7] == "not_finite" then
   local known = redis.call("HGET", KEYS[7], ARGV[3])
   known = known and cjson.decode(known) or {}
-  known[ARGV[5]] = (known[ARGV[5]] or 0) + 1
-  for _, n in pairs(known) do sessions, times = sessions + 1, times + n end
+  local mine = known[ARGV[5]] or {worker = ARGV[4], times = 0, strikes = 0}
+  known[ARGV[5]] = mine
+  mine.times = mine.times + 1
+  for _, one in pairs(known) do sessions, times = sessions + 1, times + one.times end
+  strike = strike and there > 1 and sessions == 1
+  if strike then mine.strikes = mine.strikes + 1 end
+  for _, one in pairs(known) do
+    if sessions > 1 and one.strikes > 0 then
+      redis.call("HINCRBY", KEYS[6], one.worker, -one.strikes)
+      redis.call("XADD", KEYS[9], "*", "type", "forgiven", "at", at,
+        "data", cjson.encode({worker = one.worker, strikes = one.strikes}))
+      one.strikes = 0
+    end
+  end
   redis.call("HSET", KEYS[7], ARGV[3], cjson.encode(known))
-elseif ARGV[7] == "damaged" and redis.call("GET", KEYS[14]) ~= "refused" then
-  strike = true
+  for _, suspects in ipairs(redis.call("HVALS", KEYS[7])) do
+    for session in pairs(cjson.decode(suspects)) do senders[session] = true end
+  end
+end
+if strike then
   redis.call("SET", KEYS[14], "refused", "EX", ARGV[11])
   local strikes = redis.call("HINCRBY", KEYS[6], ARGV[4], 1)
   if strikes >= tonumber(ARGV[8]) and redis.call("HSETNX", KEYS[10], ARGV[4], ARGV[9]) == 1 then
@@ -51,4 +70,6 @@ end
 redis.call("XADD", KEYS[8], "MAXLEN", "16", "*", "freed", 1)
 redis.call("XADD", KEYS[9], "*", "type", "refused", "at", at,
   "data", string.format('{"strike":%s,%s', tostring(strike), ARGV[6]:sub(2)))
-return {sessions, times}
+local distinct = 0
+for _ in pairs(senders) do distinct = distinct + 1 end
+return {sessions, times, distinct, there}

@@ -26,6 +26,22 @@ STAGED_S = 120
 
 
 Fault = Literal["damaged", "not_finite", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Who sent values that are not finite."""
+
+    sessions: int
+    """That sent this micro-batch so; -1 if the round had moved on."""
+    times: int
+    """That this micro-batch was sent so."""
+    senders: int
+    """Sessions that sent any micro-batch of the round so."""
+    there: int
+    """Sessions that take part."""
+
+
 """Why an update is refused: its sender's fault, nobody's until others disagree, or the broker's."""
 
 
@@ -117,11 +133,8 @@ class Claim(RoundStore):
             names += [k.weights(str(token)), k.state(str(token)), *(k.update(str(token), m) for m in numbers)]
         return bool(self.scripts.call("discard", names, [str(state.token), self.fence]))
 
-    def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> tuple[int, int]:
-        """Free a micro-batch whose blob failed the checks, and open the round if it was closed.
-
-        Returns: the number of sessions that sent it not finite, and how often that happened; (-1, -1) if moved on.
-        """
+    def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
+        """Free a micro-batch whose blob failed the checks, and open the round if it was closed."""
         k = self.keys
         event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
         event |= {"micro_batch": part.micro_batch, "reason": reason}
@@ -130,8 +143,7 @@ class Claim(RoundStore):
         names += [k.leases(), k.backups(), k.nonce(part.nonce)]
         arguments: list[Argument] = [str(token), self.fence, part.micro_batch, part.worker, part.session]
         arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce, ANSWERED_S]
-        sessions, times = self.scripts.call("refuse", names, arguments)
-        return int(sessions), int(times)
+        return Suspicion(*map(int, self.scripts.call("refuse", names, arguments)))
 
     def commit(
         self,

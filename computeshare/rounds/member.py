@@ -158,7 +158,7 @@ class Member:
     def _lease_keys(self) -> list[str]:
         k = self.keys
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-        return [*names, k.events(), k.banned()]
+        return [*names, k.events(), k.banned(), k.suspects()]
 
     def _lease_arguments(self, token: str) -> list[Argument]:
         terms = self._terms

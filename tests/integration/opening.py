@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore, Terms
+from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore, Suspicion, Terms
 from computeshare.sampling import Plan
 from computeshare.types import Token
 
@@ -15,6 +15,8 @@ PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
 """Rounds of 4, 4 and 2 micro-batches in each epoch."""
 ZERO, ONE, TWO, THREE = (Token(1, version, str(version) * 16) for version in range(4))
 Join = Callable[..., Member]
+GONE = Suspicion(-1, -1, -1, -1)
+"""What a refusal answers that came too late."""
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from computeshare import gathering
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update
-from computeshare.errors import ArtifactError, Diverged, LostClaim
+from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.reducer import Reducer
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
@@ -335,7 +335,7 @@ def test_one_workers_nan_is_refused_and_anothers_values_count(start: Callable[..
     assert job.reducer.advance()
     while (state := job.store.read()) and state.version == 0:
         job.round(honest)
-    assert job.redis.hget(job.store.keys.strikes(), "broken") is None
+    assert job.redis.hget(job.store.keys.strikes(), "broken") == b"1"
 
 
 def test_nan_from_two_sessions_is_divergence_and_says_where(start: Callable[..., Job]) -> None:
@@ -347,6 +347,36 @@ def test_nan_from_two_sessions_is_divergence_and_says_where(start: Callable[...,
     second = job.hand("second")
     second.send(second.pull(), nan(second))
     with pytest.raises(Diverged, match=r"diverged at version 0: micro-batch 0 .* 2 times, from 2 worker"):
+        job.reducer.advance()
+
+
+def test_a_worker_that_sends_nan_again_and_again_is_banned_and_fails_no_job(start: Callable[..., Job]) -> None:
+    job = start()
+    expected = (calm := start()).finish(calm.hand("solo"))
+    broken, honest = job.hand("broken"), job.hand("honest")
+    banned = False
+    while (state := job.store.read()) and state.status == "running":
+        for hand in (broken, honest):
+            try:
+                grant = hand.pull()
+            except Banned:
+                banned = True
+                continue
+            if grant.micro_batches:
+                hand.send(grant, nan(broken) if hand is broken else lambda blob: blob)
+        job.reducer.advance()
+    job.reducer.close()
+    assert banned and job.digest() == expected
+
+
+def test_more_workers_with_nan_than_the_job_bears_are_divergence(start: Callable[..., Job]) -> None:
+    """Each of them may have a share that nobody else may take, so that no two can agree on one."""
+    job = start(strategy={"kind": "sync", "combine": "median"}, workers={"min": 3}, micro_batches_per_round=3)
+    hands = [job.hand(worker) for worker in "abc"]
+    grants = [hand.pull() for hand in hands]
+    for hand, grant in zip(hands, grants, strict=True):
+        hand.send(grant, nan(hand))
+    with pytest.raises(Diverged, match="diverged at version 0"):
         job.reducer.advance()
 
 

@@ -3,13 +3,13 @@
 import threading
 
 import pytest
-from opening import ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, parts, send
+from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, parts, send
 from redis import Redis
 from redis.exceptions import ResponseError
 
 from computeshare import keys
 from computeshare.errors import Banned, Fenced, JobGone
-from computeshare.rounds import Claim, Member, RoundStore
+from computeshare.rounds import Claim, Member, RoundStore, Suspicion
 from computeshare.sampling import Round
 from computeshare.types import Token
 
@@ -409,7 +409,7 @@ def test_a_refused_micro_batch_is_free_again_and_its_sender_gets_a_strike(
     liar.lease(str(ZERO))
     send(liar, ZERO, 0, 1, 2, 3)
     _, received = claim.progress()
-    assert claim.refuse(ZERO, received[2], "checksum mismatch", "damaged") == (0, 0)
+    assert claim.refuse(ZERO, received[2], "checksum mismatch", "damaged").sessions == 0
     assert redis.hget(claim.keys.strikes(), "liar") == b"1"
     assert sorted(claim.progress()[1]) == [0, 1, 3]
     assert join("honest").lease(str(ZERO)).micro_batches == (2,)
@@ -448,31 +448,70 @@ def test_a_late_refusal_spares_the_submission_that_took_the_place(claim: Claim, 
     bad.lease(str(ZERO))
     send(bad, ZERO, 0, nonce="bad")
     judged = claim.progress()[1][0]
-    assert claim.refuse(ZERO, judged, "checksum mismatch", "damaged") == (0, 0)
+    assert claim.refuse(ZERO, judged, "checksum mismatch", "damaged").sessions == 0
     bad.lease(str(ZERO))
     assert send(bad, ZERO, 0, nonce="good") == "accepted"
-    assert claim.refuse(ZERO, judged, "checksum mismatch", "damaged") == (-1, -1)
+    assert claim.refuse(ZERO, judged, "checksum mismatch", "damaged") == GONE
     assert sorted(claim.progress()[1]) == [0]
 
 
-def test_values_that_are_not_finite_are_nobodys_strike_and_counted_by_session(
-    redis: Redis, claim: Claim, join: Join
-) -> None:
-    for index, worker in enumerate(["a", "b"]):
-        member = join(worker)
-        grant = member.lease(str(ZERO))
-        assert 0 in grant.micro_batches
-        send(member, ZERO, 0, nonce=worker)
+def test_values_that_are_not_finite_are_a_strike_until_another_agrees(redis: Redis, claim: Claim, join: Join) -> None:
+    a, b = join("a"), join("b")
+    assert 0 in a.lease(str(ZERO)).micro_batches
+    send(a, ZERO, 0, nonce="a")
+    assert claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite") == Suspicion(1, 1, 1, 2)
+    assert redis.hgetall(claim.keys.strikes()) == {b"a": b"1"}
+    assert 0 in b.lease(str(ZERO)).micro_batches
+    send(b, ZERO, 0, nonce="b")
+    assert claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite") == Suspicion(2, 2, 2, 2)
+    assert redis.hgetall(claim.keys.strikes()) == {b"a": b"0"}
+    assert events(claim, "forgiven") == [{"worker": "a", "strikes": 1}]
+
+
+def test_values_that_are_not_finite_are_no_strike_of_the_only_worker(redis: Redis, claim: Claim, join: Join) -> None:
+    solo = join("solo")
+    for times in (1, 2):
+        assert 0 in solo.lease(str(ZERO)).micro_batches
+        send(solo, ZERO, 0, nonce=f"nonce {times}")
         answer = claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
-        assert answer == (index + 1, index + 1)
+        assert answer == Suspicion(1, times, 1, 1)
     assert redis.hgetall(claim.keys.strikes()) == {}
+
+
+def test_every_session_that_sends_a_round_what_is_not_finite_is_told_of(claim: Claim, join: Join) -> None:
+    a, b = join("a"), join("b")
+    first, second = (member.lease(str(ZERO)).micro_batches[0] for member in (a, b))
+    send(a, ZERO, first, nonce="a")
+    send(b, ZERO, second, nonce="b")
+    received = claim.progress()[1]
+    assert claim.refuse(ZERO, received[first], "not finite", "not_finite") == Suspicion(1, 1, 1, 2)
+    assert claim.refuse(ZERO, received[second], "not finite", "not_finite") == Suspicion(1, 1, 2, 2)
+
+
+def test_another_worker_is_asked_about_values_that_are_not_finite(claim: Claim, join: Join) -> None:
+    a = join("a")
+    assert a.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    b = join("b")
+    send(a, ZERO, 0, nonce="a")
+    claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
+    asked = a.lease(str(ZERO))
+    assert asked.answer == "wait" and asked.ask_again_ms <= 500
+    assert b.lease(str(ZERO)).micro_batches == (0,)
+
+
+def test_a_worker_whose_share_nobody_may_take_is_asked_itself_again(claim: Claim, join: Join) -> None:
+    members = [join(worker, sharers=4) for worker in "abcd"]
+    grants = [member.lease(str(ZERO)).micro_batches for member in members]
+    send(members[0], ZERO, *grants[0], nonce="a")
+    claim.refuse(ZERO, claim.progress()[1][grants[0][0]], "not finite", "not_finite")
+    assert members[0].lease(str(ZERO)).micro_batches == grants[0]
 
 
 def test_a_reducer_that_lost_its_claim_cannot_refuse(redis: Redis, claim: Claim, join: Join) -> None:
     fill(join, claim)
     part = claim.progress()[1][0]
     assert claim.renew(0) and Claim(redis, claim.job_id, "other").claim("host", 2, 60_000)
-    assert claim.refuse(ZERO, part, "reason", "damaged") == (-1, -1)
+    assert claim.refuse(ZERO, part, "reason", "damaged") == GONE
     assert len(claim.progress()[1]) == 4
 
 

@@ -1,6 +1,6 @@
 """Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
 
-from opening import ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, parts, send
+from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore, Terms
@@ -68,7 +68,7 @@ def test_a_reducer_that_read_an_older_version_cannot_refuse(claim: Claim, join: 
     member.lease(str(ZERO))
     send(member, ZERO, 0, 1, 2, 3)
     part = claim.progress()[1][0]
-    assert claim.refuse(ONE, part, "reason", "damaged") == (-1, -1)
+    assert claim.refuse(ONE, part, "reason", "damaged") == GONE
     assert sorted(claim.progress()[1]) == [0, 1, 2, 3] and free(claim) == []
 
 
@@ -77,9 +77,9 @@ def test_a_micro_batch_is_refused_once(redis: Redis, claim: Claim, join: Join) -
     member.lease(str(ZERO))
     send(member, ZERO, 0)
     part = claim.progress()[1][0]
-    assert claim.refuse(ZERO, part, "reason", "damaged") == (0, 0)
+    assert claim.refuse(ZERO, part, "reason", "damaged").sessions == 0
     assert claim.updates(ZERO, [0]) == [None]
-    assert claim.refuse(ZERO, part, "again", "damaged") == (-1, -1)
+    assert claim.refuse(ZERO, part, "again", "damaged") == GONE
     assert free(claim) == [b"0"] and redis.hget(claim.keys.strikes(), "liar") == b"1"
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from opening import PLAN, age, current, free
+from opening import GONE, PLAN, age, current, free
 from redis import Redis
 
 from computeshare.errors import Banned, Fenced
@@ -240,7 +240,7 @@ class Rounds(RuleBasedStateMachine):
         m = data.draw(st.sampled_from(sorted(self.received)))
         if late and self.fenced:
             part = self.claim.progress()[1][m]
-            assert self.fenced.refuse(self.token, part, "for a test", "damaged") == (-1, -1)
+            assert self.fenced.refuse(self.token, part, "for a test", "damaged") == GONE
             return
         self._refuse(m, "damaged" if damaged else "lost")
 
@@ -248,7 +248,7 @@ class Rounds(RuleBasedStateMachine):
         part = self.claim.progress()[1][m]
         worker, nonce = self.received[m]
         assert (part.worker, part.nonce) == (worker, nonce)
-        assert self.claim.refuse(self.token, part, "for a test", fault) == (0, 0)
+        assert self.claim.refuse(self.token, part, "for a test", fault).sessions == 0
         del self.received[m]
         self.free = [other for other in self.free if other != m] + [m]
         self.closed = False

@@ -30,6 +30,8 @@ class Held:
     banned: set[str] = field(default_factory=set)
     strikes: dict[str, int] = field(default_factory=dict)
     struck: set[str] = field(default_factory=set)  # nonces
+    suspects: dict[int, dict[str, str]] = field(default_factory=dict)  # micro-batch to session to its worker
+    forgivable: dict[tuple[int, str], int] = field(default_factory=dict)  # of micro-batch and session: strikes
     answered: set[str] = field(default_factory=set)
     claimed_by: bytes | None = None
     fence: int = 0
@@ -128,11 +130,8 @@ class Journal:
             return
         del held.received[part.micro_batch]
         held.closed = False
-        due = False
-        if fault == "damaged" and part.nonce not in held.struck:
-            held.struck.add(part.nonce)
-            strikes = held.strikes[part.worker] = held.strikes.get(part.worker, 0) + 1
-            due = strikes >= BANNING_STRIKES and part.worker not in held.banned
+        due = self._strike(part, fault) and part.worker not in held.banned
+        due = due and held.strikes[part.worker] >= BANNING_STRIKES
         assert [data["worker"] for data in banned] == ([part.worker] if due else []), f"{banned} for {held.strikes}"
         if due:
             held.banned.add(part.worker)
@@ -160,13 +159,30 @@ class Journal:
     def _may(self, fence: int, token: Token) -> bool:
         return self.held.token == token and fence == self.held.fence
 
+    def _strike(self, part: Received, fault: str) -> bool:
+        """Whether this refusal is a strike; those of sessions that others agree with are taken back."""
+        held, m = self.held, part.micro_batch
+        strike = part.nonce not in held.struck
+        if fault == "not_finite":
+            held.suspects.setdefault(m, {})[part.session] = part.worker
+            agreed = len(held.suspects[m]) > 1
+            strike = strike and len(held.sessions) > 1 and not agreed
+            if strike:
+                held.forgivable[m, part.session] = held.forgivable.get((m, part.session), 0) + 1
+            for session, worker in held.suspects[m].items() if agreed else ():
+                held.strikes[worker] = held.strikes.get(worker, 0) - held.forgivable.pop((m, session), 0)
+        if strike:
+            held.struck.add(part.nonce)
+            held.strikes[part.worker] = held.strikes.get(part.worker, 0) + 1
+        return strike
+
     def _publish(self, version: Version, base: Token | None, counted: tuple[int, ...]) -> None:
         held, token = self.held, version.token
         assert self.history.setdefault(str(token), version.weights) == version.weights
         self.made[str(token)] = (base, counted)
         held.token, held.carried, held.closed = token, version.carried, False
-        held.received.clear()
-        held.granted.clear()
+        for of_the_round in (held.received, held.granted, held.suspects, held.forgivable):
+            of_the_round.clear()
 
     def _check_event(self, base: Token, version: Version) -> None:
         events = [data for kind, data in self.drain() if kind == "version"]
