@@ -111,7 +111,7 @@ def train(up: Stage, rounds: int, workers: int, faulty_s: float, kinds: list[str
         nonlocal strike
         now = time.monotonic()
         memory.sample(up)
-        faults.tick()
+        up.tend()
         if faulty_s and now - began > faulty_s:
             faults.calm()
         elif faulty_s and now >= strike:

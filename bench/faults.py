@@ -3,6 +3,7 @@
 import contextlib
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class Faults:
     longest_stop_s: float = LONGEST_STOP_S
     told: list[str] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
-    _asleep: list[tuple[float, list[psutil.Process]]] = field(default_factory=list)
+    _asleep: list[psutil.Process] = field(default_factory=list)
 
     def strike(self, kinds: Sequence[str] = KINDS) -> str:
         """One fault of one of these kinds; returns what it was, `nothing` where there was nobody to hit."""
@@ -74,8 +75,11 @@ class Faults:
             _send(victims, signal.SIGKILL)
         else:
             _send(victims, signal.SIGSTOP)
-            wake = time.monotonic() + self.rng.uniform(0.3, self.longest_stop_s)
-            self._asleep.append((wake, victims))
+            self._asleep += victims
+            # By a thread of its own: whoever asks a process that sleeps waits with it.
+            waking = threading.Timer(self.rng.uniform(0.3, self.longest_stop_s), _send, (victims, signal.SIGCONT))
+            waking.daemon = True
+            waking.start()
         return self._tell(f"{kind}: {[process.pid for process in victims]}")
 
     def _victims(self, role: str) -> list[psutil.Process]:
@@ -98,19 +102,10 @@ class Faults:
                 found = self.stage.process(role)
         return [found] if found else []
 
-    def tick(self) -> None:
-        """Wake those whose sleep is over, and replace workers that died."""
-        now = time.monotonic()
-        for _, processes in [each for each in self._asleep if each[0] <= now]:
-            _send(processes, signal.SIGCONT)
-        self._asleep = [each for each in self._asleep if each[0] > now]
-        self.stage.tend()
-
     def calm(self) -> None:
         """No more faults: everybody wakes, nothing is armed."""
-        for _, processes in self._asleep:
-            _send(processes, signal.SIGCONT)
-        self._asleep = []
+        _send(self._asleep, signal.SIGCONT)
+        self._asleep.clear()
         for armed in self.stage.failpoints.iterdir():
             armed.unlink(missing_ok=True)
 

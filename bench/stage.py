@@ -17,7 +17,6 @@ import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare.broker import connect
 from computeshare.embedded import free_port
 from computeshare.failpoints import VARIABLE as FAILPOINTS
 from computeshare.keys import JobKeys
@@ -55,7 +54,7 @@ class Stage:
         self._http = httpx2.Client(
             base_url=self.run_file().url, headers={"Authorization": f"Bearer {token}"}, timeout=10, trust_env=False
         )
-        self.redis: Redis = connect(self.run_file().redis_url)
+        self.redis = Redis.from_url(self.run_file().redis_url, socket_timeout=2, retry=None)
         self.workers = [self._start_worker(number) for number in range(workers)]
 
     def run_file(self) -> RunFile:

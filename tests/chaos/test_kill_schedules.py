@@ -106,7 +106,7 @@ class Campaign:
         for _ in range(faults.rng.randint(2, 6)):
             pause = time.monotonic() + faults.rng.uniform(0.1, 1.2)
             while time.monotonic() < pause:
-                faults.tick()
+                self.up.tend()
                 time.sleep(0.05)
             state = self.up.rounds(self.job_id)
             if state and state.status in OVER:
