@@ -24,7 +24,7 @@ from redis import Redis
 
 from computeshare.errors import Banned, Fenced
 from computeshare.quorum import needed
-from computeshare.rounds import Claim, Fault, Member, RoundStore
+from computeshare.rounds import Claim, Fault, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES
 from computeshare.types import Token
 
@@ -89,7 +89,7 @@ class Rounds(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def join(self, worker: str) -> None:
         session = f"s{next(self.names)}"
-        member = Member(self.redis, self.store.job_id, worker, session, backup=False, sharers=self.sharers)
+        member = Member(self.redis, self.store.job_id, worker, session, Terms(backup=False, sharers=self.sharers))
         status = member.join("seat", {})
         if self.paused or worker in self.banned:
             assert status == ("paused" if self.paused else "banned")
