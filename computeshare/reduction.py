@@ -1,27 +1,26 @@
 """One job's rounds in a reducer: open or resume, gather, check, combine, step, commit, checkpoint."""
 
-import functools
+import dataclasses
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
 
-from computeshare.artifacts import Artifacts, Manifest
+from computeshare.artifacts import Artifacts
 from computeshare.catalog import catalog
+from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_update, decode_weights, encode_weights
+from computeshare.codecs.messages import decode_update, decode_weights
 from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
-from computeshare.ledger import Entry, lineage
 from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Received, RoundState
 from computeshare.sampling import Round
@@ -29,10 +28,11 @@ from computeshare.spec import JobSpec
 from computeshare.strategies import sync
 from computeshare.types import Token, Vector
 
+if TYPE_CHECKING:
+    from computeshare.stepping import Held
+
 log = structlog.get_logger()
 
-CHECKPOINT_S = 30.0
-"""A running job is checkpointed at least this often, in seconds."""
 LOOK_S = 0.25
 """Longest time between looks at a round that may close without all of its micro-batches."""
 HELD_S = 5.0
@@ -41,11 +41,10 @@ HELD_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What the reducer holds of a version: its full-precision parameters and the weights as published."""
+    """What the reducer holds of a version."""
 
     token: Token
-    master: Vector
-    weights: Weights
+    held: "Held"
 
 
 class JobReducer:
@@ -57,10 +56,7 @@ class JobReducer:
         self.current: Version | None = None
         self.look_again_s = LOOK_S
         """How soon `advance` is to be called again though nothing may have happened."""
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._writing: Future[None] | None = None
-        self._unsaved: Callable[[], None] | None = None
-        self._checkpointed = time.monotonic()
+        self.checkpoints = Checkpointer(rounds, self.artifacts)
         self._held_until = 0.0
 
     def advance(self) -> bool:
@@ -92,12 +88,10 @@ class JobReducer:
         if state.status == "finished":
             self._settle()
             return False
-        if self._writing and self._writing.done():
-            self._await_writing()
-        waits = self._unsaved and not self._writing
-        if waits and state.status == "running":
+        self.checkpoints.notice()
+        if self.checkpoints.is_stuck and state.status == "running":
             self._save_again(state)
-        if waits and state.status == "paused":
+        if self.checkpoints.is_stuck:
             pass  # until somebody resumes it
         elif len(parts) == state.total or state.closed:
             self._reduce(state, parts)
@@ -125,11 +119,11 @@ class JobReducer:
 
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._writing is not None and not self._writing.done()
+        return self.checkpoints.is_writing
 
     def close(self) -> None:
         """Let checkpoints that are being written finish."""
-        self._disk.shutdown(wait=True)
+        self.checkpoints.close()
 
     # What the job needs: built once
 
@@ -139,8 +133,8 @@ class JobReducer:
             return False
         import torch
 
+        from computeshare.stepping import Steps
         from computeshare.training import devices, models
-        from computeshare.training.optimizers import ServerOptimizer
 
         spec = JobSpec.model_validate_json(raw)
         self.spec, self.plan = spec, spec.plan
@@ -149,8 +143,7 @@ class JobReducer:
         self.layout: Layout = models.layout_of(module)
         self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
         self.initial: Weights = models.weights_of(module, self.layout)
-        factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
-        self.optimizer = ServerOptimizer(self.layout, spec.optimizer, factor)
+        self.steps = Steps(spec, self.layout)
         self.kind = devices.kind(torch.device("cpu"))
         return True
 
@@ -164,19 +157,18 @@ class JobReducer:
         carried = self.artifacts.manifest(restored.token).carried if restored else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
-        weights = restored.weights if restored else self.initial
-        master = restored.master if restored else weights.parameters
-        blob, weights = self._publishable(master, weights)
-        sha256 = self.layout.digest(weights)
+        begun = restored.held if restored else self.steps.load(self.initial, b"")
+        blob, held = self.steps.blob(begun.master, begun.weights)
+        sha256 = self.layout.digest(held.weights)
         token = Token(incarnation, version, sha256[:16])
         following = self._following(version, carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
         event |= {"sha256": sha256, "bytes": len(blob)}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
-        if not self.rounds.open(token, blob, self._state(master), following, event):
+        if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event):
             raise LostClaim("the job was opened by another reducer")
-        self.current = Version(token, master, weights)
+        self.current = Version(token, held)
 
     def _restore(self) -> Version | None:
         """The newest whole checkpoint on disk; the optimizer takes over its state."""
@@ -185,7 +177,7 @@ class JobReducer:
                 weights = self.layout.gather(self.artifacts.tensors(token))
                 if self.layout.digest(weights) != self.artifacts.manifest(token).sha256:
                     raise ArtifactError("its weights are not those that its manifest names")
-                return Version(token, self._load_state(self.artifacts.state(token), weights), weights)
+                return Version(token, self.steps.load(weights, self.artifacts.state(token)))
             except (ArtifactError, ShapeError, struct.error) as error:
                 log.error("checkpoint passed over", job=self.rounds.job_id, token=str(token), error=str(error))
         return None
@@ -205,25 +197,26 @@ class JobReducer:
             raise LostClaim(f"the weights of version {state.token} are gone")
         weights = decode_weights(self.down, blob, self.layout)
         raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
-        master = self._replay(state) if raw is None else self._load_state(raw, weights)
-        self.current = Version(state.token, master, weights)
+        held = self._replay(state, weights) if raw is None else self.steps.load(weights, raw)
+        self.current = Version(state.token, held)
         if self.spec.wants_checkpoint(state.version):
             self._checkpoint(self.current, state.carried)  # the reducer before may have died between commit and file
 
-    def _replay(self, state: RoundState) -> Vector:
+    def _replay(self, state: RoundState, weights: Weights) -> "Held":
         """Repeat the step that led to the current version, from the state before and the round's submissions."""
         base = state.base
         raw = self.rounds.load(self.rounds.keys.state(str(base))) if base else None
         blob = self.rounds.load(self.rounds.keys.weights(str(base))) if base else None
         if base is None or raw is None or blob is None:
             raise LostClaim(f"the state before version {state.token} is gone")
-        master = self._load_state(raw, decode_weights(self.down, blob, self.layout))
+        before = self.steps.load(decode_weights(self.down, blob, self.layout), raw)
         numbers = self.rounds.counted()
         updates = (self._replayed(blob, state.token) for _, blob in self.gatherer.blobs(base, numbers))
-        master = self.optimizer.step(master, self._combine(updates, numbers))
-        if not self.rounds.store_state(base, numbers, state.token, self._state(master)):
+        gradient = self.steps.combine(updates, [self.plan.size(m) for m in numbers])
+        held = dataclasses.replace(before, master=self.steps.optimizer.step(before.master, gradient), weights=weights)
+        if not self.rounds.store_state(base, numbers, state.token, self.steps.dump(held.master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
-        return master
+        return held
 
     def _replayed(self, blob: bytes | None, token: Token) -> Vector:
         if blob is None:
@@ -255,19 +248,17 @@ class JobReducer:
         samples = [self.plan.size(m) for m in numbers]
         buffers = sync.Mean(sum(samples))
         try:
-            gradient = self._combine(self.gatherer.checked(base, parts, buffers), numbers)
+            gradient = self.steps.combine(self.gatherer.checked(base, parts, buffers), samples)
         except Refused:
             return
         failpoint("after_gather")
-        mean_buffers = buffers.value if self.layout.buffers else self.current.weights.buffers
         clock.lap("combine")
-        master = self.optimizer.step(self.current.master, gradient)
+        master = self.steps.optimizer.step(self.current.held.master, gradient)
         if not np.isfinite(master).all():
             raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
-        counters = self.layout.counted(self.current.weights.counters)
-        blob, weights = self._publishable(master, Weights(master, mean_buffers, counters))
-        sha256 = self.layout.digest(weights)
+        blob, held = self.steps.publish(master, buffers.value, self.current.held.weights)
+        sha256 = self.layout.digest(held.weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         counted = [parts[m] for m in numbers]
         event = self._event(base, token, sha256, counted, samples)
@@ -280,8 +271,8 @@ class JobReducer:
         if not self.rounds.commit(base, counted, token, blob, following, {**event, "seconds": clock.laps}):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         failpoint("after_commit")
-        self.current = Version(token, master, weights)
-        self.rounds.store_state(base.token, numbers, token, self._state(master))
+        self.current = Version(token, held)
+        self.rounds.store_state(base.token, numbers, token, self.steps.dump(master))
         failpoint("after_state")
         self._keep(self.current, carried)
         if self.spec.quorum_of(token.version) < 1:
@@ -305,95 +296,33 @@ class JobReducer:
             return following
         return Round(version, following.epoch, following.first, 0, 0)
 
-    def _combine(self, updates: Iterator[Vector], numbers: Sequence[int]) -> Vector:
-        samples = [self.plan.size(m) for m in numbers]
-        return sync.combine(self.spec.strategy, updates, samples, self.spec.workers.min)
-
-    def _publishable(self, master: Vector, weights: Weights) -> tuple[bytes, Weights]:
-        """The blob to publish and the weights as workers will hold them."""
-        full = Weights(master, weights.buffers, weights.counters)
-        blob = encode_weights(self.down, full)
-        return blob, full if self.down.exact else decode_weights(self.down, blob, self.layout)
-
-    def _state(self, master: Vector) -> bytes:
-        """The optimizer's state, and the full-precision parameters where what is published has lost some."""
-        kept = b"" if self.down.exact else master.tobytes()
-        return struct.pack("<Q", len(kept)) + kept + self.optimizer.dump()
-
-    def _load_state(self, raw: bytes, weights: Weights) -> Vector:
-        if not raw:
-            return weights.parameters  # a fork's, whose optimizer starts afresh
-        (length,) = struct.unpack_from("<Q", raw)
-        self.optimizer.load(raw[8 + length :])
-        return np.frombuffer(raw, np.float32, length // 4, 8) if length else weights.parameters
-
     def _keep(self, version: Version, carried: Sequence[int]) -> None:
-        idle = self._writing is None or self._writing.done()
-        timed = idle and time.monotonic() - self._checkpointed >= CHECKPOINT_S
-        if timed or self.spec.wants_checkpoint(version.token.version):
+        if self.checkpoints.is_due or self.spec.wants_checkpoint(version.token.version):
             self._checkpoint(version, carried)
 
     def _checkpoint(self, version: Version, carried: Sequence[int] = ()) -> None:
-        """Write a checkpoint beside the rounds, one at a time. Raises OSError: the one before could not be written."""
-        self._await_writing()
-        self._checkpointed = time.monotonic()
-        self._unsaved = functools.partial(self._write, version, self._state(version.master), carried)
-        self._writing = self._disk.submit(self._unsaved)
+        """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written."""
+        following = self._following(version.token.version, carried)
+        state = self.steps.dump(version.held.master)
+        snapshot = Snapshot(version.token, version.held.weights, state, following)
+        self.checkpoints.begin(self.layout, snapshot, self.spec.wants_checkpoint)
 
     def _save_again(self, state: RoundState) -> None:
         """Write what could not be written, before anything else is done. Raises OSError."""
-        assert self._unsaved is not None and self.current is not None
-        self._writing = self._disk.submit(self._unsaved)
-        self._await_writing()
+        assert self.current is not None
+        self.checkpoints.retry()
         if self.spec.wants_checkpoint(state.version) and not self.artifacts.has(state.token):
             self._checkpoint(self.current, state.carried)
-
-    def _await_writing(self) -> None:
-        """Wait for the checkpoint that is being written. Raises OSError; it is kept to be tried again."""
-        if self._writing:
-            writing, self._writing = self._writing, None
-            writing.result()
-            self._unsaved = None
-
-    def _write(self, version: Version, state: bytes, carried: Sequence[int]) -> None:
-        token = version.token
-        following = self._following(token.version, carried)
-        ledger = self._ledger(token)
-        sha256, tensors = self.layout.digest(version.weights), self.layout.views(version.weights)
-        manifest = self.artifacts.save(
-            token, tensors, state, sha256, following.epoch, following.first, following.carried, ledger
-        )
-        failpoint("before_announce")
-        self._announce(manifest)
-        self.artifacts.prune(token, self.spec.wants_checkpoint)
-
-    def _ledger(self, token: Token) -> list[Entry]:
-        """What led to this version, as far as the control plane may not have stored it yet.
-
-        Raises LostClaim: the broker has lost the job meanwhile, and with it a part of that.
-        """
-        entries, opened = self.rounds.commits(token.incarnation)
-        state = self.rounds.read()  # after what it vouches for
-        if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
-            raise LostClaim(f"the broker has lost what led to version {token}")
-        before = [saved for saved in self.artifacts.tokens() if saved.version < token.version]
-        if opened and before:  # nor may it have read what the checkpoint brought that the job was restored from
-            entries = [*self.artifacts.ledger(before[-1]), *entries]
-        return lineage(entries, token)
-
-    def _announce(self, manifest: Manifest) -> None:
-        event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
-        self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
 
     def _settle(self) -> None:
         """Make sure that the last version is on disk before letting the job go."""
         assert self.current is not None
-        self._await_writing()
+        self.checkpoints.wait()
         if self.artifacts.has(self.current.token):
-            self._announce(self.artifacts.manifest(self.current.token))
+            self.checkpoints.announce(self.artifacts.manifest(self.current.token))
         else:
             self._checkpoint(self.current)
-            self._await_writing()
+            self.checkpoints.wait()
 
 
 class _Clock:

@@ -132,7 +132,7 @@ class Replay:
         """Recompute one version after the other. Raises ReplayError: the log has a gap."""
         with _using(self._threads):
             machine = _Machine(self.spec, self._data_dir, self._device)
-            held = machine.steps.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
+            held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
                 held = machine.step(held, _parts(version))
                 digest = machine.layout.digest(held.weights)
@@ -163,7 +163,7 @@ class Replay:
                 path = Path(folder) / "weights.safetensors"
                 self._client.download(job_id, self.first, path)
                 weights = machine.layout.gather(load_file(path))
-            return machine.steps.start(weights, self._client.state(job_id, self.first))
+            return machine.start(weights, self._client.state(job_id, self.first))
         except (ArtifactError, ShapeError, struct.error) as error:
             raise ReplayError(f"the checkpoint of version {self.first} is damaged ({error}): take another") from error
 
@@ -185,6 +185,11 @@ class _Machine:
         self._replica = Replica(module, self.layout, spec.plan, split, device)
         self._up = CODECS[spec.codec.up]
         self.steps = Steps(spec, self.layout)
+
+    def start(self, weights: Weights, state: bytes = b"") -> "Held":
+        """The version that a replay begins at, from its files or from the seed. Raises as `Steps.load`."""
+        held = self.steps.load(weights, state)
+        return self.steps.blob(held.master, held.weights)[1]
 
     def step(self, base: "Held", parts: Sequence[tuple[int, int]]) -> "Held":
         """The version after `base`, made of these micro-batches, each with its samples."""

@@ -1,4 +1,4 @@
-"""From one version to the next, as every reducer goes: pure but for the optimizer, which steps in place."""
+"""From one version to the next: the arithmetic that a reducer and a replay share. Knows no broker and no disk."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,17 +31,43 @@ class Steps:
         self.optimizer = ServerOptimizer(layout, spec.optimizer, factor)
         self._spec, self._down, self._layout = spec, CODECS[spec.codec.down], layout
 
-    def start(self, weights: Weights, state: bytes = b"") -> Held:
-        """Begin at a version's weights and the reducer's state beside them; without one, with a fresh optimizer.
+    def load(self, weights: Weights, state: bytes) -> Held:
+        """Go on from a version's weights and the state that `dump` gave beside them.
 
+        Without a state (that of a fork whose optimizer starts afresh, or of version 0) the optimizer stays as it is.
         Raises: ArtifactError, or struct.error: the state is damaged.
         """
         if not state:
-            return self._held(weights.parameters, weights)
+            return Held(weights.parameters, weights)
         (length,) = struct.unpack_from("<Q", state)
         self.optimizer.load(state[8 + length :])
         master = np.frombuffer(state, np.float32, length // 4, 8) if length else weights.parameters
-        return self._held(master, weights)
+        return Held(master, weights)
+
+    def dump(self, master: Vector) -> bytes:
+        """The optimizer's state, and the full-precision parameters where what is published has lost some."""
+        kept = b"" if self._down.exact else master.tobytes()
+        return struct.pack("<Q", len(kept)) + kept + self.optimizer.dump()
+
+    def combine(self, updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
+        """The gradient (d,) of a round from its updates (d,) in micro-batch order, read once."""
+        return sync.combine(self._spec.strategy, updates, samples, self._spec.workers.min)
+
+    def publish(self, master: Vector, buffers: Vector, before: Weights) -> tuple[bytes, Held]:
+        """A version's blob as it travels, and what everyone holds who has read it.
+
+        Args:
+            buffers: the mean of the round's buffers (b,).
+            before: the weights of the version before.
+        """
+        mean = buffers if self._layout.buffers else before.buffers
+        return self.blob(master, Weights(master, mean, self._layout.counted(before.counters)))
+
+    def blob(self, master: Vector, weights: Weights) -> tuple[bytes, Held]:
+        """As `publish`, for weights whose buffers and counters are those to be published."""
+        full = Weights(master, weights.buffers, weights.counters)
+        blob = encode_weights(self._down, full)
+        return blob, Held(master, full if self._down.exact else decode_weights(self._down, blob, self._layout))
 
     def step(self, base: Held, parts: Iterable[tuple[Vector, Vector]], samples: Sequence[int]) -> Held:
         """The version after `base`.
@@ -57,13 +83,5 @@ class Steps:
                 buffers.add(buffer, count)
                 yield update
 
-        gradient = sync.combine(self._spec.strategy, updates(), samples, self._spec.workers.min)
-        master = self.optimizer.step(base.master, gradient)
-        mean = buffers.value if self._layout.buffers else base.weights.buffers
-        return self._held(master, Weights(master, mean, self._layout.counted(base.weights.counters)))
-
-    def _held(self, master: Vector, weights: Weights) -> Held:
-        full = Weights(master, weights.buffers, weights.counters)
-        if self._down.exact:
-            return Held(master, full)
-        return Held(master, decode_weights(self._down, encode_weights(self._down, full), self._layout))
+        master = self.optimizer.step(base.master, self.combine(updates(), samples))
+        return self.publish(master, buffers.value, base.weights)[1]

@@ -217,7 +217,7 @@ def test_a_checkpoint_is_not_written_once_the_broker_lost_what_led_to_it(
     """Its ledger would have a gap, and be restored with it."""
     job = start()
     hand, writes = job.hand("solo"), list[Callable[[], None]]()
-    monkeypatch.setattr(job.reducer._disk, "submit", writes.append)
+    monkeypatch.setattr(job.reducer.checkpoints._disk, "submit", writes.append)
     for _ in range(3):
         job.round(hand)
     job.store.purge()
@@ -395,13 +395,13 @@ def test_a_lossy_downlink_publishes_what_workers_hold_and_steps_on_full_precisio
     hand.pull()
     current = job.reducer.current
     assert current is not None
-    published = current.weights.parameters
+    published = current.held.weights.parameters
     assert np.array_equal(published, published.astype(np.float16).astype(np.float32))
-    assert not np.array_equal(published, current.master)
+    assert not np.array_equal(published, current.held.master)
     job.reducer = job.new_reducer()
     assert job.reducer.advance()
     assert job.reducer.current is not None
-    assert np.array_equal(job.reducer.current.master, current.master)
+    assert np.array_equal(job.reducer.current.held.master, current.held.master)
 
 
 # A quorum
@@ -493,11 +493,11 @@ def test_one_who_takes_over_after_a_quorum_repeats_the_step_from_its_list(
     with monkeypatch.context() as patch:
         patch.setattr(Claim, "store_state", lambda *_: None)  # dies just before
         half_round(job, quick, slow)
-    before = job.reducer.optimizer.dump()
+    before = job.reducer.steps.optimizer.dump()
     assert job.reducer.current is not None
     job.reducer = job.new_reducer()
     job.reducer.advance()
-    assert job.reducer.optimizer.dump() == before
+    assert job.reducer.steps.optimizer.dump() == before
     assert (state := job.store.read()) and state.version == 3
     assert job.redis.get(job.store.keys.state(str(state.token))) is not None
 

@@ -1,0 +1,116 @@
+"""A job's checkpoints while its rounds go on: written beside them, one at a time, with what led to them."""
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from computeshare.artifacts import Artifacts, Manifest
+from computeshare.errors import LostClaim
+from computeshare.failpoints import failpoint
+from computeshare.layout import Layout, Weights
+from computeshare.ledger import Entry, lineage
+from computeshare.rounds import Claim
+from computeshare.sampling import Round
+from computeshare.types import Token
+
+CHECKPOINT_S = 30.0
+"""A running job is checkpointed at least this often, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a checkpoint holds of a version."""
+
+    token: Token
+    weights: Weights
+    state: bytes
+    following: Round
+
+
+class Checkpointer:
+    """Writes one job's checkpoints in a thread of its own, and tells of them."""
+
+    def __init__(self, rounds: Claim, artifacts: Artifacts) -> None:
+        self.rounds, self.artifacts = rounds, artifacts
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._writing: Future[None] | None = None
+        self._unsaved: Callable[[], None] | None = None
+        self._begun = time.monotonic()
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the last one could not be written, and is kept to be tried again."""
+        return self._unsaved is not None and self._writing is None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last one began so long ago that another is due whatever the job asks for."""
+        return not self.is_writing and time.monotonic() - self._begun >= CHECKPOINT_S
+
+    def begin(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
+        """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written.
+
+        Args:
+            wanted: which versions are to be kept once newer ones are durable.
+        """
+        self.wait()
+        self._begun = time.monotonic()
+        self._unsaved = functools.partial(self._write, layout, snapshot, wanted)
+        self._writing = self._disk.submit(self._unsaved)
+
+    def wait(self) -> None:
+        """Until the one that is being written is durable. Raises OSError; it is kept to be tried again."""
+        if self._writing:
+            writing, self._writing = self._writing, None
+            writing.result()
+            self._unsaved = None
+
+    def notice(self) -> None:
+        """Hear of what became of one that is not being written any more. Raises OSError as `wait`."""
+        if not self.is_writing:
+            self.wait()
+
+    def retry(self) -> None:
+        """Write what could not be written. Raises OSError."""
+        assert self._unsaved is not None
+        self._writing = self._disk.submit(self._unsaved)
+        self.wait()
+
+    def announce(self, manifest: Manifest) -> None:
+        """Tell the control plane of a durable checkpoint; it may have been told before."""
+        event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
+        self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
+
+    def close(self) -> None:
+        """Let the one that is being written finish."""
+        self._disk.shutdown(wait=True)
+
+    def _write(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
+        token, following, ledger = snapshot.token, snapshot.following, self._ledger(snapshot.token)
+        tensors, sha256 = layout.views(snapshot.weights), layout.digest(snapshot.weights)
+        manifest = self.artifacts.save(
+            token, tensors, snapshot.state, sha256, following.epoch, following.first, following.carried, ledger
+        )
+        failpoint("before_announce")
+        self.announce(manifest)
+        self.artifacts.prune(token, wanted)
+
+    def _ledger(self, token: Token) -> list[Entry]:
+        """What led to this version, as far as the control plane may not have stored it yet.
+
+        Raises LostClaim: the broker has lost the job meanwhile, and with it a part of that.
+        """
+        entries, opened = self.rounds.commits(token.incarnation)
+        state = self.rounds.read()  # after what it vouches for
+        if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
+            raise LostClaim(f"the broker has lost what led to version {token}")
+        before = [saved for saved in self.artifacts.tokens() if saved.version < token.version]
+        if opened and before:  # nor may it have read what the checkpoint brought that the job was restored from
+            entries = [*self.artifacts.ledger(before[-1]), *entries]
+        return lineage(entries, token)
