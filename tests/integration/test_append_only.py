@@ -284,7 +284,7 @@ class Run:
         assert not self.due, "the job ended before its broker did"
         score = {"loss": 0.5, "accuracy": 0.5, "samples": 360}
         self.store.append("scored", {"token": str(state.token), "version": state.version, **score})
-        until(lambda: self.projector.step(self.redis) == 0 and self.jobs.show(self.job_id).status == "completed")
+        until(self._completed)
         job = self.jobs.show(self.job_id)
         manifest = Artifacts(self.root, self.job_id).manifest(state.token)
         assert (job.version, job.durable_version) == (state.version, state.version)
@@ -300,6 +300,10 @@ class Run:
         assert sorted(counted) == list(range(46)), "the ledger holds a micro-batch twice, or lacks one"
         assert len(standing) == len(set(standing)), f"two rows stand for one version: {sorted(standing)}"
         return state.token.digest16
+
+    def _completed(self) -> bool:
+        self.dispatcher.step(self.redis)  # it looks at the disk: a reducer that was left may not have told of its last
+        return self.projector.step(self.redis) == 0 and self.jobs.show(self.job_id).status == "completed"
 
     def close(self) -> None:
         if self.reducer:
