@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import structlog
 import typer
+from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -36,7 +37,7 @@ class Evaluator:
         self.redis, self.root, self.data_dir, self.stop = redis, artifacts, data_dir, stop
         self.id = uuid.uuid4().hex
         self._announced: set[tuple[str, str]] = set()
-        self._specs: dict[str, JobSpec] = {}
+        self._specs: dict[str, JobSpec | None] = {}
         self._loaded: tuple[str, Any] | None = None
 
     def run(self) -> None:
@@ -56,7 +57,7 @@ class Evaluator:
         for job_id in sorted(bytes(member).decode() for member in members):
             artifacts, spec = Artifacts(self.root, job_id), self._spec(job_id)
             if spec is None:
-                continue  # deleted meanwhile
+                continue  # deleted meanwhile, or not readable
             for token in artifacts.tokens():
                 if (job_id, str(token)) not in self._announced and self._settle(artifacts, job_id, spec, token):
                     return True
@@ -64,7 +65,11 @@ class Evaluator:
 
     def _spec(self, job_id: str) -> JobSpec | None:
         if job_id not in self._specs and (raw := RoundStore(self.redis, job_id).spec()):
-            self._specs[job_id] = JobSpec.model_validate_json(raw)
+            try:
+                self._specs[job_id] = JobSpec.model_validate_json(raw)
+            except ValidationError as error:  # another release's, for one: the other jobs can be scored
+                log.error("cannot read the specification", job=job_id, error=str(error))
+                self._specs[job_id] = None
         return self._specs.get(job_id)
 
     def _settle(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> bool:

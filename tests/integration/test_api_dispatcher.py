@@ -414,11 +414,11 @@ def test_outage_in_mid_delivery_leaves_the_rest_for_the_next_turn(
     jobs_made = [create() for _ in range(3)]
     publish, calls = RoundStore.publish, []
 
-    def away_after_one(self: RoundStore, spec: str) -> None:
+    def away_after_one(self: RoundStore, spec: str, origin: str = "") -> None:
         calls.append(self.job_id)
         if len(calls) > 1:
             raise RedisConnectionError("connection refused")
-        publish(self, spec)
+        publish(self, spec, origin)
 
     with monkeypatch.context() as patch:
         patch.setattr(RoundStore, "publish", away_after_one)
