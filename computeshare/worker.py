@@ -114,9 +114,10 @@ def serve(redis_url: str, worker: WorkerInfo) -> None:
 
     Raises: VersionError: the control plane is of another version.
     """
-    redis = connect(redis_url)
-    shake_hands(redis, worker)
-    heartbeat = Heartbeat(connect(redis_url, retries=0), worker)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until RQ has handlers of its own
+    redis, impatient = connect(redis_url), connect(redis_url, retries=0)
+    shake_hands(impatient, worker)
+    heartbeat = Heartbeat(impatient, worker)
     heartbeat.start()
     log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=",".join(worker.queues))
     pause_s = 0.5
