@@ -176,7 +176,7 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Keep the job").click()
-    expect(page.locator("dialog")).not_to_be_visible()
+    expect(page.locator("#confirm")).not_to_be_visible()
     assert site.services.jobs.show(feed.job_id).status == "running"
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
