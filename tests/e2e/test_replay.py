@@ -134,7 +134,8 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     lose_the_broker(plane)
     assert plane.http.post(f"/v1/jobs/{job_id}/resume").status_code == 202
     job = plane.finish(job_id)
-    assert [incarnation for incarnation, _, _ in opened(plane, job_id)] == [1, 2]
+    first, second = (incarnation for incarnation, _, _ in opened(plane, job_id))
+    assert first == 1 and second > 1  # an opening that failed counts, too
     versions, verdict = recomputed(plane, job_id)
     assert (versions, verdict.outcome, verdict.mismatches) == ([*range(1, 501)], "matches", ())
     assert verdict.matched + verdict.unrecorded == job["rounds_total"]
