@@ -16,6 +16,15 @@ from computeshare.embedded import free_port
 from computeshare.settings import RunFile
 
 PATIENCE_S = 120.0
+DIGITS_MLP: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp",
+    "queue": "e2e",
+    "micro_batch": 16,
+    "micro_batches_per_round": 4,
+    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+}
+"""A small job that learns quickly; how long it runs and what it keeps is for each test to say."""
 
 
 class ControlPlane:

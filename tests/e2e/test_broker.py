@@ -9,18 +9,13 @@ from typing import Any
 
 import psutil
 import pytest
-from control_plane import ControlPlane, control_plane
+from control_plane import DIGITS_MLP, ControlPlane, control_plane
 
 from computeshare.settings import RunFile
 
 pytestmark = pytest.mark.e2e
 SPEC: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "mlp",
-    "queue": "e2e",
-    "micro_batch": 16,
-    "micro_batches_per_round": 4,
-    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    **DIGITS_MLP,
     "checkpoint_every": 100,
     "evaluate_every": 0,
     "rounds": 600,

@@ -5,16 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, control_plane
+from control_plane import DIGITS_MLP, ControlPlane, control_plane
 
 pytestmark = pytest.mark.e2e
 DIGITS: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "mlp",
-    "queue": "e2e",
-    "micro_batch": 16,
-    "micro_batches_per_round": 4,
-    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    **DIGITS_MLP,
     "rounds": 600,
     "checkpoint_every": 50,
     "evaluate_every": 0,

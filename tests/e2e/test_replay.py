@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, control_plane
+from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from redis import Redis
 
 from computeshare.broker import connect
@@ -23,12 +23,7 @@ from computeshare.settings import RunFile
 
 pytestmark = pytest.mark.e2e
 DIGITS: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "mlp",
-    "queue": "e2e",
-    "micro_batch": 16,
-    "micro_batches_per_round": 4,
-    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    **DIGITS_MLP,
     "rounds": 60,
     "checkpoint_every": 20,
     "evaluate_every": 0,

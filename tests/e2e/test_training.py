@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from control_plane import ControlPlane, control_plane
+from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from playwright.sync_api import Browser
 from safetensors.numpy import load
 
@@ -25,12 +25,7 @@ from computeshare.settings import login_path
 pytestmark = pytest.mark.e2e
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 DIGITS: dict[str, Any] = {
-    "dataset": "digits",
-    "model": "mlp",
-    "queue": "e2e",
-    "micro_batch": 16,
-    "micro_batches_per_round": 4,
-    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    **DIGITS_MLP,
     "checkpoint_every": 500,
     "evaluate_every": 500,
 }
