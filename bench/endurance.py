@@ -93,6 +93,8 @@ def rounds_per_second(up: Stage, workers: int) -> float:
         time.sleep(0.2)
     before, began = up.job(job_id)["version"], time.monotonic()
     while (version := up.job(job_id)["version"]) < before + PROBE_ROUNDS:
+        if time.monotonic() > began + PATIENCE_S:
+            raise TimeoutError(f"no {PROBE_ROUNDS} rounds within {PATIENCE_S:.0f} s; logs in {up.home / 'logs'}")
         time.sleep(0.1)
     rate = (version - before) / (time.monotonic() - began)
     up.call("POST", f"/v1/jobs/{job_id}/cancel")

@@ -47,6 +47,7 @@ from computeshare.types import Token
 
 FAULT_S = 0.2
 SETTLE_S = 2.0
+OPEN_S = 120.0
 """Left out at the beginning of each period: what the one before leaves behind."""
 GOAL = 0.9
 
@@ -211,7 +212,10 @@ def measure(redis: Redis, url: str, spec: JobSpec, options: argparse.Namespace) 
 def ready_made(redis: Redis, rounds: RoundStore) -> bytes:
     """An update that fits the model and moves it a little, once a reducer has opened the job."""
     name = rounds.keys.events()
+    deadline = time.monotonic() + OPEN_S
     while rounds.read() is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no reducer opened the job within {OPEN_S:.0f} s")
         time.sleep(0.05)
     events: Any = redis.xrange(name)
     opened = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"opened")

@@ -169,9 +169,11 @@ def test_a_worker_that_slept_goes_on_with_the_current_version(up: Stage, calm: d
     seat = up.seats()[0]
     sleeper = f"hand-{[worker.pid for worker in up.workers].index(seat.ppid())}"
     seat.send_signal(signal.SIGSTOP)
-    time.sleep(0.5)  # what it had sent has arrived by now
-    before = taking_part(up, job_id)[sleeper]
     asleep_at = version_of(up, job_id)
+    while version_of(up, job_id) < asleep_at + 2:  # then what it had sent is counted
+        assert time.monotonic() < deadline, "nobody went on"
+        time.sleep(0.05)
+    before = taking_part(up, job_id)[sleeper]
     while version_of(up, job_id) < asleep_at + 20:  # the others go on without it
         assert time.monotonic() < deadline, "nobody went on"
         time.sleep(0.05)

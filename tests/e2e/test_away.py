@@ -64,7 +64,6 @@ def test_a_reducer_or_evaluator_without_a_broker_leaves_when_it_is_told(
 
 def test_an_idle_worker_without_a_broker_leaves_at_the_first_interrupt(tmp_path: Path) -> None:
     with nobody() as port, started("worker", port, tmp_path) as process:
-        time.sleep(1)  # until it is within RQ's own waiting
         asked = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.wait(10)

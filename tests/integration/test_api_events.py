@@ -38,7 +38,9 @@ class Server:
 
     def start(self) -> httpx2.Client:
         self.thread.start()
+        deadline = time.monotonic() + 30
         while not self.server.started:
+            assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         headers = {"Authorization": "Bearer secret"}
         return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=10)
