@@ -56,13 +56,14 @@ function replaceParts(html) {
 // less often where the server takes long (it is busy training), unless the matter is urgent.
 export function refresher(address, pause_ms) {
   let wanted = false;
+  let soon = false;
   let busy = false;
   let timer = null;
   let due = 0;
 
   async function fetchParts() {
     const started = performance.now();
-    [wanted, busy, timer] = [false, true, null];
+    [wanted, soon, busy, timer] = [false, false, true, null];
     try {
       const answer = await fetch(address(), { headers: { Accept: "text/html" } });
       if (answer.ok) replaceParts(await answer.text());
@@ -72,17 +73,17 @@ export function refresher(address, pause_ms) {
     const ended = performance.now();
     due = ended + Math.min(60_000, Math.max(pause_ms, 40 * (ended - started)));
     busy = false;
-    if (wanted) plan(false);
+    if (wanted) plan();
   }
 
-  function plan(urgent) {
-    if (busy || (timer !== null && !urgent)) return;
+  function plan() {
+    if (busy || (timer !== null && !soon)) return;
     clearTimeout(timer);
-    timer = setTimeout(fetchParts, urgent ? 0 : Math.max(200, due - performance.now()));
+    timer = setTimeout(fetchParts, soon ? 0 : Math.max(200, due - performance.now()));
   }
 
   return function refresh(urgent = false) {
-    wanted = true;
-    plan(urgent);
+    [wanted, soon] = [true, soon || urgent];
+    plan();
   };
 }

@@ -204,6 +204,21 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     expect(page.locator("#state")).to_contain_text("Running")
 
 
+def test_a_pause_shows_though_slow_parts_of_before_are_still_on_their_way(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    held: list[tuple[Any, Any]] = []
+    page.route("**/parts*", lambda route: route.continue_() if held else held.append((route, route.fetch())))
+    with page.expect_request("**/parts*"):
+        feed.scored()
+    page.wait_for_timeout(500)
+    with page.expect_response("**/pause"):
+        page.get_by_role("button", name="Pause").click()
+    route, before = held[0]
+    route.fulfill(response=before)
+    expect(page.locator("#state .state-paused")).to_have_text("Paused")
+
+
 def test_a_fork_is_a_click_and_a_form_away_and_leads_back_to_its_parent(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     feed.checkpoint()
