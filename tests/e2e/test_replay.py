@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import psutil
 import pytest
 from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from redis import Redis
@@ -20,6 +21,7 @@ from computeshare.errors import SpecError
 from computeshare.keys import JobKeys
 from computeshare.replay import Replay, Verdict
 from computeshare.settings import RunFile
+from computeshare.spec import JobSpec
 
 pytestmark = pytest.mark.e2e
 DIGITS: dict[str, Any] = {
@@ -134,6 +136,25 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     versions, verdict = recomputed(plane, job_id)
     assert (versions, verdict.outcome, verdict.mismatches) == ([*range(1, 501)], "matches", ())
     assert verdict.matched + verdict.unrecorded == job["rounds_total"]
+
+
+def test_rounds_that_did_not_wait_for_a_sleeper_count_what_is_late_once_and_match(plane: ControlPlane) -> None:
+    job_id = plane.create(**{**DIGITS, "rounds": 200, "strategy": {"quorum": 0.5}, "workers": {"min": 2, "max": 2}})
+    plane.reach(job_id, 30)
+    for number in range(3):
+        (sleeper,) = psutil.Process(plane.pids("worker")[number % 2]).children()
+        sleeper.suspend()
+        plane.reach(job_id, plane.job(job_id)["version"] + 3)
+        sleeper.resume()
+        plane.reach(job_id, plane.job(job_id)["version"] + 10)
+    job = plane.finish(job_id)
+    plan, page = JobSpec.model_validate(job["spec"]).plan, plane.get(f"/v1/jobs/{job_id}/versions", limit=500)
+    late = [m for one in page["items"] for m, _, _ in one["counted"] if m < plan.round(one["version"] - 1).first]
+    assert late and page["items"][-1]["version"] == 200
+    ledger = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [(e["counted"], e["missing"]) for e in ledger[:-1]] == [(e["samples"], 0) for e in ledger[:-1]]
+    versions, verdict = recomputed(plane, job_id)
+    assert (versions, verdict.outcome) == ([*range(1, job["rounds_total"] + 1)], "matches")
 
 
 def test_what_was_changed_in_the_log_is_a_mismatch_at_its_version(plane: ControlPlane, done: dict[str, Any]) -> None:
