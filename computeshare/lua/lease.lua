@@ -48,9 +48,9 @@ local others, aside = redis.call("HLEN", KEYS[2]) > 1 and ARGV[7] == "0", {}
 while #granted < share do
   local freed = redis.call("LPOP", KEYS[6])
   if freed then
-    local suspects = others and redis.call("HGET", KEYS[10], freed)
-    if suspects and cjson.decode(suspects)[ARGV[3]] then -- one of the others is to say whether that is not finite
-      aside[#aside + 1] = freed
+    local suspects = others and cjson.decode(redis.call("HGET", KEYS[10], freed) or "{}")
+    if suspects and suspects[ARGV[3]] and not next(suspects, next(suspects)) then
+      aside[#aside + 1] = freed -- one of the others is to say whether that is not finite, and none has yet
     elseif redis.call("HEXISTS", KEYS[5], freed) == 0 then
       granted[#granted + 1] = freed
     end

@@ -499,6 +499,17 @@ def test_another_worker_is_asked_about_values_that_are_not_finite(claim: Claim, 
     assert b.lease(str(ZERO)).micro_batches == (0,)
 
 
+def test_what_two_workers_sent_is_asked_for_again_where_the_reducer_died_over_it(claim: Claim, join: Join) -> None:
+    a, b = join("a"), join("b")
+    for nonce, member in (("a", a), ("b", b)):
+        assert 0 in member.lease(str(ZERO)).micro_batches
+        send(member, ZERO, 0, nonce=nonce)
+        claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
+    assert 0 in a.lease(str(ZERO)).micro_batches
+    send(a, ZERO, 0, nonce="again")
+    assert claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite") == Suspicion(2, 3, 2, 2)
+
+
 def test_a_worker_whose_share_nobody_may_take_is_asked_itself_again(claim: Claim, join: Join) -> None:
     members = [join(worker, sharers=4) for worker in "abcd"]
     grants = [member.lease(str(ZERO)).micro_batches for member in members]
