@@ -22,7 +22,7 @@ from computeshare.quorum import bad_values, tolerated
 from computeshare.sampling import Plan
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-CodecName = Literal["float32", "float16"]
+CodecName = Literal["float32", "float16", "bfloat16", "int8"]
 LARGEST_NUMBER = 1e300
 LARGEST_ARGUMENT = 1e8
 """Largest argument of an optimizer: torch itself stumbles over some that are larger."""

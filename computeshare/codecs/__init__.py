@@ -5,8 +5,10 @@ The codec's name stands in the job, never in the blob, so a sender cannot choose
 
 from typing import Protocol
 
+from computeshare.codecs.bfloat16 import BFloat16
 from computeshare.codecs.float16 import Float16
 from computeshare.codecs.float32 import Float32
+from computeshare.codecs.int8 import Int8
 from computeshare.spec import CodecName
 from computeshare.types import Vector
 
@@ -19,13 +21,15 @@ class Codec(Protocol):
         """Whether decoding gives the same bits that were encoded."""
         ...
 
-    def encode(self, vector: Vector) -> bytes:
-        """The vector as one framed blob."""
+    def encode(self, vector: Vector, seed: int = 0) -> bytes:
+        """The vector as one framed blob; where a codec rounds at random, `seed` alone decides how."""
         ...
 
-    def decode(self, blob: bytes | memoryview, size: int) -> Vector:
-        """The vector of shape (size,) in `blob`. Raises CodecError for anything else."""
+    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+        """The vector of shape (size,) in `blob`, written into `out` where one is given. Raises CodecError for anything
+        else; `out` may be changed then.
+        """
         ...
 
 
-CODECS: dict[CodecName, Codec] = {"float32": Float32(), "float16": Float16()}
+CODECS: dict[CodecName, Codec] = {"float32": Float32(), "float16": Float16(), "bfloat16": BFloat16(), "int8": Int8()}

@@ -22,19 +22,20 @@ class Float16:
 
     exact: ClassVar[bool] = False
 
-    def encode(self, vector: Vector) -> bytes:
+    def encode(self, vector: Vector, seed: int = 0) -> bytes:
         import torch
 
         writable = vector if vector.flags.writeable else vector.copy()  # torch warns of anything else
         half = torch.from_numpy(np.ascontiguousarray(writable)).to(torch.float16).numpy()
         return frame.pack(_little(half).data)
 
-    def decode(self, blob: bytes | memoryview, size: int) -> Vector:
+    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
         import torch
 
         half = _little(np.frombuffer(bytearray(frame.unpack(blob, 2 * size)), np.float16))
-        wide: Vector = torch.from_numpy(half).to(torch.float32).numpy()
-        return wide
+        out = np.empty(size, np.float32) if out is None else out
+        torch.from_numpy(out).copy_(torch.from_numpy(half))
+        return out
 
 
 def _little(half: Half) -> Half:

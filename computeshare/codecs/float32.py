@@ -13,8 +13,12 @@ class Float32:
 
     exact: ClassVar[bool] = True
 
-    def encode(self, vector: Vector) -> bytes:
+    def encode(self, vector: Vector, seed: int = 0) -> bytes:
         return frame.pack(np.ascontiguousarray(vector, "<f4").data)
 
-    def decode(self, blob: bytes | memoryview, size: int) -> Vector:
-        return np.frombuffer(frame.unpack(blob, 4 * size), "<f4")
+    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+        vector = np.frombuffer(frame.unpack(blob, 4 * size), "<f4")
+        if out is None:
+            return vector
+        np.copyto(out, vector)
+        return out

@@ -17,9 +17,9 @@ _LENGTH = struct.Struct("<I")
 _EXACT = Float32()
 
 
-def encode_update(codec: Codec, vector: Vector, buffers: Vector) -> bytes:
-    """One micro-batch's gradient and buffers as a blob."""
-    return _join(codec.encode(vector), _EXACT.encode(buffers))
+def encode_update(codec: Codec, vector: Vector, buffers: Vector, seed: int) -> bytes:
+    """One micro-batch's gradient and buffers as a blob; `seed` is the micro-batch's."""
+    return _join(codec.encode(vector, seed), _EXACT.encode(buffers))
 
 
 def decode_update(codec: Codec, blob: bytes, layout: Layout) -> tuple[Vector, Vector]:

@@ -63,7 +63,7 @@ class Hand:
         updates = []
         for m in grant.micro_batches:
             update = self.replica.compute(m)
-            updates.append((m, spoil(encode_update(self.up, update.vector, update.buffers)), update.loss))
+            updates.append((m, spoil(encode_update(self.up, update.vector, update.buffers, self.spec.plan.generator_seed(m))), update.loss))
         return self.member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
 
 
@@ -323,7 +323,7 @@ def test_garbage_is_refused_with_its_reason_and_the_job_goes_on(
 
 def nan(hand: Hand) -> Callable[[bytes], bytes]:
     vector = np.full(hand.layout.parameters, np.nan, np.float32)
-    return lambda _: encode_update(hand.up, vector, np.zeros(0, np.float32))
+    return lambda _: encode_update(hand.up, vector, np.zeros(0, np.float32), 0)
 
 
 def test_one_workers_nan_is_refused_and_anothers_values_count(start: Callable[..., Job]) -> None:

@@ -23,12 +23,14 @@ LAYOUT = Layout.build(
 GOLDEN = {
     "float32": "43534600edc10830000000bf0000c0be000080be000000be000000000000003e0000803e0000c03e",
     "float16": "43534600926c2b4c00b800b600b400b00000003000340036",
+    "bfloat16": "43534600f096969f00bfc0be80be00be0000003e803ec03e",
+    "int8": "4353460085045bdb4702813b81a0c1e00020405f",
 }
 
 
-@pytest.mark.parametrize("name", CODECS)
-@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(-60000, 60000, width=16)))
-def test_values_that_every_codec_can_hold_come_back_as_they_were(name: str, vector: Vector) -> None:
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.integers(-256, 256).map(float)))
+def test_values_that_the_codec_can_hold_come_back_as_they_were(name: str, vector: Vector) -> None:
     codec = CODECS[name]  # type: ignore[index]
     assert np.array_equal(codec.decode(codec.encode(vector), len(vector)), vector)
 
@@ -37,6 +39,17 @@ def test_values_that_every_codec_can_hold_come_back_as_they_were(name: str, vect
 def test_the_wire_format_is_pinned(name: str) -> None:
     vector = (np.arange(8, dtype=np.float32) - 4) / 8
     assert CODECS[name].encode(vector).hex() == GOLDEN[name]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 70_000])
+def test_a_vector_of_any_length_is_decoded_into_a_buffer_of_its_own_or_a_given_one(name: str, size: int) -> None:
+    codec = CODECS[name]  # type: ignore[index]
+    vector = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    blob, out = codec.encode(vector, 7), np.full(size, np.nan, np.float32)
+    assert codec.decode(blob, size, out) is out
+    assert out.tobytes() == codec.decode(blob, size).tobytes()
+    assert np.abs(out - vector).max(initial=0) <= np.abs(vector).max(initial=0) / 126
 
 
 def test_exact_codecs_keep_every_bit() -> None:
@@ -56,6 +69,39 @@ def test_float16_is_within_half_a_unit_in_the_last_place() -> None:
     codec = CODECS["float16"]
     error = np.abs(codec.decode(codec.encode(GRADIENT), GRADIENT.size) - GRADIENT)
     assert not codec.exact and (error <= np.maximum(2.0**-11 * np.abs(GRADIENT), 2.0**-25)).all()
+
+
+@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32, allow_nan=False)))
+def test_bfloat16_is_within_half_a_unit_in_the_last_place(vector: Vector) -> None:
+    codec = CODECS["bfloat16"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        got = codec.decode(codec.encode(vector), len(vector))
+        near = np.abs(got - vector) <= np.maximum(2.0**-8 * np.abs(vector.astype(np.float64)), 2.0**-134)
+    assert (near | (got == vector) | (np.abs(vector) > 3.38e38)).all()
+
+
+@given(
+    vector=arrays.arrays(
+        np.float32, st.integers(0, 1500), elements=st.floats(-(2.0**126), 2.0**126, width=32) | st.just(np.inf)
+    )
+)
+def test_int8_is_within_a_step_of_its_block_and_passes_on_what_is_not_finite(vector: Vector) -> None:
+    got = CODECS["int8"].decode(CODECS["int8"].encode(vector, 3), len(vector))
+    for start in range(0, len(vector), 512):
+        block, back = vector[start : start + 512], got[start : start + 512]
+        if not np.isfinite(block).all():
+            assert not np.isfinite(back).all()
+        else:
+            step = float(np.abs(block.astype(np.float64)).max()) / 126
+            assert (np.abs(back.astype(np.float64) - block) <= max(step, 1e-37)).all()
+
+
+def test_int8_rounds_by_the_seed_alone_and_without_bias() -> None:
+    codec, vector = CODECS["int8"], GRADIENT[:2000]
+    assert codec.encode(vector, 1) == codec.encode(vector.copy(), 1) != codec.encode(vector, 2)
+    rounded = np.stack([codec.decode(codec.encode(vector, seed), vector.size) for seed in range(400)])
+    step = np.abs(vector).max() / 127
+    assert np.abs(rounded.mean(axis=0) - vector).max() < 5 * step / 2 / np.sqrt(400)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -105,20 +151,20 @@ def test_compression_is_left_out_where_it_does_not_win() -> None:
 
 def test_an_update_carries_gradient_and_buffers() -> None:
     vector, buffers = np.arange(16, dtype=np.float32), np.ones(4, np.float32)
-    blob = encode_update(CODECS["float16"], vector, buffers)
+    blob = encode_update(CODECS["float16"], vector, buffers, 0)
     got = decode_update(CODECS["float16"], blob, LAYOUT)
     assert np.array_equal(got[0], vector) and np.array_equal(got[1], buffers)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 10, -1])
 def test_a_truncated_update_is_refused(cut: int) -> None:
-    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32))
+    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32), 0)
     with pytest.raises(CodecError, match="truncated"):
         decode_update(CODECS["float32"], blob[:cut], LAYOUT)
 
 
 def test_bytes_after_an_update_are_refused() -> None:
-    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32))
+    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32), 0)
     with pytest.raises(CodecError, match="after the last part"):
         decode_update(CODECS["float32"], blob + b"x", LAYOUT)
 
