@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from computeshare.codecs import Codec
-from computeshare.codecs.messages import decode_update, largest_update
+from computeshare.codecs.messages import decode_update, largest_update, update_parts
 from computeshare.errors import CodecError, Diverged
 from computeshare.layout import Layout
 from computeshare.rounds import Claim, Fault, Received, RoundState, Suspicion
 from computeshare.sampling import Plan
 from computeshare.strategies.sync import Mean
-from computeshare.types import Token, Vector
+from computeshare.types import Message, Vector
 
-PIECE_BYTES = 16 << 20
-"""Updates are read from the broker in pieces of about this size, at least one at a time."""
+PIECE_BYTES = 1 << 20
+"""Smaller updates are read several at a time, as many as are together of this size."""
 NOT_FINITE_TIMES = 3
 """A micro-batch sent this often with values that are not finite by the only worker there is nobody's fault."""
 
@@ -30,9 +30,14 @@ class Gatherer:
         """`bearable`: how many bad workers the job's combination bears; 0 if none."""
         self.rounds, self.codec, self.layout, self.plan, self.bearable = rounds, codec, layout, plan, bearable
         self.limit = largest_update(layout)
+        self._parts = update_parts(layout)
+        self._update = np.empty(layout.parameters, np.float32)
+        self._message = memoryview(bytearray())
 
     def checked(self, base: RoundState, parts: dict[int, Received], buffers: Mean) -> Iterator[Vector]:
         """The updates in micro-batch order, each checked before it is given out; `buffers` adds up their buffers.
+
+        One vector serves for all of them: what is given out holds until the next is asked for.
 
         Raises Refused: some were not what they should be (every one of the round has been looked at by then);
         Diverged: that is nobody's fault.
@@ -42,9 +47,9 @@ class Gatherer:
             reason = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
             self._refuse(base, parts[m], reason, "damaged")
         refused = bool(oversized)
-        for m, blob in self.blobs(base.token, sorted(parts.keys() - oversized)):
+        for m, message in self.messages([parts[m] for m in sorted(parts.keys() - oversized)]):
             try:
-                update, buffer = self._decode(blob, parts[m])
+                update, buffer = self._decode(message, parts[m])
             except _Wrong as wrong:
                 self._refuse(base, parts[m], wrong.reason, wrong.fault)
                 refused = True
@@ -55,21 +60,29 @@ class Gatherer:
         if refused:
             raise Refused
 
-    def blobs(self, token: Token, numbers: Sequence[int]) -> Iterator[tuple[int, bytes | None]]:
-        """The updates of these micro-batches; None for one that is gone."""
-        piece = max(1, PIECE_BYTES // self.limit)
-        for start in range(0, len(numbers), piece):
-            some = numbers[start : start + piece]
-            blobs = self.rounds.updates(token, some)
-            for index, micro_batch in enumerate(some):
-                blob, blobs[index] = blobs[index], None  # what was read may be let go
-                yield micro_batch, blob
+    def messages(self, parts: Sequence[Received]) -> Iterator[tuple[int, Message | None]]:
+        """The messages of these micro-batches, each until the next is asked for; None for one that is gone."""
+        for some in _pieces(parts):
+            into = [self._room(some[0].size)] if some[0].size > PIECE_BYTES else None
+            wanted = [(part.base, part.micro_batch) for part in some]
+            messages = self.rounds.updates(wanted, self._parts, into)
+            yield from ((part.micro_batch, message) for part, message in zip(some, messages, strict=True))
 
-    def _decode(self, blob: bytes | None, part: Received) -> tuple[Vector, Vector]:
-        if blob is None:
+    def decode(self, message: Message) -> tuple[Vector, Vector]:
+        """A message's gradient (d,), until the next one is decoded, and buffers (b,). Raises CodecError."""
+        return decode_update(self.codec, message, self.layout, self._update)
+
+    def _room(self, size: int) -> memoryview:
+        """Memory that is kept: fresh pages cost more than what is written into them."""
+        if len(self._message) < size:
+            self._message = np.empty(size, np.uint8).data
+        return self._message
+
+    def _decode(self, message: Message | None, part: Received) -> tuple[Vector, Vector]:
+        if message is None:
             raise _Wrong("the broker has lost the blob", "lost")
         try:
-            update, buffer = decode_update(self.codec, blob, self.layout)
+            update, buffer = self.decode(message)
         except CodecError as error:
             raise _Wrong(str(error), "damaged") from error
         if not (np.isfinite(update).all() and np.isfinite(buffer).all() and np.isfinite(part.loss)):
@@ -83,6 +96,17 @@ class Gatherer:
                 f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "
                 f"{found.times} times, from {found.sessions} worker(s). Try a lower learning rate."
             )
+
+
+def _pieces(parts: Sequence[Received]) -> Iterator[list[Received]]:
+    some: list[Received] = []
+    for part in parts:
+        if some and sum(one.size for one in some) + part.size > PIECE_BYTES:
+            yield some
+            some = []
+        some.append(part)
+    if some:
+        yield some
 
 
 def is_divergence(found: Suspicion, bearable: int) -> bool:

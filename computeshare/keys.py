@@ -43,26 +43,31 @@ class JobKeys:
         return self._key("origin")
 
     def round(self) -> str:
-        """hash: status, token, base, version, first, count, carried, total, cursor, opened, deadline, closed, counted.
+        """hash: status, token, base, version, first, count, unit, carried, total, needed, cursor, opened, deadline,
+        closed, counted.
 
         The job is open while it exists; `counted` is what made its version of `base`.
         """
         return self._key("round")
 
     def weights(self, token: str) -> str:
-        """string: the published weights of a version; the version before expires after a minute."""
+        """hash: the published weights of a version, part by part; kept until the version after the next."""
         return self._key("weights", token)
 
     def state(self, token: str) -> str:
-        """string: the reducer's full-precision weights and optimizer state of a version; as `weights`."""
+        """hash: the reducer's full-precision weights and optimizer state of a version, in pieces; kept until the next
+        one is.
+        """
         return self._key("state", token)
 
     def staged(self, nonce: str) -> str:
-        """string: a blob not yet submitted or committed; expires."""
+        """hash: a message not yet submitted or committed, part by part; expires."""
         return self._key("staged", nonce)
 
     def update(self, token: str, micro_batch: int) -> str:
-        """string: the accepted update of a micro-batch; kept until the state of the version it led to is stored."""
+        """hash: the accepted update of a micro-batch, part by part; kept until the state of the version it led to is
+        stored.
+        """
         return self._key("update", token, micro_batch)
 
     def leases(self) -> str:
@@ -92,6 +97,10 @@ class JobKeys:
     def arrivals(self) -> str:
         """list: milliseconds from a round's opening to each of the last 64 arrivals; backup tasks follow it."""
         return self._key("arrivals")
+
+    def recent(self) -> str:
+        """list: tokens of the versions that a submission may start from, the current one first."""
+        return self._key("recent")
 
     def suspects(self) -> str:
         """hash of the current round: micro-batch to the sessions whose update of it was not finite."""

@@ -17,6 +17,8 @@ from computeshare.errors import ShapeError
 from computeshare.types import Counters, Vector
 
 Kind = Literal["parameter", "buffer", "counter"]
+BUCKET = 1 << 20
+"""Values in a bucket: parameters travel in pieces of 4 MB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class Layout:
     def parameters(self) -> int:
         """Length d of the parameter vector."""
         return self._size("parameter")
+
+    @cached_property
+    def buckets(self) -> tuple[slice, ...]:
+        """The pieces in which the parameter vector travels, at least one."""
+        starts = range(0, max(1, self.parameters), BUCKET)
+        return tuple(slice(start, min(start + BUCKET, self.parameters)) for start in starts)
 
     @cached_property
     def buffers(self) -> int:

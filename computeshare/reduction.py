@@ -16,7 +16,7 @@ from computeshare.artifacts import Artifacts
 from computeshare.catalog import catalog
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_update, decode_weights
+from computeshare.codecs.messages import decode_weights, update_parts
 from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
@@ -152,7 +152,7 @@ class JobReducer:
     def _open(self) -> None:
         """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
         restored = self._restore()
-        if restored is None and self.rounds.load(self.rounds.keys.origin()):
+        if restored is None and self.rounds.origin():
             raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         carried = self.artifacts.manifest(restored.token).carried if restored else ()
         incarnation = self.artifacts.next_incarnation()
@@ -163,7 +163,7 @@ class JobReducer:
         token = Token(incarnation, version, sha256[:16])
         following = self._following(version, carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
-        event |= {"sha256": sha256, "bytes": len(blob)}
+        event |= {"sha256": sha256, "bytes": sum(map(len, blob))}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
         if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event):
@@ -197,7 +197,7 @@ class JobReducer:
             raise LostClaim(f"the weights of version {state.token} are gone")
         weights = decode_weights(self.down, blob, self.layout)
         raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
-        held = self._replay(state, weights) if raw is None else self.steps.load(weights, raw)
+        held = self._replay(state, weights) if raw is None else self.steps.load(weights, b"".join(raw))
         self.current = Version(state.token, held)
         if self.spec.wants_checkpoint(state.version):
             self._checkpoint(self.current, state.carried)  # the reducer before may have died between commit and file
@@ -209,19 +209,20 @@ class JobReducer:
         blob = self.rounds.load(self.rounds.keys.weights(str(base))) if base else None
         if base is None or raw is None or blob is None:
             raise LostClaim(f"the state before version {state.token} is gone")
-        before = self.steps.load(decode_weights(self.down, blob, self.layout), raw)
+        before = self.steps.load(decode_weights(self.down, blob, self.layout), b"".join(raw))
         numbers = self.rounds.counted()
-        updates = (self._replayed(blob, state.token) for _, blob in self.gatherer.blobs(base, numbers))
+        updates = (self._replayed(base, m, state.token) for m in numbers)
         gradient = self.steps.combine(updates, [self.plan.size(m) for m in numbers])
         held = dataclasses.replace(before, master=self.steps.optimizer.step(before.master, gradient), weights=weights)
         if not self.rounds.store_state(base, numbers, state.token, self.steps.dump(held.master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return held
 
-    def _replayed(self, blob: bytes | None, token: Token) -> Vector:
-        if blob is None:
+    def _replayed(self, base: Token, micro_batch: int, token: Token) -> Vector:
+        (message,) = self.rounds.updates([(str(base), micro_batch)], update_parts(self.layout))
+        if message is None:
             raise LostClaim(f"the state of version {token} has been stored meanwhile")
-        return decode_update(self.up, blob, self.layout)[0]
+        return self.gatherer.decode(message)[0]
 
     # The round
 
@@ -303,7 +304,7 @@ class JobReducer:
     def _checkpoint(self, version: Version, carried: Sequence[int] = ()) -> None:
         """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written."""
         following = self._following(version.token.version, carried)
-        state = self.steps.dump(version.held.master)
+        state = b"".join(self.steps.dump(version.held.master))
         snapshot = Snapshot(version.token, version.held.weights, state, following)
         self.checkpoints.begin(self.layout, snapshot, self.spec.wants_checkpoint)
 

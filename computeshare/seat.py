@@ -17,12 +17,12 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import connect, when_there_is_room
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_update
+from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
 from computeshare.errors import Fenced, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, RoundStore, Terms
+from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
@@ -126,18 +126,20 @@ class SeatSession:
         while not self.stop.is_set():
             match grant.answer:
                 case "stale":
-                    blob, grant = self.member.pull(grant.token)
+                    parts, grant = self.member.pull(grant.token, weights_parts(self.layout))
                     if grant.answer == "stale":
                         continue  # superseded while it was on its way
-                    if blob is None:
+                    if parts is None:
                         raise JobGone(f"the weights of version {grant.token} are gone")
-                    self.replica.load(decode_weights(self.down, blob, self.layout))
-                    self.bytes_down += len(blob)
+                    self.replica.load(decode_weights(self.down, parts, self.layout))
+                    self.bytes_down += sum(map(len, parts))
                     loaded = grant.token
                 case "leased":
                     grant = self._work(grant)
                 case "wait":
                     grant = self._wait(loaded, grant.ask_again_ms)
+                case "fenced" | "banned" | "gone":
+                    grant = self.member.lease(loaded)  # raises the reason
                 case status:
                     return f"the job is {status}"
         return "the worker was asked to leave"
@@ -154,35 +156,34 @@ class SeatSession:
     def _work(self, grant: Grant) -> Grant:
         """Compute a leased work unit and submit it."""
         computing_s = encoding_s = 0.0
-        updates = []
+        updates: list[Update] = []
         for micro_batch in grant.micro_batches:
             started = time.perf_counter()
             update = self.replica.compute(micro_batch)
             failpoint("after_compute")
             computed = time.perf_counter()
-            updates.append((micro_batch, encode_update(self.up, update.vector, update.buffers, self.spec.plan.generator_seed(micro_batch)), update.loss))
+            seed = self.spec.plan.generator_seed(micro_batch)
+            message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
+            updates.append((micro_batch, message, update.loss))
             computing_s += computed - started
             encoding_s += time.perf_counter() - computed
         seconds = {"waiting": self.waiting_s, "computing": computing_s, "encoding": encoding_s}
         return self._submit(grant.token, updates, {name: round(s, 6) for name, s in seconds.items()})
 
-    def _submit(self, token: str, updates: list[tuple[int, bytes, float]], seconds: dict[str, float]) -> Grant:
+    def _submit(self, token: str, updates: list[Update], seconds: dict[str, float]) -> Grant:
         report: dict[str, Any] = {
-            "bytes_up": sum(len(blob) for _, blob, _ in updates),
+            "bytes_up": sum(len(part) for _, message, _ in updates for part in message),
             "bytes_down": self.bytes_down,
             "seconds": {**seconds, "uploading": round(self.uploading_s, 6)},
         }
         started = time.perf_counter()
         nonce = uuid.uuid4().hex
-        receipt = when_there_is_room(lambda: self.member.submit(token, nonce, updates, report), self.stop)
+        receipt = when_there_is_room(
+            lambda: self.member.submit(token, nonce, updates, report, and_lease=True), self.stop
+        )
         self.uploading_s = time.perf_counter() - started
         self.bytes_down, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
-        if receipt.outcome == "fenced":
-            return self.member.lease(token)  # raises Fenced, or Banned
-        if receipt.token != token:
-            return Grant("stale", receipt.token, 0, ())
-        if receipt.unleased or receipt.status != "running":
-            return self.member.lease(token)
-        return Grant("wait", token, 500, ())
+        assert receipt.grant is not None  # it was asked for
+        return receipt.grant

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_weights
+from computeshare.codecs.messages import decode_weights, encode_weights, in_parts
 from computeshare.layout import Layout, Weights
 from computeshare.spec import JobSpec
 from computeshare.strategies import sync
 from computeshare.training.optimizers import ServerOptimizer
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Steps:
         self._spec, self._down, self._layout = spec, CODECS[spec.codec.down], layout
 
     def load(self, weights: Weights, state: bytes) -> Held:
-        """Go on from a version's weights and the state that `dump` gave beside them.
+        """Go on from a version's weights and the state that `dump` gave beside them, its parts joined.
 
         Without a state (that of a fork whose optimizer starts afresh, or of version 0) the optimizer stays as it is.
         Raises: ArtifactError, or struct.error: the state is damaged.
@@ -44,17 +44,17 @@ class Steps:
         master = np.frombuffer(state, np.float32, length // 4, 8) if length else weights.parameters
         return Held(master, weights)
 
-    def dump(self, master: Vector) -> bytes:
-        """The optimizer's state, and the full-precision parameters where what is published has lost some."""
-        kept = b"" if self._down.exact else master.tobytes()
-        return struct.pack("<Q", len(kept)) + kept + self.optimizer.dump()
+    def dump(self, master: Vector) -> list[Blob]:
+        """The optimizer's state, and the full-precision parameters where what is published has lost some, in parts."""
+        kept = b"" if self._down.exact else master.data.cast("B")
+        return in_parts([struct.pack("<Q", len(kept)), kept, self.optimizer.dump()])
 
     def combine(self, updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
         """The gradient (d,) of a round from its updates (d,) in micro-batch order, read once."""
         return sync.combine(self._spec.strategy, updates, samples, self._spec.workers.min)
 
-    def publish(self, master: Vector, buffers: Vector, before: Weights) -> tuple[bytes, Held]:
-        """A version's blob as it travels, and what everyone holds who has read it.
+    def publish(self, master: Vector, buffers: Vector, before: Weights) -> tuple[list[Blob], Held]:
+        """A version's weights as they travel, and what everyone holds who has read them.
 
         Args:
             buffers: the mean of the round's buffers (b,).
@@ -63,11 +63,11 @@ class Steps:
         mean = buffers if self._layout.buffers else before.buffers
         return self.blob(master, Weights(master, mean, self._layout.counted(before.counters)))
 
-    def blob(self, master: Vector, weights: Weights) -> tuple[bytes, Held]:
+    def blob(self, master: Vector, weights: Weights) -> tuple[list[Blob], Held]:
         """As `publish`, for weights whose buffers and counters are those to be published."""
         full = Weights(master, weights.buffers, weights.counters)
-        blob = encode_weights(self._down, full)
-        return blob, Held(master, full if self._down.exact else decode_weights(self._down, blob, self._layout))
+        parts = encode_weights(self._down, full, self._layout)
+        return parts, Held(master, full if self._down.exact else decode_weights(self._down, parts, self._layout))
 
     def step(self, base: Held, parts: Iterable[tuple[Vector, Vector]], samples: Sequence[int]) -> Held:
         """The version after `base`.

@@ -1,5 +1,6 @@
 """Vectors and the values that pass between processes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -8,6 +9,9 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
 Counters = npt.NDArray[np.int64]
+Blob = bytes | bytearray | memoryview
+Message = Sequence[Blob | None]
+"""What lies under one key, part by part; a part that was never sent is None."""
 
 Outcome = Literal["accepted", "stale", "duplicate", "lease_lost", "fenced", "refused"]
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]

@@ -10,7 +10,7 @@ from computeshare.codecs.float16 import Float16
 from computeshare.codecs.float32 import Float32
 from computeshare.codecs.int8 import Int8
 from computeshare.spec import CodecName
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 
 class Codec(Protocol):
@@ -25,7 +25,7 @@ class Codec(Protocol):
         """The vector as one framed blob; where a codec rounds at random, `seed` alone decides how."""
         ...
 
-    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+    def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         """The vector of shape (size,) in `blob`, written into `out` where one is given. Raises CodecError for anything
         else; `out` may be changed then.
         """

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from computeshare.codecs import frame
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 
 class BFloat16:
@@ -20,7 +20,7 @@ class BFloat16:
         brief = torch.from_numpy(np.ascontiguousarray(writable)).to(torch.bfloat16).view(torch.int16).numpy()
         return frame.pack(np.ascontiguousarray(brief, "<i2").data)
 
-    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+    def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         import torch
 
         brief = np.frombuffer(bytearray(frame.unpack(blob, 2 * size)), "<i2").astype(np.int16, copy=False)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from computeshare.codecs import frame
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 Half = npt.NDArray[np.float16]
 
@@ -29,7 +29,7 @@ class Float16:
         half = torch.from_numpy(np.ascontiguousarray(writable)).to(torch.float16).numpy()
         return frame.pack(_little(half).data)
 
-    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+    def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         import torch
 
         half = _little(np.frombuffer(bytearray(frame.unpack(blob, 2 * size)), np.float16))

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from computeshare.codecs import frame
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 
 class Float32:
@@ -16,7 +16,7 @@ class Float32:
     def encode(self, vector: Vector, seed: int = 0) -> bytes:
         return frame.pack(np.ascontiguousarray(vector, "<f4").data)
 
-    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+    def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         vector = np.frombuffer(frame.unpack(blob, 4 * size), "<f4")
         if out is None:
             return vector

@@ -9,6 +9,7 @@ import zlib
 import zstandard
 
 from computeshare.errors import CodecError
+from computeshare.types import Blob
 
 _HEADER = struct.Struct("<3sBI")
 HEADER_BYTES = _HEADER.size
@@ -18,7 +19,7 @@ _WINS = 0.9  # a body that shrinks by less (dense float32 weights do: 8 %) costs
 _SAMPLE = 1 << 16
 
 
-def pack(raw: memoryview | bytes) -> bytes:
+def pack(raw: Blob) -> bytes:
     """Frame `raw`, compressed by zstd level 1 if that saves at least 10 %."""
     view = memoryview(raw).cast("B")
     kind, body = _RAW, view
@@ -29,7 +30,7 @@ def pack(raw: memoryview | bytes) -> bytes:
     return b"".join((_HEADER.pack(_MAGIC, kind, zlib.crc32(body)), body))
 
 
-def unpack(blob: bytes | memoryview, raw_bytes: int) -> memoryview:
+def unpack(blob: Blob, raw_bytes: int) -> memoryview:
     """The `raw_bytes` bytes inside `blob`, never allocating more than that for them.
 
     Raises CodecError: too short, not a frame, checksum, or another length than asked for.

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from computeshare.codecs import frame
 from computeshare.errors import CodecError
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 BLOCK = 512
 """Values that share a scale."""
@@ -46,7 +46,7 @@ class Int8:
             )
         return frame.pack(raw)
 
-    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+    def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         blocks = -(-size // BLOCK)
         raw = frame.unpack(blob, 4 * blocks + size)
         scales = np.frombuffer(raw, "<f4", blocks)
@@ -66,9 +66,7 @@ class Int8:
         return out
 
 
-def _quantise(
-    values: Vector, scales: Vector, levels: npt.NDArray[np.int8], noise: Vector, scratch: Vector
-) -> None:
+def _quantise(values: Vector, scales: Vector, levels: npt.NDArray[np.int8], noise: Vector, scratch: Vector) -> None:
     """Fill `scales` and `levels` from `values`; a short last block is worked on as if zeros followed it."""
     scaled = scratch[: scales.size * BLOCK]
     scaled[: values.size], scaled[values.size :] = values, 0

@@ -1,69 +1,99 @@
-"""What travels: an update of one micro-batch, or a version's weights, as one blob of several frames. Pure.
+"""What travels: an update of one micro-batch, or a version's weights, as a message of several frames. Pure.
 
-Each part is preceded by its length (four bytes, little-endian). Buffers and counters travel exactly.
+A message is a list of frames: one for each bucket of the parameters, then one for the buffers and, with weights, one
+for the counters. Buffers and counters travel exactly.
 """
 
-import struct
+from collections.abc import Sequence
 
 import numpy as np
 
 from computeshare.codecs import Codec, frame
 from computeshare.codecs.float32 import Float32
 from computeshare.errors import CodecError
-from computeshare.layout import Layout, Weights
-from computeshare.types import Vector
+from computeshare.layout import BUCKET, Layout, Weights
+from computeshare.types import Blob, Message, Vector
 
-_LENGTH = struct.Struct("<I")
 _EXACT = Float32()
+PART_BYTES = 4 * BUCKET
 
 
-def encode_update(codec: Codec, vector: Vector, buffers: Vector, seed: int) -> bytes:
-    """One micro-batch's gradient and buffers as a blob; `seed` is the micro-batch's."""
-    return _join(codec.encode(vector, seed), _EXACT.encode(buffers))
+def update_parts(layout: Layout) -> int:
+    """How many frames an update has."""
+    return len(layout.buckets) + 1
 
 
-def decode_update(codec: Codec, blob: bytes, layout: Layout) -> tuple[Vector, Vector]:
-    """Gradient (d,) and buffers (b,) from a blob. Raises CodecError: not exactly that (values are not judged)."""
-    vector, buffers = _split(blob, 2)
-    return codec.decode(vector, layout.parameters), _EXACT.decode(buffers, layout.buffers)
+def weights_parts(layout: Layout) -> int:
+    """How many frames a version's weights have."""
+    return len(layout.buckets) + 2
+
+
+def encode_update(codec: Codec, vector: Vector, buffers: Vector, layout: Layout, seed: int) -> list[Blob]:
+    """One micro-batch's gradient and buffers as a message; `seed` is the micro-batch's."""
+    return [*_encoded(codec, vector, layout, seed), _EXACT.encode(buffers)]
+
+
+def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> tuple[Vector, Vector]:
+    """Gradient (d,), in `out` if that is given, and buffers (b,) from a message.
+
+    Raises CodecError: not exactly that (values are not judged).
+    """
+    parts = _whole(message, update_parts(layout))
+    return _decoded(codec, parts, layout, out), _EXACT.decode(parts[-1], layout.buffers)
 
 
 def largest_update(layout: Layout) -> int:
-    """Bytes of the longest blob that can be an update: no codec's frame is longer than the values as float32."""
-    return 2 * (_LENGTH.size + frame.HEADER_BYTES) + 4 * (layout.parameters + layout.buffers)
+    """Bytes of the longest message that can be an update: no frame is longer than its values as float32."""
+    return update_parts(layout) * frame.HEADER_BYTES + 4 * (layout.parameters + layout.buffers)
 
 
-def encode_weights(codec: Codec, weights: Weights) -> bytes:
-    """A version's weights as a blob."""
+def encode_weights(codec: Codec, weights: Weights, layout: Layout) -> list[Blob]:
+    """A version's weights as a message."""
     counters = frame.pack(weights.counters.astype("<i8", copy=False).data)
-    return _join(codec.encode(weights.parameters), _EXACT.encode(weights.buffers), counters)
+    return [*_encoded(codec, weights.parameters, layout, 0), _EXACT.encode(weights.buffers), counters]
 
 
-def decode_weights(codec: Codec, blob: bytes, layout: Layout) -> Weights:
-    """The weights in a blob, bit for bit as every other receiver gets them. Raises CodecError."""
-    parameters, buffers, counters = _split(blob, 3)
+def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:
+    """The weights in a message, bit for bit as every other receiver gets them. Raises CodecError."""
+    parts = _whole(message, weights_parts(layout))
     return Weights(
-        codec.decode(parameters, layout.parameters),
-        _EXACT.decode(buffers, layout.buffers),
-        np.frombuffer(frame.unpack(counters, 8 * layout.counters), "<i8"),
+        _decoded(codec, parts, layout, None),
+        _EXACT.decode(parts[-2], layout.buffers),
+        np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8"),
     )
 
 
-def _join(*parts: bytes) -> bytes:
-    return b"".join(piece for part in parts for piece in (_LENGTH.pack(len(part)), part))
+def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
+    """Bytes, given in any pieces, as parts of a message that are all of about one size: small pieces are joined."""
+    parts: list[Blob] = []
+    small: list[Blob] = []
+    for piece in pieces:
+        if len(piece) < PART_BYTES:
+            small.append(piece)
+            continue
+        parts += [b"".join(small), *(piece[at : at + PART_BYTES] for at in range(0, len(piece), PART_BYTES))]
+        small = []
+    return [part for part in (*parts, b"".join(small)) if len(part)]
 
 
-def _split(blob: bytes, count: int) -> list[memoryview]:
-    view = memoryview(blob)
-    parts: list[memoryview] = []
-    for _ in range(count):
-        if len(view) < _LENGTH.size:
-            raise CodecError(f"truncated: a message has {count} parts, found {len(parts)}")
-        (length,) = _LENGTH.unpack_from(view)
-        part, view = view[_LENGTH.size : _LENGTH.size + length], view[_LENGTH.size + length :]
-        if len(part) != length:
-            raise CodecError(f"truncated: a part of {length} bytes ends after {len(part)}")
-        parts.append(part)
-    if len(view):
-        raise CodecError(f"wrong length: {len(view)} bytes after the last part")
+def _encoded(codec: Codec, vector: Vector, layout: Layout, seed: int) -> list[Blob]:
+    return [codec.encode(vector[bucket], seed + index) for index, bucket in enumerate(layout.buckets)]
+
+
+def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | None) -> Vector:
+    """Decode each bucket into its place; a vector of one bucket may lie in the message itself."""
+    if out is None and len(layout.buckets) == 1:
+        return codec.decode(parts[0], layout.parameters)
+    vector = np.empty(layout.parameters, np.float32) if out is None else out
+    for bucket, part in zip(layout.buckets, parts, strict=False):  # the parts after the last bucket's are others
+        codec.decode(part, bucket.stop - bucket.start, vector[bucket])
+    return vector
+
+
+def _whole(message: Message, count: int) -> list[Blob]:
+    parts = [part for part in message if part is not None]
+    if len(parts) < len(message):
+        raise CodecError(f"truncated: part {list(message).index(None)} of {len(message)} is missing")
+    if len(parts) != count:
+        raise CodecError(f"wrong length: a message of {len(parts)} parts where {count} are expected")
     return parts

@@ -1,18 +1,23 @@
 -- commit.lua: publish the next version, unless the version or the fence has moved on.
 -- KEYS  1 round   2 fence   3 staged weights   4 next weights   5 weights before the base's   6 leases   7 backups
 --       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals   15 state of the base
+--       16 recent
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
 --       5 next round's first micro-batch   6 its count (0 after the last round)   7 event (JSON)
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
---       10 micro-batches carried into the next round, by commas   11 how many that round has with them
+--       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all
+--       12 how many of them make the version after the next   13 how many versions, the current one among them, a
+--       submission may start from
+-- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
-if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
-local status = redis.call("HGET", KEYS[1], "status")
-if status ~= "running" and status ~= "paused" then return 0 end
+local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count")
+if round[1] ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
+if round[2] ~= "running" and round[2] ~= "paused" then return 0 end
+local stays = round[3] == ARGV[5] and round[4] == ARGV[6]
 local counted = {}
 for micro_batch in ARGV[8]:gmatch("%d+") do counted[#counted + 1] = micro_batch end
-if redis.call("HLEN", KEYS[8]) ~= #counted then return 0 end
+if redis.call("HLEN", KEYS[8]) ~= #counted and not stays then return 0 end
 local entries = redis.call("HMGET", KEYS[8], unpack(counted))
 for i, entry in ipairs(entries) do entries[i] = entry or "" end
 if redis.sha1hex(table.concat(entries)) ~= ARGV[9] or redis.call("EXISTS", KEYS[15]) == 0 then return 0 end
@@ -36,12 +41,21 @@ redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, i
 redis.call("PERSIST", KEYS[4])
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
-  "counted", ARGV[8], "carried", ARGV[10], "total", ARGV[11], "cursor", "0", "deadline", deadline(),
+  "counted", ARGV[8], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
   "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call("HDEL", KEYS[1], "closed")
 if ARGV[6] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
-redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[13])
-for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
+redis.call("DEL", KEYS[10], KEYS[13])
+if stays then
+  redis.call("HDEL", KEYS[8], unpack(counted))
+  if redis.call("HLEN", KEYS[8]) >= tonumber(ARGV[12]) then redis.call("RPUSH", KEYS[13], ARGV[2]) end
+else
+  redis.call("HSET", KEYS[1], "cursor", "0")
+  redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9])
+  for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
+end
+redis.call("LPUSH", KEYS[16], ARGV[2])
+redis.call("LTRIM", KEYS[16], 0, tonumber(ARGV[13]) - 1)
 redis.call("UNLINK", KEYS[5])
 redis.call("XADD", KEYS[11], "MAXLEN", "16", "*", "token", ARGV[2])
 redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[7])

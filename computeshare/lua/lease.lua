@@ -10,7 +10,7 @@
 -- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
 -- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
-  "closed", "deadline")
+  "closed", "deadline", "needed", "unit")
 local status, token = round[1], round[2]
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, token, 0} end
@@ -23,7 +23,7 @@ if round[9] then return {"wait", token, 1000} end -- closed: the next version is
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local first, count, cursor, total = tonumber(round[3]), tonumber(round[4]), tonumber(round[5]), tonumber(round[8])
-local share = math.ceil(total / math.max(1, redis.call("HLEN", KEYS[2])))
+local share = math.ceil(tonumber(round[11]) / math.max(1, redis.call("HLEN", KEYS[2])))
 local speed = tonumber(redis.call("HGET", KEYS[7], ARGV[2])) or tonumber(ARGV[6])
 local granted, moved = {}, {}
 local again = 4000
@@ -56,7 +56,7 @@ while #granted < share do
     end
   elseif cursor < count then
     granted[#granted + 1] = string.format("%d", first + cursor)
-    cursor = cursor + 1
+    cursor = cursor + tonumber(round[12])
   else
     break
   end

@@ -1,7 +1,19 @@
 """The round protocol over Redis: lease, submit, gather, commit. Every atomic step is a script in `computeshare/lua`."""
 
 from computeshare.rounds.claim import Claim, Fault, Received, Suspicion
-from computeshare.rounds.member import Grant, Member, Receipt, Terms
+from computeshare.rounds.member import Grant, Member, Receipt, Terms, Update
 from computeshare.rounds.store import RoundState, RoundStore
 
-__all__ = ["Claim", "Fault", "Grant", "Member", "Receipt", "Received", "RoundState", "RoundStore", "Suspicion", "Terms"]
+__all__ = [
+    "Claim",
+    "Fault",
+    "Grant",
+    "Member",
+    "Receipt",
+    "Received",
+    "RoundState",
+    "RoundStore",
+    "Suspicion",
+    "Terms",
+    "Update",
+]

@@ -10,10 +10,12 @@ from typing import Any, Literal
 from redis import Redis
 
 from computeshare.ledger import LONGEST
-from computeshare.rounds.scripts import Argument
+from computeshare.resp import Argument, Command
+from computeshare.rounds.channel import Channel, pairs, staging
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round
-from computeshare.types import Token
+from computeshare.types import Blob, Message, Token
+from computeshare.wire import Wire
 
 BANNING_STRIKES = 5
 """A worker of which this many submissions were refused may not join the job any more."""
@@ -53,9 +55,11 @@ class Received:
     worker: str
     session: str
     nonce: str
+    base: str
+    """Token of the version that it was computed on."""
     loss: float
     size: int
-    """Of its blob, in bytes."""
+    """Of its message, in bytes."""
     entry: bytes = field(repr=False)
     """As the broker holds it."""
 
@@ -63,8 +67,10 @@ class Received:
 class Claim(RoundStore):
     """One job's rounds in the hands of one reducer; everything it does carries its fence."""
 
-    def __init__(self, redis: Redis, job_id: str, reducer_id: str) -> None:
+    def __init__(self, redis: Redis, job_id: str, reducer_id: str, wire: Wire | None = None) -> None:
+        """`wire`: what updates, weights and states travel over; one thread alone may ask for those then."""
         super().__init__(redis, job_id)
+        self._channel = Channel(redis, wire)
         self.reducer_id = reducer_id
         self.fence = 0
         self._held = ""
@@ -81,37 +87,46 @@ class Claim(RoundStore):
         """Stay the active reducer; 0 gives the claim up. False if it was lost."""
         return bool(self.scripts.call("renew", [self.keys.reducer()], [self._held, life_ms]))
 
-    def open(self, token: Token, weights: bytes, state: bytes, following: Round, event: dict[str, Any]) -> bool:
+    def open(
+        self, token: Token, weights: Sequence[Blob], state: Sequence[Blob], following: Round, event: dict[str, Any]
+    ) -> bool:
         """Publish the first weights, initial or restored; False if the job is open already (or gone)."""
         k = self.keys
         staged = [self._staged("weights"), self._staged("state")]
-        self.redis.set(staged[0], weights, ex=STAGED_S)
-        self.redis.set(staged[1], state, ex=STAGED_S)
         names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
-        names += [k.versions(), k.events(), k.spec(), k.free()]
+        names += [k.versions(), k.events(), k.spec(), k.free(), k.recent()]
         arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
-        arguments += [json.dumps(event), numbers_text(following.carried), following.total]
-        return bool(self.scripts.call("open", names, arguments))
+        arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.total, 1]
+        for key, parts in zip(staged, (weights, state), strict=True):
+            self._channel.exchange([["UNLINK", key], *staging(key, parts, STAGED_S)])
+        return bool(self._channel.call("open", names, arguments))
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
         """The current round, and its micro-batches that arrived so far, in one exchange."""
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.hmget(self.keys.round(), FIELDS)
-        pipeline.hgetall(self.keys.received())
-        values, entries = pipeline.execute()
-        return RoundState.parse(values), {
-            int(m): Received(int(m), **json.loads(e), entry=e) for m, e in entries.items()
-        }
+        values, entries = self._channel.exchange(
+            [["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
+        )
+        received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
+        return RoundState.parse(values), received
 
     def now_ms(self) -> float:
         """Milliseconds since the epoch by the broker's clock."""
         now: Any = self.redis.time()
         return 1000 * int(now[0]) + int(now[1]) / 1000
 
-    def updates(self, token: Token, micro_batches: Sequence[int]) -> list[bytes | None]:
-        """The blobs of accepted micro-batches, None for those that are gone."""
-        blobs: Any = self.redis.mget([self.keys.update(str(token), m) for m in micro_batches])
-        return list(blobs)
+    def updates(
+        self, wanted: Sequence[tuple[str, int]], parts: int, into: Sequence[Blob | None] | None = None
+    ) -> list[Message | None]:
+        """The messages of accepted micro-batches, of so many parts (a part that was never sent is None); None for
+        those that are gone.
+
+        Args:
+            wanted: token of the version that each was computed on, and its number.
+            into: memory for each, of which what is returned are views.
+        """
+        keys = [self.keys.update(base, micro_batch) for base, micro_batch in wanted]
+        found = self._channel.exchange([["HMGET", key, *range(parts)] for key in keys], into)
+        return [message if any(part is not None for part in message) else None for message in found]
 
     def counted(self) -> tuple[int, ...]:
         """The micro-batches that made the current version of its base."""
@@ -127,7 +142,17 @@ class Claim(RoundStore):
     def discard(self, state: RoundState) -> bool:
         """Give up the round that the broker went back to; False if the version or the fence had moved on."""
         k = self.keys
-        names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full()]
+        names = [
+            k.round(),
+            k.fence(),
+            k.leases(),
+            k.backups(),
+            k.received(),
+            k.free(),
+            k.suspects(),
+            k.full(),
+            k.recent(),
+        ]
         made = {state.token: state.micro_batches} | ({state.base: self.counted()} if state.base else {})
         for token, numbers in made.items():
             names += [k.weights(str(token)), k.state(str(token)), *(k.update(str(token), m) for m in numbers)]
@@ -138,10 +163,16 @@ class Claim(RoundStore):
         k = self.keys
         event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
         event |= {"micro_batch": part.micro_batch, "reason": reason}
-        names = [k.round(), k.fence(), k.received(), k.free(), k.update(str(token), part.micro_batch)]
+        names = [k.round(), k.fence(), k.received(), k.free(), k.update(part.base, part.micro_batch)]
         names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
         names += [k.leases(), k.backups(), k.nonce(part.nonce)]
-        arguments: list[Argument] = [str(token), self.fence, part.micro_batch, part.worker, part.session]
+        arguments: list[str | bytes | int | float] = [
+            str(token),
+            self.fence,
+            part.micro_batch,
+            part.worker,
+            part.session,
+        ]
         arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce, ANSWERED_S]
         return Suspicion(*map(int, self.scripts.call("refuse", names, arguments)))
 
@@ -150,7 +181,7 @@ class Claim(RoundStore):
         base: RoundState,
         parts: Sequence[Received],
         token: Token,
-        weights: bytes,
+        weights: Sequence[Blob],
         following: Round,
         event: dict[str, Any],
     ) -> bool:
@@ -166,18 +197,16 @@ class Claim(RoundStore):
         before = k.weights(str(base.base)) if base.base else k.staged("none")
         names = [k.round(), k.fence(), staged, k.weights(str(token)), before, k.leases(), k.backups(), k.received()]
         names += [k.free(), k.suspects(), k.versions(), k.events(), k.full(), k.arrivals()]
-        names.append(k.state(str(base.token)))
+        names += [k.state(str(base.token)), k.recent()]
         arguments: list[Argument] = [str(base.token), str(token), self.fence, token.version]
         arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
         entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
         arguments += [numbers_text(part.micro_batch for part in parts), entries.hexdigest()]
         arguments += [numbers_text(following.carried), following.total]
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.set(staged, weights, ex=STAGED_S)
-        self.scripts.queue(pipeline, "commit", names, arguments)
-        return bool(self.scripts.execute(pipeline)[-1])
+        arguments += [following.total, 1]
+        return self._staging("commit", staged, weights, names, arguments)
 
-    def store_state(self, base: Token, counted: Sequence[int], token: Token, state: bytes) -> bool:
+    def store_state(self, base: Token, counted: Sequence[int], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
         state of its `base` and the updates of the micro-batches `counted`.
 
@@ -186,20 +215,30 @@ class Claim(RoundStore):
         k = self.keys
         staged = self._staged("state")
         drop = [k.update(str(base), m) for m in counted]
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.set(staged, state, ex=STAGED_S)
         names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
-        self.scripts.queue(pipeline, "keep", names, [self.fence, str(token)])
-        return bool(self.scripts.execute(pipeline)[-1])
+        return self._staging("keep", staged, state, names, [self.fence, str(token)])
+
+    def _staging(
+        self, script: str, key: str, parts: Sequence[Blob], names: Sequence[str], arguments: Sequence[Argument]
+    ) -> bool:
+        """Stage a message and run the script that makes use of it, in one exchange."""
+        commands: list[Command] = [["UNLINK", key], *staging(key, parts, STAGED_S)]
+        return bool(self._channel.exchange([*commands, self._channel.script(script, names, arguments)])[-1])
 
     def _staged(self, what: str) -> str:
         """A key that no other reducer writes, whatever fence it believes to have."""
         return self.keys.staged(f"{self.reducer_id}:{self.fence}:{what}")
 
-    def load(self, key: str) -> bytes | None:
-        """The value of one of the job's keys."""
-        blob: Any = self.redis.get(key)
-        return blob if blob is None else bytes(blob)
+    def load(self, key: str) -> list[Blob] | None:
+        """All parts of one of the job's messages; None if it is gone."""
+        (count,) = self._channel.exchange([["HLEN", key]])
+        parts = [self._channel.exchange([["HGET", key, part]])[0] for part in range(count)]
+        return parts if parts and None not in parts else None
+
+    def origin(self) -> str | None:
+        """Token of the checkpoint that the job was forked from."""
+        raw: Any = self.redis.get(self.keys.origin())
+        return None if raw is None else bytes(raw).decode()
 
     def commits(self, incarnation: int) -> tuple[list[dict[str, Any]], bool]:
         """The versions that the event stream still tells of, oldest first, and whether it tells of this opening.

@@ -11,11 +11,18 @@ from computeshare.broker import BLOCK_MS
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
-from computeshare.rounds.scripts import Argument, Scripts
+from computeshare.resp import Argument, Command
+from computeshare.rounds.channel import Channel, Scripts, pairs, staging
 from computeshare.rounds.store import leave
+from computeshare.types import Blob
+from computeshare.wire import Wire
 
+Update = tuple[int, Sequence[Blob], float]
+"""A micro-batch, the message of its update, its loss."""
 STAGED_S = 600
-"""Seconds that a staged blob, and the answer to a submission, are kept."""
+"""Seconds that a staged message, and the answer to a submission, are kept."""
+AT_ONCE_BYTES = 4 << 20
+"""Messages up to which all of a submission goes in one exchange; larger ones are staged part by part before."""
 SHORTEST_LEASE_MS = 2000
 UNMEASURED_MS = 5000
 """Milliseconds a micro-batch is assumed to take on a worker that has not been measured yet."""
@@ -38,7 +45,8 @@ class Receipt:
     outcome: str
     token: str
     status: str
-    unleased: int
+    grant: Grant | None = None
+    """The lease that was asked for in the same exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +71,16 @@ class Member:
         worker_id: str,
         session: str,
         terms: Terms = Terms(),
+        wire: Wire | None = None,
     ) -> None:
+        """`wire`: what leases, updates and weights travel over; one thread alone may ask for those then."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
         self.session = session
         self._terms = terms
         self._scripts = Scripts(redis)
+        self._channel = Channel(redis, wire)
         self._last_id = "0-0"
 
     def join(self, seat: str, about: dict[str, Any]) -> str:
@@ -93,52 +104,47 @@ class Member:
         leave(self._scripts, self.keys, self.worker_id, self.session, reason)
 
     def lease(self, token: str) -> Grant:
-        """Ask for micro-batches of the round that starts from `token`."""
-        return self._grant(self._scripts.call("lease", self._lease_keys(), self._lease_arguments(token)))
+        """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
+        return self._checked(self._granted(self._channel.exchange([self._lease(token)])[0]))
 
-    def pull(self, token: str) -> tuple[bytes | None, Grant]:
-        """A version's weights (None if superseded by now) and a lease on its round, in one exchange."""
-        pipeline = self.redis.pipeline(transaction=False)
-        pipeline.get(self.keys.weights(token))
-        self._scripts.queue(pipeline, "lease", self._lease_keys(), self._lease_arguments(token))
-        blob, reply = self._scripts.execute(pipeline)
-        return blob, self._grant(reply)
+    def pull(self, token: str, parts: int, into: Blob | None = None) -> tuple[list[Blob] | None, Grant]:
+        """A version's weights (None if superseded by now) and a lease on its round, in one exchange.
+
+        Args:
+            parts: of which the weights consist.
+            into: memory for them, of which what is returned are views.
+        """
+        weights: Command = ["HMGET", self.keys.weights(token), *range(parts)]
+        found, reply = self._channel.exchange([weights, self._lease(token)], [into, None])
+        return None if None in found else found, self._checked(self._granted(reply))
 
     def submit(
-        self,
-        token: str,
-        nonce: str,
-        updates: Sequence[tuple[int, bytes, float]],
-        report: dict[str, Any],
+        self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any], and_lease: bool = False
     ) -> Receipt:
-        """Stage the blobs and submit them; safe to repeat with the same nonce.
+        """Stage the messages and submit them; safe to repeat with the same nonce.
 
         Args:
             token: the version the updates were computed on.
-            updates: micro-batch, blob and loss of each.
             report: what the job's page shows of it (bytes, seconds).
+            and_lease: ask for a lease on the same version, too.
         """
-        k = self.keys
-        staged = [k.staged(f"{nonce}:{micro_batch}") for micro_batch, _, _ in updates]
-        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce(nonce)]
-        names += [k.full(), k.events(), k.free(), k.arrivals()]
-        micro_batches = [micro_batch for micro_batch, _, _ in updates]
-        about = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
-        event = json.dumps({**about, "micro_batches": micro_batches, **report}, separators=(",", ":"))
-        arguments: list[Argument] = [token, self.worker_id, self.session, nonce, event, STAGED_S, self._terms.sharers]
-        pipeline = self.redis.pipeline(transaction=True)  # a broker without memory for a blob answers nothing at all
-        for key, (micro_batch, blob, loss) in zip(staged, updates, strict=True):
-            pipeline.set(key, blob, ex=STAGED_S)
-            names += [key, k.update(token, micro_batch)]
-            arguments += [micro_batch, loss]
+        staged = [staging(self._staged(nonce, m), parts, STAGED_S) for m, parts, _ in updates]
+        whole = sum(len(part) for _, parts, _ in updates for part in parts) <= AT_ONCE_BYTES
         failpoint("before_push")
-        if armed("between_stage_and_submit"):
-            pipeline.execute()
+        if not whole or armed("between_stage_and_submit"):
+            for commands in staged:
+                for one in commands:
+                    self._channel.exchange([one])
+            staged = []
             failpoint("between_stage_and_submit")
-        self._scripts.queue(pipeline, "submit", names, arguments)
-        outcome, current, status, unleased = self._scripts.execute(pipeline)[-1]
+        submission = self._submission(token, nonce, updates, report)
+        # A broker that has no memory for a part of the transaction does nothing at all.
+        block: list[Command] = [["MULTI"], *(one for commands in staged for one in commands), submission, ["EXEC"]]
+        replies = self._channel.exchange([*block, self._lease(token)] if and_lease else block)
+        outcome, current, status = replies[len(block) - 1][-1]
         failpoint("after_push")
-        return Receipt(outcome.decode(), current.decode(), status.decode(), int(unleased))
+        grant = self._granted(replies[-1]) if and_lease else None
+        return Receipt(outcome.decode(), current.decode(), status.decode(), grant)
 
     def wait(self, timeout_ms: int = BLOCK_MS) -> str | None:
         """Block until something happened to the job, at most `timeout_ms`.
@@ -146,31 +152,48 @@ class Member:
         Returns: the token of a version just published; None otherwise (ask for a lease to learn more).
         """
         block = max(1, min(timeout_ms, BLOCK_MS))
-        reply: Any = self.redis.xread({self.keys.versions(): self._last_id}, block=block)
+        (reply,) = self._channel.exchange([["XREAD", "BLOCK", block, "STREAMS", self.keys.versions(), self._last_id]])
         if not reply:
             return None
-        entries = reply[0][1] if isinstance(reply, list) else next(iter(reply.values()))[0]
-        last_id, fields = entries[-1]
+        entries = reply if isinstance(reply, list) else [*reply.items()]
+        last_id, fields = entries[0][1][-1]
         self._last_id = last_id.decode()
-        token = fields.get(b"token")
-        return token.decode() if token else None
+        told = dict(pairs(fields))
+        return told[b"token"].decode() if b"token" in told else None
 
-    def _lease_keys(self) -> list[str]:
+    def _staged(self, nonce: str, micro_batch: int) -> str:
+        return self.keys.staged(f"{nonce}:{micro_batch}")
+
+    def _submission(self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any]) -> Command:
         k = self.keys
+        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce(nonce)]
+        names += [k.full(), k.events(), k.free(), k.arrivals(), k.recent()]
+        about: dict[str, Any] = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
+        about |= {"micro_batches": [micro_batch for micro_batch, _, _ in updates], **report}
+        arguments: list[Argument] = [token, self.worker_id, self.session, nonce]
+        arguments += [json.dumps(about, separators=(",", ":")), STAGED_S, self._terms.sharers, len(updates[0][1])]
+        for micro_batch, _, loss in updates:
+            names += [self._staged(nonce, micro_batch), k.update(token, micro_batch)]
+            arguments += [micro_batch, loss]
+        return self._channel.script("submit", names, arguments)
+
+    def _lease(self, token: str) -> Command:
+        k, terms = self.keys, self._terms
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-        return [*names, k.events(), k.banned(), k.suspects()]
-
-    def _lease_arguments(self, token: str) -> list[Argument]:
-        terms = self._terms
+        names += [k.events(), k.banned(), k.suspects()]
         arguments: list[Argument] = [token, self.worker_id, self.session, int(terms.backup)]
-        return [*arguments, SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest]
+        arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest]
+        return self._channel.script("lease", names, arguments)
 
-    def _grant(self, reply: list[Any]) -> Grant:
-        answer, token = reply[0].decode(), reply[1].decode()
-        if answer == "banned":
+    @staticmethod
+    def _granted(reply: list[Any]) -> Grant:
+        return Grant(reply[0].decode(), reply[1].decode(), int(reply[2]), tuple(int(m) for m in reply[3:]))
+
+    def _checked(self, grant: Grant) -> Grant:
+        if grant.answer == "banned":
             raise Banned(f"worker {self.worker_id} is banned from the job: too many of its updates were refused")
-        if answer == "fenced":
+        if grant.answer == "fenced":
             raise Fenced(f"a newer session of worker {self.worker_id} has taken over")
-        if answer == "gone":
+        if grant.answer == "gone":
             raise JobGone(f"job {self.keys.job_id} is not open")
-        return Grant(answer, token, int(reply[2]), tuple(int(m) for m in reply[3:]))
+        return grant

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from redis import Redis
 
 from computeshare.keys import JOBS, JobKeys
-from computeshare.rounds.scripts import Scripts
+from computeshare.rounds.channel import Scripts
 from computeshare.types import Token
 
 FIELDS = ["status", "token", "base", "first", "count", "carried", "closed", "opened", "deadline"]

@@ -19,7 +19,7 @@ from redis import Redis
 
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds.scripts import Scripts
+from computeshare.rounds.channel import Scripts
 from tests.integration.opening import claim, join, store  # noqa: F401
 
 TESTS = tuple(f"tests/integration/test_rounds{which}.py" for which in ("", "_checks", "_quorum", "_bad_workers"))

@@ -31,7 +31,7 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
     """The active reducer of a job that is open at version 0."""
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, b"weights 0", b"state 0", PLAN.round(0), {"version": 0})
+    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), {"version": 0})
     return claim
 
 
@@ -46,7 +46,12 @@ def join(redis: Redis, claim: Claim) -> Join:
 
 
 def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:
-    return member.submit(str(token), nonce, [(m, blob, 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
+    return member.submit(str(token), nonce, [(m, [blob], 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
+
+
+def of(token: Token, micro_batches: Sequence[int] = range(4)) -> list[tuple[str, int]]:
+    """Updates, as the reducer names them."""
+    return [(str(token), m) for m in micro_batches]
 
 
 def current(claim: Claim) -> RoundState:
@@ -72,9 +77,9 @@ def commit(claim: Claim, token: Token, carried: Sequence[int] = (), keep: bool =
     """Commit what the round has received, and the state with it if that is to be kept."""
     event, base, counted = {"version": token.version}, current(claim), parts(claim)
     following = PLAN.round(token.version, carried)
-    done = claim.commit(base, counted, token, b"weights", following, event)
+    done = claim.commit(base, counted, token, [b"weights"], following, event)
     if done and keep:
-        claim.store_state(base.token, [part.micro_batch for part in counted], token, b"state")
+        claim.store_state(base.token, [part.micro_batch for part in counted], token, [b"state"])
     return done
 
 

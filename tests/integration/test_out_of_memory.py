@@ -117,7 +117,7 @@ def test_a_submission_for_which_there_is_no_memory_leaves_no_trace(small: Redis,
     claim = Claim(small, job_id, "reducer")
     claim.publish("{}")
     assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, b"weights", b"state", PLAN.round(0), {"version": 0})
+    assert claim.open(ZERO, [b"weights"], [b"state"], PLAN.round(0), {"version": 0})
     member = Member(small, job_id, "worker", "session")
     member.join("seat", {})
     numbers = member.lease(str(ZERO)).micro_batches

@@ -19,7 +19,7 @@ from bench import plain
 from computeshare import gathering
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_update
+from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.reducer import Reducer
 from computeshare.reduction import JobReducer
@@ -27,7 +27,7 @@ from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.spec import JobSpec
 from computeshare.training import datasets, models
 from computeshare.training.replica import Replica
-from computeshare.types import Token
+from computeshare.types import Blob, Token
 
 ADAM = {"name": "Adam", "lr": 0.01}
 
@@ -36,6 +36,14 @@ def spec_of(**changes: Any) -> JobSpec:
     values = {"dataset": "digits", "model": "mlp", "micro_batch": 16, "rounds": 6, "checkpoint_every": 3}
     values |= {"optimizer": ADAM, "evaluate_every": 0, "threads": 1}
     return JobSpec.model_validate(values | changes)
+
+
+Spoil = Callable[[list[Blob]], list[Blob]]
+
+
+def first(change: Callable[[bytes], bytes]) -> Spoil:
+    """Changes a message's first part."""
+    return lambda message: [change(bytes(message[0])), *message[1:]]
 
 
 class Hand:
@@ -48,22 +56,24 @@ class Hand:
         split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
         self.replica = Replica(module, self.layout, spec.plan, split, torch.device("cpu"))
         self.member = Member(redis, job_id, worker, f"session of {worker}")
-        self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
+        self.spec, self.up, self.down = spec, CODECS[spec.codec.up], CODECS[spec.codec.down]
         self.member.join("seat", {})
 
     def pull(self) -> Grant:
         """Load the current version and lease a share of its round."""
-        blob, grant = self.member.pull(self.member.lease("").token)
-        assert blob is not None
-        self.replica.load(decode_weights(self.down, blob, self.layout))
+        parts, grant = self.member.pull(self.member.lease("").token, weights_parts(self.layout))
+        assert parts is not None
+        self.replica.load(decode_weights(self.down, parts, self.layout))
         return grant
 
-    def send(self, grant: Grant, spoil: Callable[[bytes], bytes] = lambda blob: blob) -> str:
+    def send(self, grant: Grant, spoil: Spoil = lambda message: message) -> str:
         """Compute and submit a grant, `spoil`ed if need be."""
         updates = []
         for m in grant.micro_batches:
             update = self.replica.compute(m)
-            updates.append((m, spoil(encode_update(self.up, update.vector, update.buffers, self.spec.plan.generator_seed(m))), update.loss))
+            seed = self.spec.plan.generator_seed(m)
+            message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
+            updates.append((m, spoil(message), update.loss))
         return self.member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
 
 
@@ -295,15 +305,16 @@ def test_what_a_lost_incarnation_computed_is_stale(start: Callable[..., Job]) ->
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda blob: b"", "truncated"),
-        (lambda blob: b"garbage" * 100, "truncated|wrong length|header"),
-        (lambda blob: blob[:-5], "truncated"),
-        (lambda blob: blob[:30] + bytes([blob[30] ^ 1]) + blob[31:], "checksum"),
-        (lambda blob: blob + b"more", "after the last part"),
+        (first(lambda part: b"x"), "truncated"),
+        (first(lambda part: b"garbage" * 100), "wrong length|header"),
+        (first(lambda part: part[:-5]), "checksum"),
+        (first(lambda part: part[:30] + bytes([part[30] ^ 1]) + part[31:]), "checksum"),
+        (first(lambda part: part + b"more"), "wrong length|checksum"),
+        (lambda message: message[:1], "truncated: part 1 of 2 is missing"),
     ],
 )
 def test_garbage_is_refused_with_its_reason_and_the_job_goes_on(
-    start: Callable[..., Job], spoil: Callable[[bytes], bytes], reason: str
+    start: Callable[..., Job], spoil: Spoil, reason: str
 ) -> None:
     whole, job = start(), start()
     expected = whole.finish(whole.hand("solo"))
@@ -321,9 +332,9 @@ def test_garbage_is_refused_with_its_reason_and_the_job_goes_on(
     assert job.finish(honest) == expected
 
 
-def nan(hand: Hand) -> Callable[[bytes], bytes]:
+def nan(hand: Hand) -> Spoil:
     vector = np.full(hand.layout.parameters, np.nan, np.float32)
-    return lambda _: encode_update(hand.up, vector, np.zeros(0, np.float32), 0)
+    return lambda _: encode_update(hand.up, vector, np.zeros(0, np.float32), hand.layout, 0)
 
 
 def test_one_workers_nan_is_refused_and_anothers_values_count(start: Callable[..., Job]) -> None:
@@ -363,7 +374,7 @@ def test_a_worker_that_sends_nan_again_and_again_is_banned_and_fails_no_job(star
                 banned = True
                 continue
             if grant.micro_batches:
-                hand.send(grant, nan(broken) if hand is broken else lambda blob: blob)
+                hand.send(grant, nan(broken) if hand is broken else lambda message: message)
         job.reducer.advance()
     job.reducer.close()
     assert banned and job.digest() == expected
@@ -591,7 +602,7 @@ def test_an_oversized_blob_is_refused_without_being_read(
     job = start()
     liar, honest = job.hand("liar"), job.hand("honest")
     grants = liar.pull(), honest.pull()
-    liar.send(grants[0], lambda blob: blob + bytes(1 << 20))
+    liar.send(grants[0], first(lambda part: part + bytes(1 << 20)))
     honest.send(grants[1])
     read: list[int] = []
     updates = Claim.updates
@@ -628,9 +639,9 @@ def test_updates_are_read_in_pieces_and_give_the_same_bits(
     sizes: list[int] = []
     updates = Claim.updates
 
-    def note(self: Claim, token: Any, numbers: Any) -> Any:
-        sizes.append(len(numbers))
-        return updates(self, token, numbers)
+    def note(self: Claim, wanted: Any, *rest: Any) -> Any:
+        sizes.append(len(wanted))
+        return updates(self, wanted, *rest)
 
     monkeypatch.setattr(Claim, "updates", note)
     assert job.finish(job.hand("solo")) == expected
@@ -644,7 +655,7 @@ def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: C
     updates = []
     for m in grant.micro_batches:
         update = hand.replica.compute(m)
-        updates.append((m, encode_update(hand.up, update.vector, update.buffers), update.loss))
+        updates.append((m, encode_update(hand.up, update.vector, update.buffers, hand.layout, 0), update.loss))
     report = {"samples": 10**6, "counted": [[m, "solo", 10**6] for m in grant.micro_batches]}
     assert hand.member.submit(grant.token, "n", updates, report).outcome == "accepted"
     job.reducer.advance()

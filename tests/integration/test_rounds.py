@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, parts, send
+from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, of, parts, send
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -36,16 +36,16 @@ def test_a_deleted_job_cannot_be_claimed_or_opened(redis: Redis, store: RoundSto
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
     store.purge()
-    assert not claim.open(ZERO, b"w", b"s", PLAN.round(0), {})
+    assert not claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     assert not Claim(redis, store.job_id, "second").claim("host", 1, 60_000)
     assert not claim.append("checkpoint", {})
-    claim.store_state(ZERO, range(4), ONE, b"state")
+    claim.store_state(ZERO, range(4), ONE, [b"state"])
     left = {bytes(key).decode() for key in redis.scan_iter(store.keys.pattern())}
     assert all(":staged:" in key and redis.ttl(key) > 0 for key in left)
 
 
 def test_opening_twice_changes_nothing(claim: Claim) -> None:
-    assert not claim.open(ONE, b"other", b"other", PLAN.round(1), {})
+    assert not claim.open(ONE, [b"other"], [b"other"], PLAN.round(1), {})
     assert claim.read() is not None and claim.read().token == ZERO  # type: ignore[union-attr]
 
 
@@ -53,7 +53,7 @@ def test_a_fenced_reducer_cannot_open(redis: Redis, store: RoundStore) -> None:
     first = Claim(redis, store.job_id, "first")
     assert first.claim("host", 1, 60_000) and first.renew(0)
     assert Claim(redis, store.job_id, "second").claim("host", 2, 60_000)
-    assert not first.open(ZERO, b"w", b"s", PLAN.round(0), {})
+    assert not first.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     assert store.read() is None
 
 
@@ -72,7 +72,7 @@ def test_fences_grow_even_after_the_broker_lost_everything(redis: Redis, store: 
 def test_a_job_restored_at_its_last_version_is_finished(redis: Redis, store: RoundStore) -> None:
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
-    assert claim.open(ONE, b"w", b"s", Round(1, 0, 4, 0, 0), {})
+    assert claim.open(ONE, [b"w"], [b"s"], Round(1, 0, 4, 0, 0), {})
     assert store.status() == "finished"
 
 
@@ -237,7 +237,7 @@ def test_a_submission_on_an_old_version_is_stale_and_changes_nothing(claim: Clai
     slow = join("slow")
     fill(join, claim)
     assert commit(claim, ONE)
-    receipt = slow.submit(str(ZERO), "n", [(0, b"late", 0.5)], {})
+    receipt = slow.submit(str(ZERO), "n", [(0, [b"late"], 0.5)], {})
     assert (receipt.outcome, receipt.token) == ("stale", str(ONE))
     assert claim.progress()[1] == {}
 
@@ -282,7 +282,7 @@ def test_a_report_that_is_no_json_object_changes_nothing(redis: Redis, claim: Cl
     k = claim.keys
     names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
     names += [k.events(), k.free(), k.arrivals(), k.staged("n:0"), k.update(str(ZERO), 0)]
-    redis.set(k.staged("n:0"), b"x")
+    redis.hset(k.staged("n:0"), "0", "x")
     with pytest.raises(ResponseError):
         claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", "{garbage", 60, 0, 0, 0.5])
     assert claim.progress()[1] == {}
@@ -338,8 +338,8 @@ def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(claim: Claim, jo
     fill(join, claim)
     assert commit(claim, ONE)
     assert waiting.wait(1000) == str(ONE)
-    blob, grant = waiting.pull(str(ONE))
-    assert blob == b"weights" and grant.micro_batches == (4, 5)
+    blob, grant = waiting.pull(str(ONE), 1)
+    assert blob == [b"weights"] and grant.micro_batches == (4, 5)
 
 
 def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, claim: Claim, join: Join) -> None:
@@ -349,10 +349,10 @@ def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, claim: Cl
     other = Claim(redis, claim.job_id, "other")
     assert other.claim("host", 2, 60_000)
     counted = parts(claim)
-    assert not claim.commit(state, counted, TWO, b"late", PLAN.round(1), {})  # fenced, though the token still matches
-    assert other.commit(state, parts(claim), ONE, b"weights", PLAN.round(1), {})
-    assert not other.commit(state, counted, TWO, b"again", PLAN.round(1), {})  # the token has moved on
-    assert claim.load(claim.keys.weights(str(ONE))) == b"weights"
+    assert not claim.commit(state, counted, TWO, [b"late"], PLAN.round(1), {})  # fenced, though the token still matches
+    assert other.commit(state, parts(claim), ONE, [b"weights"], PLAN.round(1), {})
+    assert not other.commit(state, counted, TWO, [b"again"], PLAN.round(1), {})  # the token has moved on
+    assert claim.load(claim.keys.weights(str(ONE))) == [b"weights"]
     assert len(events(claim, "version")) == 1
 
 
@@ -367,10 +367,10 @@ def test_the_version_before_stays_readable_and_the_one_before_that_goes(claim: C
 def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, join: Join) -> None:
     fill(join, claim)
     assert commit(claim, ONE, keep=False)
-    assert claim.updates(ZERO, range(4)) == [b"update"] * 4
-    claim.store_state(ZERO, range(4), ONE, b"state 1")
-    assert claim.updates(ZERO, range(4)) == [None] * 4
-    assert claim.load(claim.keys.state(str(ONE))) == b"state 1"
+    assert claim.updates(of(ZERO), 1) == [[b"update"]] * 4
+    claim.store_state(ZERO, range(4), ONE, [b"state 1"])
+    assert claim.updates(of(ZERO), 1) == [None] * 4
+    assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
     assert claim.load(claim.keys.state(str(ZERO))) is None
 
 
@@ -380,17 +380,17 @@ def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) 
     assert claim.renew(0)
     other = Claim(redis, claim.job_id, "other")
     assert other.claim("host", 2, 60_000)
-    assert not claim.store_state(ZERO, range(4), ONE, b"late")  # fenced
-    assert other.store_state(ZERO, range(4), ONE, b"state 1")
-    assert not other.store_state(ZERO, range(4), TWO, b"of no version")
-    assert claim.load(claim.keys.state(str(ONE))) == b"state 1"
+    assert not claim.store_state(ZERO, range(4), ONE, [b"late"])  # fenced
+    assert other.store_state(ZERO, range(4), ONE, [b"state 1"])
+    assert not other.store_state(ZERO, range(4), TWO, [b"of no version"])
+    assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
     assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
 
 
 def test_the_last_commit_ends_the_rounds(claim: Claim, join: Join) -> None:
     fill(join, claim)
     state, _ = claim.progress()
-    assert state is not None and claim.commit(state, parts(claim), ONE, b"w", Round(1, 0, 4, 0, 0), {})
+    assert state is not None and claim.commit(state, parts(claim), ONE, [b"w"], Round(1, 0, 4, 0, 0), {})
     assert join_status(claim) == "finished"
     assert Member(claim.redis, claim.job_id, "filler", "session of filler").lease(str(ONE)).answer == "finished"
 

@@ -71,7 +71,7 @@ def test_the_share_is_of_the_round_at_hand_however_short(claim: Claim, join: Joi
 def test_the_ledger_names_the_worker_that_submitted(claim: Claim, join: Join) -> None:
     member = join("a")
     member.lease(str(ZERO))
-    member.submit(str(ZERO), "n", [(0, b"update", 0.25), (1, b"longer update", float("nan"))], {"worker": "b"})
+    member.submit(str(ZERO), "n", [(0, [b"update"], 0.25), (1, [b"longer update"], float("nan"))], {"worker": "b"})
     received = claim.progress()[1]
     assert {(part.worker, part.session, part.nonce) for part in received.values()} == {("a", member.session, "n")}
     assert (received[0].loss, received[0].size, received[1].size) == (0.25, 6, 13)
@@ -82,14 +82,14 @@ def test_the_ledger_names_the_worker_that_submitted(claim: Claim, join: Join) ->
 def test_a_loss_arrives_bit_for_bit(claim: Claim, join: Join, loss: float) -> None:
     member = join("a")
     member.lease(str(ZERO))
-    member.submit(str(ZERO), "n", [(0, b"update", loss)], {})
+    member.submit(str(ZERO), "n", [(0, [b"update"], loss)], {})
     assert abs(claim.progress()[1][0].loss) == abs(loss)
 
 
 def test_a_loss_that_is_no_number_is_kept_as_one_that_is_not_finite(claim: Claim, join: Join) -> None:
     member = join("a")
     member.lease(str(ZERO))
-    member.submit(str(ZERO), "n", [(0, b"update", '", "worker": "b')], {})  # type: ignore[list-item]
+    member.submit(str(ZERO), "n", [(0, [b"update"], '", "worker": "b')], {})  # type: ignore[list-item]
     assert claim.progress()[1][0].loss != claim.progress()[1][0].loss
 
 
@@ -178,6 +178,6 @@ def test_a_new_session_tells_what_it_freed_of_the_older_one(store: RoundStore, c
 def test_a_nonce_with_a_quote_in_it_is_kept_as_it_is(claim: Claim, join: Join) -> None:
     member = join("a")
     member.lease(str(ZERO))
-    member.submit(str(ZERO), 'n"', [(0, b"update", 0.5)], {})
+    member.submit(str(ZERO), 'n"', [(0, [b"update"], 0.5)], {})
     raw = claim.redis.hget(claim.keys.received(), "0")
     assert isinstance(raw, bytes) and json.loads(raw)["nonce"] == 'n"'

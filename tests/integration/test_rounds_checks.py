@@ -1,11 +1,10 @@
 """Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
 
-from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, parts, send
+from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, of, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES
-from computeshare.rounds.scripts import Argument
 
 # Reducers
 
@@ -25,7 +24,7 @@ def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Cla
     kept = [k.weights(str(ZERO)), k.state(str(ZERO)), *(k.update(str(ZERO), m) for m in range(4))]
     assert [redis.ttl(key) for key in kept] == [-1] * 6
     assert commit(claim, ONE, keep=False)
-    claim.store_state(ZERO, range(4), ONE, b"state 1")
+    claim.store_state(ZERO, range(4), ONE, [b"state 1"])
     assert [redis.ttl(key) for key in (k.weights(str(ONE)), k.state(str(ONE)))] == [-1, -1]
 
 
@@ -39,7 +38,7 @@ def test_a_commit_clears_everything_that_belonged_to_the_round(redis: Redis, cla
         redis.hset(name, "0", "left over")
     redis.rpush(k.free(), "0")
     redis.rpush(k.full(), str(ZERO))
-    assert state is not None and claim.commit(state, parts(claim), ONE, b"weights 1", PLAN.round(1), {})
+    assert state is not None and claim.commit(state, parts(claim), ONE, [b"weights 1"], PLAN.round(1), {})
     names = (k.leases(), k.backups(), k.received(), k.suspects(), k.free(), k.full())
     assert [name for name in names if redis.exists(name)] == []
 
@@ -48,7 +47,7 @@ def test_a_round_that_was_committed_is_not_committed_again_on_its_old_token(clai
     fill(join, claim)
     old = current(claim)
     assert commit(claim, ONE, keep=False)
-    assert not claim.commit(old, [], TWO, b"weights", PLAN.round(2), {})  # nothing has been received on either
+    assert not claim.commit(old, [], TWO, [b"weights"], PLAN.round(2), {})  # nothing has been received on either
     assert current(claim).token == ONE
 
 
@@ -56,7 +55,7 @@ def test_a_job_that_was_deleted_under_a_reducer_is_not_opened_by_it(redis: Redis
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
     redis.delete(store.keys.spec())  # the first thing a deletion takes; the fence is still there
-    assert not claim.open(ZERO, b"w", b"s", PLAN.round(0), {})
+    assert not claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     assert store.read() is None
 
 
@@ -78,7 +77,7 @@ def test_a_micro_batch_is_refused_once(redis: Redis, claim: Claim, join: Join) -
     send(member, ZERO, 0)
     part = claim.progress()[1][0]
     assert claim.refuse(ZERO, part, "reason", "damaged").sessions == 0
-    assert claim.updates(ZERO, [0]) == [None]
+    assert claim.updates(of(ZERO, [0]), 1) == [None]
     assert claim.refuse(ZERO, part, "again", "damaged") == GONE
     assert free(claim) == [b"0"] and redis.hget(claim.keys.strikes(), "liar") == b"1"
 
@@ -210,9 +209,9 @@ def test_a_blob_that_expired_while_staged_is_refused_and_the_lease_stays(
     member.lease(str(ZERO))
     k = claim.keys
     names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
-    names += [k.events(), k.free(), k.arrivals()]
+    names += [k.events(), k.free(), k.arrivals(), k.recent()]
     names += [k.staged("n:0"), k.update(str(ZERO), 0)]
-    arguments: list[Argument] = [str(ZERO), "a", member.session, "n", '{"micro_batches":[0]}', 60, 0, 0, 0.5]
+    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", '{"micro_batches":[0]}', 60, 0, 1, 0, 0.5]
     assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
     assert claim.progress()[1] == {}
     assert send(member, ZERO, 0, nonce="again") == "accepted"

@@ -55,7 +55,7 @@ class Rounds(RuleBasedStateMachine):
         self.struck: set[str] = set()
         self.claim = self._claim()
         token = Token(1, 0, secrets.token_hex(8))
-        assert self.claim.open(token, b"weights", b"state", PLAN.round(0), {})
+        assert self.claim.open(token, [b"weights"], [b"state"], PLAN.round(0), {})
         self._next(token, ())
         for worker in "abc":
             self.join(worker)
@@ -183,7 +183,7 @@ class Rounds(RuleBasedStateMachine):
 
     def _send(self, member: Member, token: Token, nonce: str, numbers: list[int], again: bool) -> None:
         self.sent = member, token, nonce, numbers
-        outcome = member.submit(str(token), nonce, [(m, b"update", 0.5) for m in numbers], {}).outcome
+        outcome = member.submit(str(token), nonce, [(m, [b"update"], 0.5) for m in numbers], {}).outcome
         worker, counted = member.worker_id, list[int]()
         if again:
             expected = "duplicate"
@@ -277,10 +277,10 @@ class Rounds(RuleBasedStateMachine):
         token = Token(1, self.token.version + 1, secrets.token_hex(8))
         following = PLAN.round(token.version, carried)
         if late and self.fenced:
-            assert not self.fenced.commit(base, counted, token, b"late", following, {})
+            assert not self.fenced.commit(base, counted, token, [b"late"], following, {})
             return
-        assert self.claim.commit(base, counted, token, b"weights", following, {})
-        assert self.claim.store_state(self.token, sorted(parts), token, b"state")
+        assert self.claim.commit(base, counted, token, [b"weights"], following, {})
+        assert self.claim.store_state(self.token, sorted(parts), token, [b"state"])
         self._next(token, carried)
 
     # What must hold after each step

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from opening import ONE, PLAN, THREE, TWO, ZERO, Join, commit, current, events, fill, free, late, parts, send
+from opening import ONE, PLAN, THREE, TWO, ZERO, Join, commit, current, events, fill, free, late, of, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
@@ -108,9 +108,9 @@ def test_a_late_submission_of_what_was_carried_is_stale(claim: Claim, slow: Memb
 def test_the_list_that_made_a_version_is_kept_for_one_who_takes_over(claim: Claim, slow: Member) -> None:
     assert claim.close(ZERO, 2) and commit(claim, ONE, carried=(0, 1), keep=False)
     assert claim.counted() == (2, 3)
-    assert claim.updates(ZERO, [2, 3]) == [b"update"] * 2
-    assert claim.store_state(ZERO, claim.counted(), ONE, b"state 1")
-    assert claim.updates(ZERO, [2, 3]) == [None] * 2
+    assert claim.updates(of(ZERO, [2, 3]), 1) == [[b"update"]] * 2
+    assert claim.store_state(ZERO, claim.counted(), ONE, [b"state 1"])
+    assert claim.updates(of(ZERO, [2, 3]), 1) == [None] * 2
 
 
 def test_a_version_of_updates_that_the_broker_does_not_hold_is_not_committed(claim: Claim, join: Join) -> None:
@@ -119,13 +119,13 @@ def test_a_version_of_updates_that_the_broker_does_not_hold_is_not_committed(cla
     entry = claim.redis.hget(claim.keys.received(), "3")
     assert isinstance(entry, bytes)
     claim.redis.hdel(claim.keys.received(), "3")  # it went back to what it was before
-    assert not claim.commit(state, read, ONE, b"weights", PLAN.round(1), {})
+    assert not claim.commit(state, read, ONE, [b"weights"], PLAN.round(1), {})
     claim.redis.hset(claim.keys.received(), "3", entry.replace(b"1.0.0000", b"another "))  # then another sent it
-    assert not claim.commit(state, read, ONE, b"weights", PLAN.round(1), {})
-    assert not claim.commit(state, read[:3], ONE, b"weights", PLAN.round(1), {})
+    assert not claim.commit(state, read, ONE, [b"weights"], PLAN.round(1), {})
+    assert not claim.commit(state, read[:3], ONE, [b"weights"], PLAN.round(1), {})
     assert current(claim).token == ZERO
     claim.redis.hset(claim.keys.received(), "3", entry)
-    assert claim.commit(state, read, ONE, b"weights", PLAN.round(1), {})
+    assert claim.commit(state, read, ONE, [b"weights"], PLAN.round(1), {})
 
 
 def test_a_version_is_not_committed_on_one_whose_state_the_broker_lost(claim: Claim, join: Join) -> None:
@@ -137,7 +137,7 @@ def test_a_version_is_not_committed_on_one_whose_state_the_broker_lost(claim: Cl
 def test_a_job_is_restored_with_what_its_checkpoint_carried(redis: Redis, store: RoundStore) -> None:
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
-    assert claim.open(ONE, b"weights 1", b"state 1", PLAN.round(1, (1, 3)), {})
+    assert claim.open(ONE, [b"weights 1"], [b"state 1"], PLAN.round(1, (1, 3)), {})
     assert current(claim).micro_batches == [1, 3, 4, 5, 6, 7]
     member = Member(redis, store.job_id, "a", "a")
     assert member.join("seat", {}) == "running"
@@ -156,4 +156,4 @@ def test_only_the_active_reducer_gives_up_the_current_round(redis: Redis, claim:
     assert not claim.discard(state) and claim.read() is not None
     assert other.discard(state) and other.read() is None
     assert not redis.exists(k.leases(), k.received(), k.weights(str(ZERO)), k.state(str(ZERO)))
-    assert other.open(THREE, b"w", b"s", PLAN.round(3), {})
+    assert other.open(THREE, [b"w"], [b"s"], PLAN.round(3), {})

@@ -8,7 +8,7 @@ from redis import Redis
 
 from computeshare.quorum import needed
 from computeshare.rounds import Claim, Received, RoundState
-from computeshare.types import Token
+from computeshare.types import Blob, Token
 from tests.simulation.journal import Journal
 from tests.simulation.model import INITIAL, MAGIC, NOT_FINITE, PLAN, Disk, Version, Weights, following, waits_for_all
 
@@ -65,7 +65,7 @@ class SimReducer:
         if self.holds:
             return f"renewed: {self.claim.renew(LIFE_MS)}"
         self.holds = self.claim.claim("host", 1, LIFE_MS)
-        self.journal.claimed(self.claim.fence, self.claim.load(self.claim.keys.reducer()))
+        self.journal.claimed(self.claim.fence, self.claim.redis.get(self.claim.keys.reducer()))
         return f"fence {self.claim.fence}"
 
     def lose(self) -> str:
@@ -100,7 +100,7 @@ class SimReducer:
         carried = saved.carried if saved else ()
         token = weights.token(self.disk.next_incarnation(), version)
         event = {"token": str(token), "version": version, "incarnation": token.incarnation, "sha256": weights.sha256}
-        opened = self.claim.open(token, weights.weights, weights.state, following(version, carried), event)
+        opened = self.claim.open(token, [weights.weights], [weights.state], following(version, carried), event)
         current = Version(token, weights, carried)
         self.journal.opened(opened, self.claim.fence, current, saved.token if saved else None)
         if not opened:
@@ -116,12 +116,12 @@ class SimReducer:
             self.journal.discarded(done, self.claim.fence, state.token)
             return f"gave up {state.token}: {done}"
         weights = self._load("weights", state.token)
-        kept = self.claim.load(self.claim.keys.state(str(state.token)))
+        kept = _only(self.claim.load(self.claim.keys.state(str(state.token))))
         if kept is None:
             assert state.base is not None, "a version without a state has a base"
             base = Weights(self._load("weights", state.base), self._load("state", state.base))
             counted = self.claim.counted()
-            blobs = self.claim.updates(state.base, counted)
+            blobs = self._updates(state.base, counted)
             again = base.step([self._whole(blob) for blob in blobs])
             assert again.weights == weights, f"replaying the step to {state.token} gave other bits"
             self.current = Version(state.token, again, state.carried)
@@ -132,9 +132,12 @@ class SimReducer:
 
     def _load(self, kind: str, token: Token) -> bytes:
         name = self.claim.keys.weights if kind == "weights" else self.claim.keys.state
-        blob = self.claim.load(name(str(token)))
+        blob = _only(self.claim.load(name(str(token))))
         assert blob is not None, f"the {kind} of {token} are gone though a takeover needs them"
         return blob
+
+    def _updates(self, token: Token, numbers: Sequence[int]) -> list[bytes | None]:
+        return [_only(message) for message in self.claim.updates([(str(token), m) for m in numbers], 1)]
 
     @staticmethod
     def _whole(blob: bytes | None) -> bytes:
@@ -152,7 +155,7 @@ class SimReducer:
 
     def _read(self, state: RoundState, parts: dict[int, Received]) -> str:
         numbers = sorted(parts)
-        blobs = self.claim.updates(state.token, numbers)
+        blobs = self._updates(state.token, numbers)
         assert None not in blobs, f"a counted update of {state.token} is gone: {blobs}"
         self.reading = Reading(state, [parts[m] for m in numbers], blobs)
         return f"read {state.token}"
@@ -175,7 +178,7 @@ class SimReducer:
         event = {"token": str(token), "version": token.version, "base": str(read.base.token), "carried": carried}
         event |= {"sha256": weights.sha256, "counted": [[p.micro_batch, p.worker, _size(p)] for p in read.parts]}
         done = self.claim.commit(
-            read.base, read.parts, token, weights.weights, following(token.version, carried), event
+            read.base, read.parts, token, [weights.weights], following(token.version, carried), event
         )
         current = Version(token, weights, carried)
         self.journal.committed(done, self.claim.fence, read.base.token, current, read.parts)
@@ -190,8 +193,16 @@ class SimReducer:
         if self.unsaved is None:
             return "nothing to store"
         unsaved, self.unsaved = self.unsaved, None
-        self.claim.store_state(unsaved.base, unsaved.counted, unsaved.token, unsaved.weights.state)
+        self.claim.store_state(unsaved.base, unsaved.counted, unsaved.token, [unsaved.weights.state])
         return f"stored the state of {unsaved.token}"
+
+
+def _only(message: list[Blob] | None) -> bytes | None:
+    """What a message of one part consists of."""
+    if message is None:
+        return None
+    (part,) = message
+    return bytes(part)
 
 
 def _valid(blob: bytes | None) -> bool:

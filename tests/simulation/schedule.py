@@ -186,8 +186,12 @@ class Schedule:
         token = self.journal.check_end()
         keys = self.store.keys
         weights = self.journal.history[str(token)]
-        assert self.redis.get(keys.weights(str(token))) == weights.weights, "other weights than were committed"
-        assert self.redis.get(keys.state(str(token))) == weights.state, "another state than goes with the weights"
+        assert self.redis.hgetall(keys.weights(str(token))) == {b"0": weights.weights}, (
+            "other weights than were committed"
+        )
+        assert self.redis.hgetall(keys.state(str(token))) == {b"0": weights.state}, (
+            "another state than goes with the weights"
+        )
         self._check_left_behind(token)
 
     def _check_left_behind(self, token: Token) -> None:

@@ -133,7 +133,7 @@ class SimWorker:
         return f"{outcome}, reply lost"
 
     def send(self, work: Work) -> str:
-        updates = [(m, blob, 0.5) for m, blob in work.updates]
+        updates = [(m, [blob], 0.5) for m, blob in work.updates]
         receipt = work.member.submit(work.token, work.nonce, updates, {})
         numbers = [m for m, _ in work.updates]
         self.journal.submitted(self.name, work.member.session, work.nonce, work.token, numbers, receipt)

@@ -1,0 +1,98 @@
+"""The Lua scripts, called by digest, alone or among other commands of one exchange."""
+
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import NoScriptError
+from typing_extensions import Buffer
+
+from computeshare.resp import Argument, Command
+from computeshare.types import Blob
+from computeshare.wire import Wire
+
+LARGE = 1 << 20
+"""Bytes of a message from which another command takes what follows."""
+
+
+class Scripts:
+    """Calls `computeshare/lua/NAME.lua` over redis-py's connections, from any thread."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._digests: dict[str, str] = {}
+
+    def call(self, name: str, keys: Sequence[str], arguments: Sequence[str | bytes | int | float]) -> Any:
+        """Run one script and return its reply."""
+        try:
+            return self._redis.evalsha(self.digest(name), len(keys), *keys, *arguments)
+        except NoScriptError:  # the broker was restarted
+            return self._redis.evalsha(self._load(name), len(keys), *keys, *arguments)
+
+    def digest(self, name: str) -> str:
+        return self._digests.get(name) or self._load(name)
+
+    def load_again(self) -> None:
+        """Load every script that was asked for so far: the broker was restarted."""
+        for name in list(self._digests):
+            self._load(name)
+
+    def _load(self, name: str) -> str:
+        source = resources.files("computeshare.lua").joinpath(f"{name}.lua").read_text()
+        self._digests[name] = str(self._redis.script_load(source))
+        return self._digests[name]
+
+
+class Channel:
+    """Exchanges several commands at a time over a connection of its own, in one thread, with large values among them.
+
+    An outage of the broker is waited out as `redis` would. Commands may be sent twice then, so they must bear that.
+    """
+
+    def __init__(self, redis: Redis, wire: Wire | None = None) -> None:
+        self._wire = wire or Wire(redis)
+        self._retry: Any = redis.get_retry()
+        self._scripts = Scripts(redis)
+
+    def exchange(self, commands: Sequence[Command], into: Sequence[Buffer | None] | None = None) -> list[Any]:
+        """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time."""
+        try:
+            return self._exchange(commands, into)
+        except NoScriptError:
+            self._scripts.load_again()
+            return self._exchange(commands, into)
+
+    def script(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Command:
+        """The command that runs a script."""
+        return ["EVALSHA", self._scripts.digest(name), len(keys), *keys, *arguments]
+
+    def call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        """Run one script and return its reply."""
+        return self.exchange([self.script(name, keys, arguments)])[0]
+
+    def _exchange(self, commands: Sequence[Command], into: Sequence[Buffer | None] | None) -> list[Any]:
+        if self._retry is None:
+            return self._wire.exchange(commands, into)
+        replies: list[Any] = self._retry.call_with_retry(
+            lambda: self._wire.exchange(commands, into), lambda error: None
+        )
+        return replies
+
+
+def pairs(reply: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
+    """A map as it comes by RESP3, or by RESP2 as a list."""
+    return [*reply.items()] if isinstance(reply, dict) else [*zip(reply[::2], reply[1::2], strict=True)]
+
+
+def staging(key: str, parts: Sequence[Blob], life_s: int) -> list[Command]:
+    """The commands that put a message under a key, some MB each; it expires after `life_s` seconds."""
+    commands: list[list[Argument]] = []
+    size = LARGE
+    for index, part in enumerate(parts):
+        if size >= LARGE:
+            commands.append(["HSET", key])
+            size = 0
+        commands[-1] += (index, part)
+        size += len(part)
+    return [commands[0], ["EXPIRE", key, life_s], *commands[1:]]
