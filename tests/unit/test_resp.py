@@ -53,8 +53,9 @@ def test_every_kind_of_reply_is_read_in_pieces_of_any_size(size: int) -> None:
     assert replies.missing == 0 and replies.take() == VALUES and replies.error is None and replies.waiting == b""
 
 
+PATTERN = bytes(range(251)) * 600
 TREES = st.recursive(
-    st.none() | st.integers() | st.binary(max_size=40) | st.binary(min_size=65_000, max_size=140_000),
+    st.none() | st.integers() | st.binary(max_size=40) | st.integers(65_000, 140_000).map(lambda size: PATTERN[:size]),
     lambda inner: st.lists(inner, max_size=4),
     max_leaves=8,
 )
