@@ -65,6 +65,10 @@ class Diverged(ComputeShareError):
     """The training itself produced values that are not finite."""
 
 
+class Interrupted(ComputeShareError):
+    """A transfer was cut short because whoever wanted it no longer does."""
+
+
 class FailpointError(ComputeShareError):
     """A test asked for a failure here."""
 

@@ -1,0 +1,243 @@
+"""Blobs to and from the broker: many commands in one go, large values neither copied nor joined.
+
+redis-py opens the connection (address, password, TLS, database, patience in connecting); what travels over it is
+framed here.
+"""
+
+import fcntl
+import select
+import socket
+import ssl
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from computeshare.errors import Interrupted
+from computeshare.outgoing import Blob, Command, Outgoing, as_view
+from computeshare.pacing import Pacer
+from computeshare.resp import Replies
+
+STALL_S = 10.0
+"""Seconds without a byte moved after which a link counts as broken; longer than a busy broker takes to answer."""
+_LOOK_S = 0.5
+_WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_SO_NWRITE = 0x1024  # macOS: bytes that the other side has not confirmed
+
+
+class Wire:
+    """A connection to the broker of its own, for one thread.
+
+    Args:
+        client: whose connections are made; `decode_responses` does not apply, replies are bytes.
+        stall_s: how long nothing may move, in seconds; the whole may take as long as it likes.
+        pacer: what keeps the bytes sent to a rate, shared between wires if need be.
+        interrupt: asked twice a second and more; once it says True, the exchange that is under way is given up.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        stall_s: float = STALL_S,
+        pacer: Pacer | None = None,
+        interrupt: Callable[[], bool] | None = None,
+    ) -> None:
+        self._connection: Any = client.connection_pool.make_connection()
+        self._stall_s = stall_s
+        self._pacer = pacer
+        self._interrupt = interrupt
+        self._link: socket.socket | None = None
+        self._replies = Replies()
+        self._allowed_bytes = 0
+        self._allowed_at = 0.0
+
+    def exchange(
+        self, commands: Sequence[Command], into: Sequence[Blob | None] | None = None, raise_errors: bool = True
+    ) -> list[Any]:
+        """Send commands and receive their replies, both at a time.
+
+        Args:
+            commands: each a name and its arguments: text, numbers, bytes, or anything contiguous that holds bytes.
+            into: for each command None, or a writable buffer into which the strings of its reply are received, one
+                after another; they are views of it in the reply. One that does not fit is a CodecError in its place.
+            raise_errors: whether to raise the first error among the replies, nested ones included, after the last of
+                them was received; else they are exceptions in their places.
+        Returns: a reply for each command: bytes, int, None, list; with RESP3 also float, bool, dict.
+        Raises:
+            redis.exceptions.ResponseError and its kin, CodecError: as above; the connection goes on.
+            redis.exceptions.TimeoutError: nothing moved for `stall_s`. redis.exceptions.ConnectionError: the broker is
+                gone. Interrupted. After each of these the next exchange opens a connection anew; what the broker has
+                done of this one is not known.
+        """
+        buffers = [None if each is None else as_view(each) for each in into or [None] * len(commands)]
+        outgoing = Outgoing(commands, [len(each or b"") for each in buffers])
+        try:
+            link = self._ready()
+            self._replies.expect(buffers)
+            self._transfer(link, outgoing)
+        except BaseException as cause:
+            self.close()
+            if isinstance(cause, OSError):
+                raise RedisConnectionError(f"the connection to the broker broke: {cause}") from cause
+            raise
+        if outgoing.left:  # the broker has answered all of it, and listens no more
+            self.close()
+        error, replies = self._replies.error, self._replies.take()
+        if error and raise_errors:
+            raise error
+        return replies
+
+    def close(self) -> None:
+        """Let the connection go; another exchange would open one."""
+        self._link = None
+        self._allowed_bytes = 0
+        self._connection.disconnect()
+
+    def _ready(self) -> socket.socket:
+        """The connection, made anew if there is none or the broker has ended it."""
+        if self._link is not None and not self._in_step(self._link):
+            self.close()
+        if self._link is None:
+            self._connection.connect()
+            self._link = self._connection._get_socket()
+            assert self._link is not None
+            self._link.setblocking(False)
+            self._replies = Replies()
+        return self._link
+
+    def _in_step(self, link: socket.socket) -> bool:
+        """Whether the connection is up and nothing has come that was not asked for, but pushes."""
+        try:
+            self._receive(link)
+        except OSError:
+            return False
+        return self._replies.waiting[:1] in (b"", b">")
+
+    def _transfer(self, link: socket.socket, outgoing: Outgoing) -> None:
+        watch = _Watch(link, self._stall_s)
+        while missing := self._replies.missing:
+            if self._interrupt is not None and self._interrupt():
+                raise Interrupted("the transfer was given up")
+            moved = self._send(link, outgoing) + self._receive(link)
+            if moved:
+                watch.moved()
+                outgoing.answered(missing - self._replies.missing)
+            else:
+                watch.wait(writing=outgoing.ready > 0, not_before=self._allowed_at)
+
+    def _send(self, link: socket.socket, outgoing: Outgoing) -> int:
+        """Send what may be sent and fits into the link now; how many bytes that was."""
+        pieces = outgoing.head(self._allowance(outgoing.ready))
+        if not pieces:
+            return 0
+        try:
+            sent = link.send(pieces[0]) if isinstance(link, ssl.SSLSocket) else link.sendmsg(pieces)
+        except _WANTS:
+            return 0
+        except OSError:
+            if not self._receive(link):  # what the broker said before it ended the connection
+                raise
+            return 0
+        outgoing.sent(sent)
+        self._allowed_bytes -= sent
+        return sent
+
+    def _allowance(self, ready: int) -> int:
+        """How many of the bytes that are ready may be sent now."""
+        if self._pacer is None or not ready:
+            return ready
+        if not self._allowed_bytes:
+            self._allowed_bytes, self._allowed_at = self._pacer.reserve(ready)
+        return self._allowed_bytes if self._pacer.clock() >= self._allowed_at else 0
+
+    def _receive(self, link: socket.socket) -> int:
+        """Receive what is there; how many bytes that was. Raises OSError: the other side has ended the connection."""
+        try:
+            count = link.recv_into(self._replies.space())
+        except _WANTS:
+            return 0
+        if not count:
+            raise ConnectionResetError("it was closed by the other side")
+        self._replies.received(count)
+        return count
+
+
+class _Watch:
+    """Waits for a link, until nothing has moved on it for `stall_s` seconds.
+
+    Bytes leave the machine long after they were handed over: as long as the other side confirms some, nothing stalls.
+    """
+
+    def __init__(self, link: socket.socket, stall_s: float) -> None:
+        self._link, self._stall_s = link, stall_s
+        self._poll = select.poll()
+        self._moved_at = time.monotonic()
+        self._queued = 0
+
+    def moved(self) -> None:
+        self._moved_at = time.monotonic()
+
+    def wait(self, writing: bool, not_before: float) -> None:
+        """Return when something may have changed, or it is time to look; writing waits for `not_before`.
+
+        Raises: RedisTimeoutError: nothing has moved for too long.
+        """
+        now = time.monotonic()
+        held_s = max(0.0, not_before - now) if writing else 0.0
+        if held_s or self._confirmed():
+            self._moved_at = now
+        left_s = self._moved_at + self._stall_s - now
+        if left_s <= 0:
+            raise RedisTimeoutError(f"nothing moved between here and the broker for {self._stall_s:g} seconds")
+        self._poll.register(self._link, select.POLLIN | (select.POLLOUT if writing and not held_s else 0))
+        self._poll.poll(1000 * min(_LOOK_S, left_s, held_s or left_s))
+
+    def _confirmed(self) -> bool:
+        """Whether the other side has confirmed bytes since this was last asked."""
+        before, self._queued = self._queued, unconfirmed_bytes(self._link)
+        return self._queued < before
+
+
+def unconfirmed_bytes(link: socket.socket) -> int:
+    """How many bytes handed to the system have not reached the other side's; 0 where the system does not tell."""
+    try:
+        if sys.platform == "darwin":
+            return link.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
+        return int(struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+    except OSError:
+        return 0
+
+
+class Buffers:
+    """Memory that is kept between rounds: fresh pages cost more than what is written into them.
+
+    It holds no more buffers than were out at a time. Any thread may take and give.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> memoryview:
+        """A writable buffer of at least `size` bytes with anything in it: the smallest one kept, else a new one."""
+        with self._lock:
+            self._free.sort(key=len)
+            for at, each in enumerate(self._free):
+                if len(each) >= size:
+                    return self._free.pop(at)
+            if self._free:
+                self._free.pop()  # all are too small: one of them makes room for the new one
+        return np.empty(size, np.uint8).data
+
+    def give(self, buffer: memoryview) -> None:
+        """Bring back what `take` gave, itself and not a part of it, once nothing looks at it any more."""
+        with self._lock:
+            self._free.append(buffer)
