@@ -50,7 +50,8 @@ class Wire:
         pacer: Pacer | None = None,
         interrupt: Callable[[], bool] | None = None,
     ) -> None:
-        self._connection: Any = client.connection_pool.make_connection()
+        pool: Any = client.connection_pool
+        self._connection = pool.connection_class(**pool.connection_kwargs)  # one that the pool does not count
         self._stall_s = stall_s
         self._pacer = pacer
         self._interrupt = interrupt

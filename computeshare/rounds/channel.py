@@ -8,7 +8,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError
 from typing_extensions import Buffer
 
-from computeshare.resp import Argument, Command
+from computeshare.outgoing import Argument, Command
 from computeshare.types import Blob
 from computeshare.wire import Wire
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from redis import Redis
 
 from computeshare.ledger import LONGEST
-from computeshare.resp import Argument, Command
+from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import Channel, pairs, staging
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round

@@ -11,7 +11,7 @@ from computeshare.broker import BLOCK_MS
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
-from computeshare.resp import Argument, Command
+from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import Channel, Scripts, pairs, staging
 from computeshare.rounds.store import leave
 from computeshare.types import Blob

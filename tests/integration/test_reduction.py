@@ -510,7 +510,7 @@ def test_one_who_takes_over_after_a_quorum_repeats_the_step_from_its_list(
     job.reducer.advance()
     assert job.reducer.steps.optimizer.dump() == before
     assert (state := job.store.read()) and state.version == 3
-    assert job.redis.get(job.store.keys.state(str(state.token))) is not None
+    assert job.redis.exists(job.store.keys.state(str(state.token)))
 
 
 def test_what_was_carried_comes_first_after_a_restore(start: Callable[..., Job]) -> None:
@@ -607,9 +607,9 @@ def test_an_oversized_blob_is_refused_without_being_read(
     read: list[int] = []
     updates = Claim.updates
 
-    def note(self: Claim, token: Any, numbers: Any) -> Any:
-        read.extend(numbers)
-        return updates(self, token, numbers)
+    def note(self: Claim, wanted: Any, *rest: Any) -> Any:
+        read.extend(number for _, number in wanted)
+        return updates(self, wanted, *rest)
 
     monkeypatch.setattr(Claim, "updates", note)
     assert job.reducer.advance()

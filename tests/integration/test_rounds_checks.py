@@ -211,7 +211,8 @@ def test_a_blob_that_expired_while_staged_is_refused_and_the_lease_stays(
     names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
     names += [k.events(), k.free(), k.arrivals(), k.recent()]
     names += [k.staged("n:0"), k.update(str(ZERO), 0)]
-    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", '{"micro_batches":[0]}', 60, 0, 1, 0, 0.5]
+    about = '{"micro_batches":[0]}'
+    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 60, 0, 1, 0, 0.5]
     assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
     assert claim.progress()[1] == {}
     assert send(member, ZERO, 0, nonce="again") == "accepted"
