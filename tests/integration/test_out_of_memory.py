@@ -121,7 +121,7 @@ def test_a_submission_for_which_there_is_no_memory_leaves_no_trace(small: Redis,
     member = Member(small, job_id, "worker", "session")
     member.join("seat", {})
     numbers = member.lease(str(ZERO)).micro_batches
-    updates = [(m, bytes(100_000), 0.5) for m in numbers]
+    updates = [(m, [bytes(100_000)], 0.5) for m in numbers]
     ballast = fill(small)
     with pytest.raises(OutOfMemoryError):
         member.submit(str(ZERO), "nonce", updates, {})
