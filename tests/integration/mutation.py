@@ -14,6 +14,7 @@ import os
 import secrets
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
@@ -59,21 +60,23 @@ class Trials:
         return True
 
     def _run_unaltered(self, session: pytest.Session) -> None:
-        """All tests; remembers which of them call which script."""
-        called: set[str] = set()
+        """All tests; remembers which of them call which script, those that call little else first."""
+        called: Counter[str] = Counter()
+        shares: dict[str, dict[int, float]] = {}
         unaltered = Scripts._digest
 
         def digest(scripts: Scripts, name: str) -> str:
-            called.add(name)
+            called[name] += 1
             return unaltered(scripts, name)
 
         Scripts._digest = digest  # type: ignore[method-assign]
         for index, item in enumerate(session.items):
             called.clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            for script in called:
-                self._callers.setdefault(script, []).append(index)
+            for script, times in called.items():
+                shares.setdefault(script, {})[index] = times / called.total()
         Scripts._digest = unaltered  # type: ignore[method-assign]
+        self._callers = {script: sorted(among, key=among.__getitem__, reverse=True) for script, among in shares.items()}
         self.codes[0] = min(session.testsfailed, 1)
 
     def _order(self, number: int) -> list[int]:
