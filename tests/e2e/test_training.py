@@ -50,6 +50,11 @@ def digest_at(plane: ControlPlane, job: dict[str, Any], version: int) -> str:
     return str(found["sha256"])
 
 
+def accepted(plane: ControlPlane, job_id: str) -> dict[str, int]:
+    """How many submissions were accepted of each worker, by its name."""
+    return {worker["name"]: worker["accepted"] for worker in plane.get(f"/v1/jobs/{job_id}/workers")["items"]}
+
+
 def seats_of(plane: ControlPlane, worker_pid: int) -> list[psutil.Process]:
     return psutil.Process(worker_pid).children()
 
@@ -150,16 +155,18 @@ def test_the_active_reducer_killed_five_times_is_replaced_each_time(plane: Contr
 
 
 def test_a_worker_that_joins_in_mid_job_takes_part_from_the_current_version(plane: ControlPlane) -> None:
-    job_id = plane.create(**{**DIGITS, "queue": "late"}, rounds=1500, workers={"min": 1, "max": 2})
+    job_id = plane.create(**{**DIGITS, "queue": "late"}, rounds=100_000, workers={"min": 1, "max": 2})
     plane.until("a reason", lambda: "Needs 1 worker on queue late, 0 are online" in (plane.job(job_id)["reason"] or ""))
     with plane.worker("late", "first"):
         plane.reach(job_id, 50)
         with plane.worker("late", "second"):
             plane.until("two workers", lambda: plane.job(job_id)["workers"] == 2)
-            joined = plane.job(job_id)["version"]
-            plane.finish(job_id)
-            workers = {w["name"]: w for w in plane.get(f"/v1/jobs/{job_id}/workers")["items"]}
-            assert workers["second"]["accepted"] > 0 and joined >= 50
+            assert plane.job(job_id)["version"] >= 50
+            plane.until("its part", lambda: accepted(plane, job_id)["second"] > 0)
+            before = accepted(plane, job_id)["first"]
+            plane.until("the other's part", lambda: accepted(plane, job_id)["first"] > before)
+            assert plane.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
+            plane.until("the end", lambda: plane.job(job_id)["status"] == "cancelled")
 
 
 def test_a_worker_that_is_asked_to_leave_does_so_and_hands_its_leases_back(plane: ControlPlane) -> None:
