@@ -9,6 +9,7 @@ WORKERS ?= 2
 MINUTES ?= 30
 JOBS ?= 1
 UV_VERSION := 0.13.9
+unexport PYTHONDONTWRITEBYTECODE # with it every process that starts compiles torch anew: seconds each
 
 .PHONY: help install demo test check e2e bench chaos up down migrate lock clean
 
@@ -29,8 +30,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: install ## Train DATASET on this machine with WORKERS workers, all in one command
 	@$(BIN)/computeshare demo --dataset $(DATASET) --workers $(WORKERS)
 
-test: install ## Run the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: install ## Run the whole test suite, file by file in pytest's order: those that start processes first
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: install ## Format, lint, types, direction of imports, migrations, fast tests
 	$(BIN)/ruff format --check .

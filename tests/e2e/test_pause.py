@@ -42,40 +42,42 @@ def timeline(plane: ControlPlane, job_id: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if "data" in event]
 
 
-def test_a_paused_job_leaves_its_workers_to_others_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def check(plane: ControlPlane, job_id: str, alone: dict[str, Any]) -> list[dict[str, Any]]:
+    """A resumed job ends with the bits of one left alone and every sample counted once; returns its timeline."""
+    assert change(plane, job_id, "resume")["status"] == "queued"
+    assert plane.finish(job_id)["weights_sha256"] == alone["weights_sha256"]
+    ledger = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [epoch["counted"] for epoch in ledger] == [epoch["samples"] for epoch in ledger]
+    return timeline(plane, job_id)
+
+
+def leave_its_workers_to_another(plane: ControlPlane) -> dict[str, Any]:
+    """A job is paused, another trains meanwhile, the first is resumed; returns the other, which was left alone."""
+    job_id = paused_in_mid_run(plane)
+    workers = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
+    assert [worker["left_reason"] for worker in workers] == ["the job is paused"] * 2  # nobody was killed
+    other = plane.create(**DIGITS)
+    plane.reach(other, 10)
+    held = plane.job(job_id)
+    assert 50 <= held["version"] < 600 and held["reason"] == "Paused by a user"
+    alone = plane.finish(other)
+    now = plane.job(job_id)
+    assert {name: now[name] for name in RESTING} == {name: held[name] for name in RESTING}
+    events = [event["type"] for event in check(plane, job_id, alone)]
+    assert [kind for kind in events if kind in ("opened", "paused", "resumed")] == ["opened", "paused", "resumed"]
+    assert plane.job(job_id)["started_at"] == held["started_at"]
+    return alone
+
+
+@pytest.mark.timeout(600)
+def test_a_paused_job_leaves_its_workers_to_others_outlives_up_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     with control_plane(tmp_path, "--workers", "2", "--queue", "e2e") as plane:
-        job_id = paused_in_mid_run(plane)
-        workers = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
-        assert [worker["left_reason"] for worker in workers] == ["the job is paused"] * 2  # nobody was killed
-        other = plane.create(**DIGITS)
-        plane.reach(other, 10)
-        held = plane.job(job_id)
-        assert 50 <= held["version"] < 600 and held["reason"] == "Paused by a user"
-        alone = plane.finish(other)
-        now = plane.job(job_id)
-        assert {name: now[name] for name in RESTING} == {name: held[name] for name in RESTING}
-        assert change(plane, job_id, "resume")["status"] == "queued"
-        job = plane.finish(job_id)
-        assert job["weights_sha256"] == alone["weights_sha256"]
-        assert job["started_at"] == held["started_at"]
-        events = [event["type"] for event in timeline(plane, job_id)]
-        assert [kind for kind in events if kind in ("opened", "paused", "resumed")] == ["opened", "paused", "resumed"]
-        ledger = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
-        assert [epoch["counted"] for epoch in ledger] == [epoch["samples"] for epoch in ledger]
-
-
-def test_a_job_paused_while_up_is_stopped_and_started_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as plane:
+        alone = leave_its_workers_to_another(plane)
         job_id = paused_in_mid_run(plane)
     with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as again:
-        alone = again.finish(again.create(**DIGITS))  # whoever is free would have served the older job first
+        again.finish(again.create(**{**DIGITS, "rounds": 10}))  # whoever is free would have served the older job first
         held = again.job(job_id)
         assert (held["status"], held["reason"]) == ("paused", "Paused by a user")
         assert 50 <= held["version"] < 600
-        change(again, job_id, "resume")
-        job = again.finish(job_id)
-        assert job["weights_sha256"] == alone["weights_sha256"]
-        restored = [event["data"]["restored"] for event in timeline(again, job_id) if event["type"] == "opened"]
-        assert restored == [False, True]
-        ledger = again.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
-        assert [epoch["counted"] for epoch in ledger] == [epoch["samples"] for epoch in ledger]
+        events = check(again, job_id, alone)
+        assert [event["data"]["restored"] for event in events if event["type"] == "opened"] == [False, True]

@@ -105,7 +105,7 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
     [
         {"codec": {"up": "float32", "down": "float16"}, "optimizer": {"name": "Adam", "lr": 0.01}},
         {"strategy": {"combine": "median", "max_norm": 0.5}, "lr_scaling": "linear", "micro_batch": 100},
-        {"model": "resnet18", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2},
+        {"model": "shufflenet_v2_x0_5", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2},
     ],
     ids=["lossy weights and Adam", "robust, crossing an epoch", "batch normalisation"],
 )

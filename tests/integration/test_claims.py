@@ -1,4 +1,4 @@
-"""A reducer's claims on jobs: renewed while they are its own, let go once they are not."""
+"""Reducers that serve whatever jobs there are: claims are let go once they are another's, outages survived."""
 
 import threading
 import time
@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from test_reduction import spec_of
+from redis.exceptions import ConnectionError
+from test_reduction import Job, spec_of
 
 from computeshare import reducer as reducer_module
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker
 from computeshare.reducer import Reducer
-from computeshare.rounds import RoundStore
+from computeshare.rounds import Claim, RoundStore
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, "this never came true"
         time.sleep(0.02)
@@ -58,3 +59,34 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
         thread.join(20)
         for store in stores:
             store.purge()
+
+
+def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizer has stepped in memory by then: going on with it would step twice."""
+    whole, job = (Job(redis, name, spec_of(), tmp_path / name) for name in ("whole", "broken"))
+    expected = whole.finish(whole.hand("solo"))
+    whole.store.end("completed")
+    job.redis.delete(job.store.keys.reducer())
+    reducer = Reducer(job.redis, job.root, threading.Event())
+    reducer._turn()
+    hand = job.hand("solo")
+    hand.send(hand.pull())
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("the broker is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "commit", fail)
+        with pytest.raises(ConnectionError):
+            for _ in range(3):
+                reducer._turn()
+    job.redis.delete(job.store.keys.reducer())  # the claim has run out
+    reducer._looked = 0
+    for _ in range(3):
+        reducer._turn()
+    state = job.store.read()
+    assert state is not None and state.version == 1
+    job.reducer = job.new_reducer()
+    assert job.finish(hand) == expected

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from redis import Redis
-from redis.exceptions import ConnectionError
 
 from bench import plain
 from computeshare import gathering
@@ -21,7 +19,6 @@ from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
-from computeshare.reducer import Reducer
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.spec import JobSpec
@@ -235,37 +232,6 @@ def test_a_checkpoint_is_not_written_once_the_broker_lost_what_led_to_it(
     with pytest.raises(LostClaim, match="lost what led to version"):
         writes[0]()
     assert Artifacts(job.root, job.job_id).tokens() == []
-
-
-def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
-    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The optimizer has stepped in memory by then: going on with it would step twice."""
-    whole, job = start(), start()
-    expected = whole.finish(whole.hand("solo"))
-    whole.store.end("completed")
-    job.redis.delete(job.store.keys.reducer())
-    reducer = Reducer(job.redis, job.root, threading.Event())
-    reducer._turn()
-    hand = job.hand("solo")
-    hand.send(hand.pull())
-
-    def fail(*_: object) -> None:
-        raise ConnectionError("the broker is away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Claim, "commit", fail)
-        with pytest.raises(ConnectionError):
-            for _ in range(3):
-                reducer._turn()
-    job.redis.delete(job.store.keys.reducer())  # the claim has run out
-    reducer._looked = 0
-    for _ in range(3):
-        reducer._turn()
-    state = job.store.read()
-    assert state is not None and state.version == 1
-    job.reducer = job.new_reducer()
-    assert job.finish(hand) == expected
 
 
 @pytest.mark.parametrize("damage", ["state.safetensors", "weights.safetensors"])
