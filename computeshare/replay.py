@@ -183,7 +183,7 @@ class _Machine:
         self.layout = models.layout_of(module)
         self.initial: Weights = models.weights_of(module, self.layout)
         self._replica = Replica(module, self.layout, spec.plan, split, device)
-        self._up = CODECS[spec.codec.up]
+        self._up, self._plan = CODECS[spec.codec.up], spec.plan
         self.steps = Steps(spec, self.layout)
 
     def start(self, weights: Weights, state: bytes = b"") -> "Held":
@@ -202,7 +202,8 @@ class _Machine:
     def _update(self, micro_batch: int) -> tuple[Vector, Vector]:
         """A micro-batch's update and buffers as they reach a reducer."""
         update = self._replica.compute(micro_batch)
-        return decode_update(self._up, encode_update(self._up, update.vector, update.buffers), self.layout)
+        seed = self._plan.generator_seed(micro_batch)
+        return decode_update(self._up, encode_update(self._up, update.vector, update.buffers, seed), self.layout)
 
 
 def bounds(job: Job, first: int, last: int | None) -> tuple[int, int]:

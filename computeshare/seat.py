@@ -160,7 +160,8 @@ class SeatSession:
             update = self.replica.compute(micro_batch)
             failpoint("after_compute")
             computed = time.perf_counter()
-            updates.append((micro_batch, encode_update(self.up, update.vector, update.buffers), update.loss))
+            seed = self.spec.plan.generator_seed(micro_batch)
+            updates.append((micro_batch, encode_update(self.up, update.vector, update.buffers, seed), update.loss))
             computing_s += computed - started
             encoding_s += time.perf_counter() - computed
         seconds = {"waiting": self.waiting_s, "computing": computing_s, "encoding": encoding_s}

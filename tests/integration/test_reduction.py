@@ -63,7 +63,7 @@ class Hand:
         updates = []
         for m in grant.micro_batches:
             update = self.replica.compute(m)
-            updates.append((m, spoil(encode_update(self.up, update.vector, update.buffers)), update.loss))
+            updates.append((m, spoil(encode_update(self.up, update.vector, update.buffers, m)), update.loss))
         return self.member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
 
 
@@ -668,7 +668,9 @@ def forked(start: Callable[..., Job], parent: Job, version: int, with_state: boo
     return child
 
 
-@pytest.mark.parametrize("codec", [{}, {"down": "float16"}], ids=["exact", "lossy"])
+@pytest.mark.parametrize(
+    "codec", [{}, {"down": "float16"}, {"up": "int8", "down": "bfloat16"}], ids=["exact", "half", "int8"]
+)
 def test_a_fork_begins_with_the_bits_of_its_parent(start: Callable[..., Job], codec: dict[str, str]) -> None:
     parent = start(codec=codec)
     parent.finish(parent.hand("solo"))

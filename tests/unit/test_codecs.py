@@ -1,6 +1,7 @@
 """Codecs and messages: what is sent arrives, what is damaged is refused, and the wire format stays as it is."""
 
 import hashlib
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from computeshare.codecs import CODECS, frame
+from computeshare.codecs import CODECS, SPARSE, Codec, frame
 from computeshare.codecs.messages import decode_update, decode_weights, encode_update, encode_weights
 from computeshare.errors import CodecError
 from computeshare.layout import Layout, Weights
@@ -20,23 +21,69 @@ GRADIENT = np.random.default_rng(0).normal(0, 1e-3, 5000).astype(np.float32)
 LAYOUT = Layout.build(
     iter([("w", (3, 4), "parameter"), ("mean", (4,), "buffer"), ("seen", (), "counter"), ("b", (4,), "parameter")])
 )
+EVERY: dict[str, Codec] = {**CODECS, **SPARSE}
 GOLDEN = {
     "float32": "43534600edc10830000000bf0000c0be000080be000000be000000000000003e0000803e0000c03e",
-    "float16": "43534600926c2b4c00b800b600b400b00000003000340036",
+    "float16": "100000004353460068b2f3e2b8b6b4b000303436100000004353460069df22650000000000000000",
+    "bfloat16": "1000000043534600a325d83bbfbebebe003e3e3e1000000043534600c10e681700c08000000080c0",
+    "int8": "4353460094dc70b64702813b81a1c0e00020405f",
+    "topk": "0c00000043534600d692fcd22549923d090000004353460035a56316f9"
+    "09000000435346008def02d20009000000435346008def02d200",
 }
 
 
-@pytest.mark.parametrize("name", CODECS)
-@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(-60000, 60000, width=16)))
-def test_values_that_every_codec_can_hold_come_back_as_they_were(name: str, vector: Vector) -> None:
-    codec = CODECS[name]  # type: ignore[index]
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.integers(-256, 256).map(float)))
+def test_values_that_the_codec_can_hold_come_back_as_they_were(name: str, vector: Vector) -> None:
+    codec = EVERY[name]
     assert np.array_equal(codec.decode(codec.encode(vector), len(vector)), vector)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_wire_format_is_pinned(name: str) -> None:
     vector = (np.arange(8, dtype=np.float32) - 4) / 8
-    assert CODECS[name].encode(vector).hex() == GOLDEN[name]  # type: ignore[index]
+    assert EVERY[name].encode(vector).hex() == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 4097, 70_000])
+def test_a_vector_of_any_length_is_decoded_into_a_buffer_of_its_own_or_a_given_one(name: str, size: int) -> None:
+    codec = EVERY[name]
+    vector = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    blob, out = codec.encode(vector, 7), np.full(size, np.nan, np.float32)
+    assert codec.decode(blob, size, out) is out
+    assert out.tobytes() == codec.decode(blob, size).tobytes()
+    if not codec.residual:
+        assert np.abs(out - vector).max(initial=0) <= np.abs(vector).max(initial=0) / 126
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_bucket_has_the_same_bits_wherever_it_lies(name: str) -> None:
+    codec, around = EVERY[name], np.zeros(5003, np.float32)
+    around[3:] = GRADIENT
+    around.flags.writeable = False
+    assert codec.encode(around[3:], 5) == codec.encode(GRADIENT.copy(), 5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_value_that_is_not_finite_reaches_the_receiver_as_such(name: str) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        for where in (0, 4500):
+            vector = GRADIENT.copy()
+            vector[where] = bad
+            assert not np.isfinite(EVERY[name].decode(EVERY[name].encode(vector), vector.size)).all()
+
+
+def test_decoding_takes_no_more_memory_than_the_bucket_has() -> None:
+    vector = np.random.default_rng(0).normal(size=1_000_000).astype(np.float32)
+    out = np.empty_like(vector)
+    for name, codec in EVERY.items():
+        blob = codec.encode(vector)
+        tracemalloc.start()
+        codec.decode(blob, vector.size, out)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak <= vector.nbytes, name
 
 
 def test_exact_codecs_keep_every_bit() -> None:
@@ -58,10 +105,19 @@ def test_float16_is_within_half_a_unit_in_the_last_place() -> None:
     assert not codec.exact and (error <= np.maximum(2.0**-11 * np.abs(GRADIENT), 2.0**-25)).all()
 
 
-@pytest.mark.parametrize("name", CODECS)
+@given(vector=arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32, allow_nan=False)))
+def test_bfloat16_is_within_half_a_unit_in_the_last_place(vector: Vector) -> None:
+    codec = CODECS["bfloat16"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        got = codec.decode(codec.encode(vector), len(vector))
+        near = np.abs(got - vector) <= np.maximum(2.0**-8 * np.abs(vector.astype(np.float64)), 2.0**-134)
+    assert (near | (got == vector) | (np.abs(vector) > 3.38e38)).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
 @given(st.data())
 def test_a_damaged_blob_is_refused(name: str, data: st.DataObject) -> None:
-    codec = CODECS[name]  # type: ignore[index]
+    codec = EVERY[name]
     blob = bytearray(codec.encode(GRADIENT[:200]))
     where = data.draw(st.integers(0, len(blob) - 1))
     blob[where] ^= data.draw(st.integers(1, 255))
@@ -69,17 +125,18 @@ def test_a_damaged_blob_is_refused(name: str, data: st.DataObject) -> None:
         codec.decode(bytes(blob), 200)
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", EVERY)
 @given(garbage=st.binary(max_size=400))
 def test_garbage_is_refused(name: str, garbage: bytes) -> None:
     with pytest.raises(CodecError):
-        CODECS[name].decode(garbage, 100)  # type: ignore[index]
+        EVERY[name].decode(garbage, 100)
 
 
-@pytest.mark.parametrize("size", [0, 199, 201])
-def test_another_length_than_expected_is_refused(size: int) -> None:
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("size", [0, 100, 301])
+def test_another_length_than_expected_is_refused(name: str, size: int) -> None:
     with pytest.raises(CodecError, match="wrong length"):
-        CODECS["float32"].decode(CODECS["float32"].encode(GRADIENT[:200]), size)
+        EVERY[name].decode(EVERY[name].encode(GRADIENT[:200]), size)
 
 
 @pytest.mark.parametrize("states_size", [True, False])
@@ -105,20 +162,20 @@ def test_compression_is_left_out_where_it_does_not_win() -> None:
 
 def test_an_update_carries_gradient_and_buffers() -> None:
     vector, buffers = np.arange(16, dtype=np.float32), np.ones(4, np.float32)
-    blob = encode_update(CODECS["float16"], vector, buffers)
+    blob = encode_update(CODECS["float16"], vector, buffers, 0)
     got = decode_update(CODECS["float16"], blob, LAYOUT)
     assert np.array_equal(got[0], vector) and np.array_equal(got[1], buffers)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 10, -1])
 def test_a_truncated_update_is_refused(cut: int) -> None:
-    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32))
+    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32), 0)
     with pytest.raises(CodecError, match="truncated"):
         decode_update(CODECS["float32"], blob[:cut], LAYOUT)
 
 
 def test_bytes_after_an_update_are_refused() -> None:
-    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32))
+    blob = encode_update(CODECS["float32"], np.arange(16, dtype=np.float32), np.ones(4, np.float32), 0)
     with pytest.raises(CodecError, match="after the last part"):
         decode_update(CODECS["float32"], blob + b"x", LAYOUT)
 

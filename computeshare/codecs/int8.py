@@ -1,0 +1,98 @@
+"""Eight bits a value, with one scale per block."""
+
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from computeshare.codecs import frame
+from computeshare.errors import CodecError
+from computeshare.types import Vector
+
+BLOCK = 512
+"""Values that share a scale."""
+_CHUNK = 128 * BLOCK
+"""Values worked on at a time, so that what lies between them stays in the cache."""
+_STEPS = np.float32(126.999)
+"""A little below 127, so that no rounding of the reciprocal leads beyond it."""
+_SMALLEST = np.float32(1e-37)
+"""A block without any larger value becomes zeros: its scale would have no reciprocal."""
+
+Levels = npt.NDArray[np.int8]
+
+
+class Int8:
+    """Blocks of 512 values as integers from -127 to 127 times the block's scale.
+
+    The rounding is stochastic, hence without bias over many seeds (Gupta et al., arXiv:1502.02551), and drawn from
+    `seed` alone, hence the same bits whoever encodes. Values that are not finite make their block so.
+    """
+
+    exact: ClassVar[bool] = False
+    residual: ClassVar[bool] = False
+
+    def encode(self, values: Vector, seed: int = 0) -> bytes:
+        blocks = -(-values.size // BLOCK)
+        raw = bytearray(4 * blocks + values.size)
+        scales, levels = _parts(raw, values.size)
+        scratch = np.empty(min(_CHUNK, blocks * BLOCK), np.float32)
+        starts = range(0, values.size, _CHUNK)
+        for start, offset in zip(starts, _offsets(seed, len(starts)), strict=True):
+            part = slice(start, min(start + _CHUNK, values.size))
+            rows = slice(start // BLOCK, -(-part.stop // BLOCK))
+            noise = _table()[offset : offset + _CHUNK]
+            _quantise(values[part], scales[rows], levels[part], noise, scratch)
+        return frame.pack(raw)
+
+    def decode(self, blob: bytes | memoryview, size: int, out: Vector | None = None) -> Vector:
+        scales, levels = _parts(frame.unpack(blob, 4 * -(-size // BLOCK) + size), size)
+        if size and levels.min() == -128:
+            raise CodecError("a level of -128 is none of this codec's")
+        out = np.empty(size, np.float32) if out is None else out
+        whole = size // BLOCK * BLOCK
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in range(0, whole, _CHUNK):
+                stop = min(start + _CHUNK, whole)
+                part = out[start:stop].reshape(-1, BLOCK)
+                np.copyto(part, levels[start:stop].reshape(-1, BLOCK))
+                part *= scales[start // BLOCK : stop // BLOCK, None]
+            if whole < size:
+                np.multiply(levels[whole:], scales[-1], out=out[whole:])
+        return out
+
+
+def _parts(raw: bytearray | memoryview, size: int) -> tuple[Vector, Levels]:
+    blocks = -(-size // BLOCK)
+    return np.frombuffer(raw, "<f4", blocks), np.frombuffer(raw, np.int8, size, 4 * blocks)
+
+
+def _quantise(values: Vector, scales: Vector, levels: Levels, noise: Vector, scratch: Vector) -> None:
+    """Fill `scales` and `levels` from `values`; a short last block is worked on as if zeros followed it."""
+    scaled = scratch[: scales.size * BLOCK]
+    scaled[: values.size], scaled[values.size :] = values, 0
+    rows = scaled.reshape(-1, BLOCK)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        np.divide(np.maximum(rows.max(1), -rows.min(1)), _STEPS, out=scales)
+        scales[scales < _SMALLEST / _STEPS] = 0
+        rows *= np.where(scales == 0, 0, 1 / scales)[:, None]
+        scaled += noise[: scaled.size]
+        np.floor(scaled, out=scaled)
+        np.copyto(levels, scaled[: values.size], casting="unsafe")
+
+
+def _offsets(seed: int, chunks: int) -> list[int]:
+    """Where in the table the noise of each chunk starts."""
+    drawn: list[int] = (np.random.SeedSequence(seed).generate_state(chunks) % _CHUNK).tolist()
+    return drawn
+
+
+@cache
+def _table() -> Vector:
+    """What values are rounded up by: all 65,536 even steps of [0, 1) in a random order, twice.
+
+    Over all offsets each value meets each step once, so that the rounding has no bias at all.
+    """
+    order = np.argsort(np.random.Philox(key=512).random_raw(_CHUNK), kind="stable")
+    once = ((order + 0.5) / _CHUNK).astype(np.float32)
+    return np.concatenate((once, once))
