@@ -23,6 +23,8 @@ from computeshare.sampling import Plan
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16", "bfloat16", "int8"]
+DownCodecName = Literal["float32", "float16", "bfloat16"]
+"""Those that leave alone what they have given once, as a restored version must be published as it was."""
 LARGEST_NUMBER = 1e300
 LARGEST_ARGUMENT = 1e8
 """Largest argument of an optimizer: torch itself stumbles over some that are larger."""
@@ -84,7 +86,7 @@ class CodecSpec(_Part):
     """How vectors travel: `up` for updates, `down` for weights."""
 
     up: CodecName = "float16"
-    down: CodecName = "float32"
+    down: DownCodecName = "float32"
 
 
 class WorkerRange(_Part):
@@ -242,7 +244,7 @@ class JobSpec(_Part):
         """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
         after it; the updates of a round, and of the one before until its state is stored.
         """
-        up, down = (2 if codec == "float16" else 4 for codec in (self.codec.up, self.codec.down))
+        up, down = (4 if codec == "float32" else 2 for codec in (self.codec.up, self.codec.down))
         updates = 2 * self.micro_batches_per_round * up
         return 1_000_000 + self.parameters * (3 * down + 3 * 4 * self._pieces + updates)
 

@@ -5,31 +5,49 @@ The codec's name stands in the job, never in the blob, so a sender cannot choose
 
 from typing import Protocol
 
-from computeshare.codecs.bfloat16 import BFloat16
-from computeshare.codecs.float16 import Float16
 from computeshare.codecs.float32 import Float32
+from computeshare.codecs.halves import Halves
 from computeshare.codecs.int8 import Int8
+from computeshare.codecs.topk import TopK
 from computeshare.spec import CodecName
 from computeshare.types import Blob, Vector
 
 
 class Codec(Protocol):
-    """A float32 vector of shape (d,) as bytes, and back."""
+    """A contiguous float32 vector of shape (d,) as bytes, and back."""
 
     @property
     def exact(self) -> bool:
         """Whether decoding gives the same bits that were encoded."""
         ...
 
-    def encode(self, vector: Vector, seed: int = 0) -> bytes:
-        """The vector as one framed blob; where a codec rounds at random, `seed` alone decides how."""
+    @property
+    def residual(self) -> bool:
+        """Whether a sender must add what was left out of one vector to the next (`Feedback`)."""
+        ...
+
+    def encode(self, values: Vector, seed: int = 0) -> bytes:
+        """The values as one blob.
+
+        Args:
+            seed: from 0 on; where a codec rounds at random, it alone decides how. Neighbours have nothing in common,
+                so that bucket b of a vector takes the vector's seed + b.
+        """
         ...
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
-        """The vector of shape (size,) in `blob`, written into `out` where one is given. Raises CodecError for anything
-        else; `out` may be changed then.
+        """The values of shape (size,) in `blob`, written into `out`, contiguous, where one is given.
+
+        Raises: CodecError: the blob is anything else. `out` may be changed then.
         """
         ...
 
 
-CODECS: dict[CodecName, Codec] = {"float32": Float32(), "float16": Float16(), "bfloat16": BFloat16(), "int8": Int8()}
+CODECS: dict[CodecName, Codec] = {
+    "float32": Float32(),
+    "float16": Halves("float16"),
+    "bfloat16": Halves("bfloat16"),
+    "int8": Int8(),
+}
+SPARSE: dict[str, Codec] = {"topk": TopK()}
+"""What travels only with error feedback."""

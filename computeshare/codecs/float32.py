@@ -12,13 +12,14 @@ class Float32:
     """Little-endian IEEE 754 single precision; exact."""
 
     exact: ClassVar[bool] = True
+    residual: ClassVar[bool] = False
 
-    def encode(self, vector: Vector, seed: int = 0) -> bytes:
-        return frame.pack(np.ascontiguousarray(vector, "<f4").data)
+    def encode(self, values: Vector, seed: int = 0) -> bytes:
+        return frame.pack(np.ascontiguousarray(values, "<f4"))
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
-        vector = np.frombuffer(frame.unpack(blob, 4 * size), "<f4")
+        values = np.frombuffer(frame.unpack(blob, 4 * size), "<f4")
         if out is None:
-            return vector
-        np.copyto(out, vector)
+            return values
+        np.copyto(out, values)
         return out

@@ -19,6 +19,8 @@ _STEPS = np.float32(126.999)
 _SMALLEST = np.float32(1e-37)
 """A block without any larger value becomes zeros: its scale would have no reciprocal."""
 
+Levels = npt.NDArray[np.int8]
+
 
 class Int8:
     """Blocks of 512 values as integers from -127 to 127 times the block's scale.
@@ -28,29 +30,23 @@ class Int8:
     """
 
     exact: ClassVar[bool] = False
+    residual: ClassVar[bool] = False
 
-    def encode(self, vector: Vector, seed: int = 0) -> bytes:
-        blocks = -(-vector.size // BLOCK)
-        raw = bytearray(4 * blocks + vector.size)
-        scales = np.frombuffer(raw, "<f4", blocks)
-        levels = np.frombuffer(raw, np.int8, vector.size, 4 * blocks)
+    def encode(self, values: Vector, seed: int = 0) -> bytes:
+        blocks = -(-values.size // BLOCK)
+        raw = bytearray(4 * blocks + values.size)
+        scales, levels = _parts(raw, values.size)
         scratch = np.empty(min(_CHUNK, blocks * BLOCK), np.float32)
-        for number, start in enumerate(range(0, vector.size, _CHUNK)):
-            part = vector[start : start + _CHUNK]
-            _quantise(
-                part,
-                scales[start // BLOCK : start // BLOCK + -(-part.size // BLOCK)],
-                levels[start : start + part.size],
-                _noise(seed, number),
-                scratch,
-            )
+        starts = range(0, values.size, _CHUNK)
+        for start, offset in zip(starts, _offsets(seed, len(starts)), strict=True):
+            part = slice(start, min(start + _CHUNK, values.size))
+            rows = slice(start // BLOCK, -(-part.stop // BLOCK))
+            noise = _table()[offset : offset + _CHUNK]
+            _quantise(values[part], scales[rows], levels[part], noise, scratch)
         return frame.pack(raw)
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
-        blocks = -(-size // BLOCK)
-        raw = frame.unpack(blob, 4 * blocks + size)
-        scales = np.frombuffer(raw, "<f4", blocks)
-        levels = np.frombuffer(raw, np.int8, size, 4 * blocks)
+        scales, levels = _parts(frame.unpack(blob, 4 * -(-size // BLOCK) + size), size)
         if size and levels.min() == -128:
             raise CodecError("a level of -128 is none of this codec's")
         out = np.empty(size, np.float32) if out is None else out
@@ -61,12 +57,17 @@ class Int8:
                 part = out[start:stop].reshape(-1, BLOCK)
                 np.copyto(part, levels[start:stop].reshape(-1, BLOCK))
                 part *= scales[start // BLOCK : stop // BLOCK, None]
-            out[whole:] = levels[whole:]
-            out[whole:] *= scales[-1] if whole < size else 1
+            if whole < size:
+                np.multiply(levels[whole:], scales[-1], out=out[whole:])
         return out
 
 
-def _quantise(values: Vector, scales: Vector, levels: npt.NDArray[np.int8], noise: Vector, scratch: Vector) -> None:
+def _parts(raw: bytearray | memoryview, size: int) -> tuple[Vector, Levels]:
+    blocks = -(-size // BLOCK)
+    return np.frombuffer(raw, "<f4", blocks), np.frombuffer(raw, np.int8, size, 4 * blocks)
+
+
+def _quantise(values: Vector, scales: Vector, levels: Levels, noise: Vector, scratch: Vector) -> None:
     """Fill `scales` and `levels` from `values`; a short last block is worked on as if zeros followed it."""
     scaled = scratch[: scales.size * BLOCK]
     scaled[: values.size], scaled[values.size :] = values, 0
@@ -80,13 +81,18 @@ def _quantise(values: Vector, scales: Vector, levels: npt.NDArray[np.int8], nois
         np.copyto(levels, scaled[: values.size], casting="unsafe")
 
 
-def _noise(seed: int, chunk: int) -> Vector:
-    """What a chunk's values are rounded up by, uniform in [0, 1): a stretch of a fixed table, from where the seed says."""
-    start = int(np.random.SeedSequence([seed, chunk]).generate_state(1)[0]) % _CHUNK
-    return _table()[start : start + _CHUNK]
+def _offsets(seed: int, chunks: int) -> list[int]:
+    """Where in the table the noise of each chunk starts."""
+    drawn: list[int] = (np.random.SeedSequence(seed).generate_state(chunks) % _CHUNK).tolist()
+    return drawn
 
 
 @cache
 def _table() -> Vector:
-    once = (np.random.Philox(key=512).random_raw(_CHUNK) >> 40).astype(np.float32) / np.float32(2**24)
+    """What values are rounded up by: all 65,536 even steps of [0, 1) in a random order, twice.
+
+    Over all offsets each value meets each step once, so that the rounding has no bias at all.
+    """
+    order = np.argsort(np.random.Philox(key=512).random_raw(_CHUNK), kind="stable")
+    once = ((order + 0.5) / _CHUNK).astype(np.float32)
     return np.concatenate((once, once))

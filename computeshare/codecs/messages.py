@@ -43,13 +43,16 @@ def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | 
 
 
 def largest_update(layout: Layout) -> int:
-    """Bytes of the longest message that can be an update: no frame is longer than its values as float32."""
-    return update_parts(layout) * frame.HEADER_BYTES + 4 * (layout.parameters + layout.buffers)
+    """Bytes of the longest message that can be an update: no codec's frames are longer than the values as float32, but
+    for their headers.
+    """
+    headers = update_parts(layout) * 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
+    return headers + 4 * (layout.parameters + layout.buffers)
 
 
 def encode_weights(codec: Codec, weights: Weights, layout: Layout) -> list[Blob]:
     """A version's weights as a message."""
-    counters = frame.pack(weights.counters.astype("<i8", copy=False).data)
+    counters = frame.pack(weights.counters.astype("<i8", copy=False))
     return [*_encoded(codec, weights.parameters, layout, 0), _EXACT.encode(weights.buffers), counters]
 
 

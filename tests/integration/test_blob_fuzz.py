@@ -8,23 +8,22 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import psutil
 import pytest
 import zstandard
 
-from computeshare.codecs import CODECS
+from computeshare.codecs import CODECS, SPARSE, Codec, frame
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import CodecError
 from computeshare.layout import Layout
-from computeshare.spec import CodecName
 
 BLOBS = int(os.environ.get("COMPUTESHARE_BLOBS", "3000"))
 SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
 GROWTH_BYTES = 64 << 20
 BOMB_BYTES = 512 << 20
+EVERY: dict[str, Codec] = {**CODECS, **SPARSE}
 LAYOUT = Layout.build(iter([("w", (40, 50), "parameter"), ("b", (50,), "parameter"), ("mean", (50,), "buffer")]))
 
 Mutate = Callable[[bytes, random.Random], bytes]
@@ -63,24 +62,36 @@ def lie_about_lengths(blob: bytes, rng: random.Random) -> bytes:
 
 
 def forge_header(blob: bytes, rng: random.Random) -> bytes:
-    """A right checksum on a kind or a body that is not."""
-    parts = _parts(blob)
-    body = flip(parts[0][12:], rng)
-    header = struct.pack("<3sBI", rng.choice((b"CSF", b"CSG")), rng.randrange(4), zlib.crc32(body))
-    return b"".join((struct.pack("<I", 8 + len(body)), header, body, parts[1]))
+    """A right checksum on a kind or a body that is not, in any frame of the vector's."""
+    vector, buffers = _parts(blob)
+    frames = _frames(vector[4:])
+    which = rng.randrange(len(frames))
+    body = flip(frames[which][8:], rng) or b"x"
+    kind = frames[which][3] if rng.randrange(2) else rng.randrange(4)
+    frames[which] = struct.pack("<3sBI", rng.choice((b"CSF", b"CSF", b"CSG")), kind, zlib.crc32(body)) + body
+    return _with_length(_joined(frames)) + buffers
+
+
+def shuffle_frames(blob: bytes, rng: random.Random) -> bytes:
+    """The vector's frames in another order, one of them twice, or one too few or too many."""
+    vector, buffers = _parts(blob)
+    frames = _frames(vector[4:])
+    return _with_length(_joined(rng.choices(frames, k=rng.randint(0, len(frames) + 1)))) + buffers
 
 
 def wrong_size(blob: bytes, rng: random.Random) -> bytes:
     """A well-formed update of another model."""
     vectors = [np.zeros(rng.choice((0, 1, 49, 51, 2049, 2051, 9000)), np.float32) for _ in range(2)]
-    return encode_update(CODECS[rng.choice(tuple(CODECS))], *vectors, rng.randrange(100))
+    other = Layout.build(iter([("w", vectors[0].shape, "parameter"), ("b", vectors[1].shape, "buffer")]))
+    return frame.join(encode_update(EVERY[rng.choice(tuple(EVERY))], *vectors, other, rng.randrange(100)))
 
 
 def bomb(blob: bytes, rng: random.Random) -> bytes:
     """Compressed zeros, half a gigabyte of them; the stated size is true, missing or the one a reader expects."""
-    body = rng.choice(_bombs())
-    frame = struct.pack("<3sBI", b"CSF", 1, zlib.crc32(body)) + body
-    return struct.pack("<I", len(frame)) + frame + _parts(blob)[1]
+    vector, buffers = _parts(blob)
+    frames, body = _frames(vector[4:]), rng.choice(_bombs())
+    frames[rng.randrange(len(frames))] = struct.pack("<3sBI", b"CSF", 1, zlib.crc32(body)) + body
+    return _with_length(_joined(frames)) + buffers
 
 
 def garbage(blob: bytes, rng: random.Random) -> bytes:
@@ -95,6 +106,7 @@ MUTATIONS: tuple[Mutate, ...] = (
     reorder,
     lie_about_lengths,
     forge_header,
+    shuffle_frames,
     wrong_size,
     bomb,
     garbage,
@@ -104,6 +116,26 @@ MUTATIONS: tuple[Mutate, ...] = (
 def _parts(blob: bytes) -> list[bytes]:
     (length,) = struct.unpack_from("<I", blob)
     return [blob[: 4 + length], blob[4 + length :]]
+
+
+def _frames(vector: bytes) -> list[bytes]:
+    """The frames of a vector: one, or several with their lengths before them."""
+    if vector.startswith(b"CSF"):
+        return [vector]
+    frames = []
+    while vector:
+        (length,) = struct.unpack_from("<I", vector)
+        frames.append(vector[4 : 4 + length])
+        vector = vector[4 + length :]
+    return frames
+
+
+def _with_length(part: bytes) -> bytes:
+    return struct.pack("<I", len(part)) + part
+
+
+def _joined(frames: list[bytes]) -> bytes:
+    return frames[0] if len(frames) == 1 else b"".join(map(_with_length, frames))
 
 
 _made: list[bytes] = []
@@ -117,7 +149,7 @@ def _bombs() -> list[bytes]:
             writer = zstandard.ZstdCompressor(level=1).compressobj(size=stated)
             pieces = [writer.compress(piece) for _ in range(BOMB_BYTES >> 20)]
             _made.append(b"".join((*pieces, writer.flush())))
-        for expected in (2 * LAYOUT.parameters, 4 * LAYOUT.parameters):
+        for expected in (LAYOUT.parameters, 4 * LAYOUT.parameters):
             one = zstandard.ZstdCompressor(level=1).compress(bytes(expected))
             _made.append(one + _made[0])  # a whole frame of the expected size, then the bomb
             _made.append(_restated(expected))
@@ -132,18 +164,18 @@ def _restated(size: int) -> bytes:
     return lying
 
 
-def blob_of(codec: CodecName, kind: int, rng: random.Random) -> bytes:
+def blob_of(codec: str, kind: int, rng: random.Random) -> bytes:
     """An update as an honest worker sends it: noise, which is sent raw, or sparse, which is compressed."""
     values = np.random.default_rng(rng.getrandbits(32)).normal(0, 1e-3, LAYOUT.parameters).astype(np.float32)
     if kind:
         values[np.arange(LAYOUT.parameters) % 16 != 0] = 0
-    return encode_update(CODECS[codec], values, np.ones(LAYOUT.buffers, np.float32), 0)
+    return frame.join(encode_update(EVERY[codec], values, np.ones(LAYOUT.buffers, np.float32), LAYOUT, 0))
 
 
-def decode_or_refuse(codec: CodecName, blob: bytes) -> bool:
+def decode_or_refuse(codec: str, blob: bytes) -> bool:
     """Whether the blob was accepted; fails unless it then is an update of the right shape."""
     try:
-        gradient, buffers = decode_update(CODECS[codec], blob, LAYOUT)
+        gradient, buffers = decode_update(EVERY[codec], frame.split(blob, 2), LAYOUT)
     except CodecError:
         return False
     assert (gradient.shape, buffers.shape) == ((LAYOUT.parameters,), (LAYOUT.buffers,))
@@ -151,16 +183,16 @@ def decode_or_refuse(codec: CodecName, blob: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_mutated_blob_is_refused_or_right_and_costs_bounded_memory(codec: CodecName) -> None:
+@pytest.mark.parametrize("codec", EVERY)
+def test_a_mutated_blob_is_refused_or_right_and_costs_bounded_memory(codec: str) -> None:
     rng = random.Random(f"{SEED} {codec}")
     originals = [blob_of(codec, kind, rng) for kind in (0, 1) for _ in range(4)]
     _bombs()
-    for name in CODECS:
+    for name in EVERY:
         blob_of(name, 0, rng)  # imports torch
     process = psutil.Process()
     before, peak = process.memory_info().rss, 0
-    for index in range(BLOBS // len(CODECS)):
+    for index in range(BLOBS // len(EVERY)):
         original = rng.choice(originals)
         mutation = MUTATIONS[index % len(MUTATIONS)]
         blob = mutation(original, rng)
@@ -169,18 +201,18 @@ def test_a_mutated_blob_is_refused_or_right_and_costs_bounded_memory(codec: Code
             took = decode_or_refuse(codec, blob)
         except Exception as error:
             raise AssertionError(f"{told}: {error!r}") from error
-        told_whole = mutation is forge_header  # its checksum is true: the values are for the reducer to judge
+        # Where checksums are true, the values are for the reducer to judge.
+        told_whole = mutation in (forge_header, shuffle_frames)
         assert not took or blob == original or told_whole, f"{told}: accepted though it was damaged"
         peak = max(peak, process.memory_info().rss - before)
     assert peak < GROWTH_BYTES, f"{peak >> 20} MB more memory than before"
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_blob_that_nobody_touched_gives_the_values_it_was_made_of(codec: CodecName) -> None:
+@pytest.mark.parametrize("codec", EVERY)
+def test_a_blob_that_nobody_touched_gives_the_values_it_was_made_of(codec: str) -> None:
     rng = random.Random(SEED)
-    decode = partial(decode_update, CODECS[codec], layout=LAYOUT)
     for kind in (0, 1):
         blob = blob_of(codec, kind, rng)
-        gradient, buffers = decode(blob=blob)
-        if codec != "int8":  # the others have a fixed grid
-            assert encode_update(CODECS[codec], gradient, buffers, 0) == blob
+        gradient, buffers = decode_update(EVERY[codec], frame.split(blob, 2), LAYOUT)
+        if codec not in ("int8", "topk"):  # the others have a fixed grid
+            assert frame.join(encode_update(EVERY[codec], gradient, buffers, LAYOUT, 0)) == blob

@@ -645,7 +645,9 @@ def forked(start: Callable[..., Job], parent: Job, version: int, with_state: boo
     return child
 
 
-@pytest.mark.parametrize("codec", [{}, {"down": "float16"}], ids=["exact", "lossy"])
+@pytest.mark.parametrize(
+    "codec", [{}, {"down": "float16"}, {"up": "int8", "down": "bfloat16"}], ids=["exact", "half", "int8"]
+)
 def test_a_fork_begins_with_the_bits_of_its_parent(start: Callable[..., Job], codec: dict[str, str]) -> None:
     parent = start(codec=codec)
     parent.finish(parent.hand("solo"))

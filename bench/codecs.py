@@ -1,0 +1,139 @@
+"""Codecs on real gradients, in buckets as they travel: bytes, speed each way, error. One process, one thread.
+
+python -m bench.codecs                       # as markdown; gradients are made once and kept in a temporary folder
+python -m bench.codecs --model resnet18 --times 9
+
+`resnet18` on 3x32x32 leaves most of its gradient zero (its last maps are one pixel wide, so that eight of nine weights
+of a filter see padding alone); on 3x64x64 (`resnet18-64`) it is dense. Speeds are per second of
+CPU time, which a busy machine changes less than the wall clock's; copying memory is measured beside each.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from computeshare.codecs import CODECS, SPARSE, Codec
+from computeshare.settings import Settings
+from computeshare.training import datasets, models
+from computeshare.types import Vector
+
+GRADIENTS = {  # model, input, steps before the gradient is taken
+    "simplenet": ("simplenet", (1, 28, 28), 100),
+    "lenet5": ("lenet5", (1, 28, 28), 100),
+    "resnet18": ("resnet18", (3, 32, 32), 30),
+    "resnet18-64": ("resnet18", (3, 64, 64), 10),
+}
+BUCKET = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One codec on one gradient: float32 bytes over its own, MB of float32 per CPU second, |lost| / |gradient|."""
+
+    ratio: float
+    encode_mb_s: float
+    decode_mb_s: float
+    error: float
+
+
+def gradient(name: str, data_dir: Path, folder: Path) -> Vector:
+    """The gradient (d,) of a few steps into training on MNIST, from `folder` where it is there already."""
+    path = folder / f"{name}.npy"
+    if not path.exists():
+        np.save(path, _trained(*GRADIENTS[name], data_dir))
+    kept: Vector = np.load(path)
+    return kept
+
+
+def _trained(model: str, shape: models.Shape, steps: int, data_dir: Path) -> Vector:
+    module = models.build(model, shape, 10, 0).train()
+    split = datasets.open_split("mnist", "train", data_dir, shape)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        optimizer.step()  # at first there is no gradient, and nothing changes
+        images, labels = split.batch(rng.integers(0, len(split), 32))
+        optimizer.zero_grad()
+        functional.cross_entropy(module(images), labels).backward()
+    return np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
+
+
+def measure(codec: Codec, values: Vector, times: int) -> Row:
+    """Medians over `times` runs through all buckets, decoded into a vector that is kept."""
+    buckets = list(_buckets(values))
+    blobs = [codec.encode(bucket, seed) for seed, bucket in enumerate(buckets)]
+    out = np.empty_like(values)
+    into = list(_buckets(out))
+
+    def encode() -> None:
+        for seed, bucket in enumerate(buckets):
+            codec.encode(bucket, seed)
+
+    def decode() -> None:
+        for blob, target in zip(blobs, into, strict=True):
+            codec.decode(blob, target.size, target)
+
+    speeds = [values.nbytes / 1e6 / median_s(work, times) for work in (encode, decode)]
+    lost = np.linalg.norm(out.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64))
+    return Row(values.nbytes / sum(map(len, blobs)), *speeds, float(lost))
+
+
+def memcpy_mb_s(values: Vector, times: int) -> float:
+    """MB of float32 copied per CPU second, bucket by bucket into one that is kept."""
+    kept = np.empty(BUCKET, np.float32)
+
+    def copy() -> None:
+        for bucket in _buckets(values):
+            np.copyto(kept[: bucket.size], bucket)
+
+    return values.nbytes / 1e6 / median_s(copy, times)
+
+
+def median_s(work: Callable[[], None], times: int) -> float:
+    """Median of the CPU seconds that `work` takes, of all threads; small work is repeated for 20 ms."""
+    work()
+    started = time.process_time()
+    work()
+    repeat = max(1, int(0.02 / max(1e-6, time.process_time() - started)))
+    seconds = []
+    for _ in range(times):
+        started = time.process_time()
+        for _ in range(repeat):
+            work()
+        seconds.append((time.process_time() - started) / repeat)
+    return statistics.median(seconds)
+
+
+def _buckets(values: Vector) -> Iterator[Vector]:
+    return (values[start : start + BUCKET] for start in range(0, values.size, BUCKET))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=GRADIENTS, action="append", help="one of these only; may be repeated")
+    parser.add_argument("--times", type=int, default=5, help="runs of which the median is taken")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "computeshare-gradients")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.folder.mkdir(exist_ok=True)
+    print(
+        "| gradient | codec | ratio | encode MB/s | decode MB/s | error | memcpy MB/s |\n|---|---|---|---|---|---|---|"
+    )
+    for name in options.model or GRADIENTS:
+        values = gradient(name, Settings().data_dir, options.folder)
+        for label, codec in {**CODECS, **SPARSE}.items():
+            row, copied = measure(codec, values, options.times), memcpy_mb_s(values, options.times)
+            speeds = f"{row.encode_mb_s:.0f} | {row.decode_mb_s:.0f}"
+            print(f"| `{name}` | `{label}` | {row.ratio:.1f} | {speeds} | {row.error:.2g} | {copied:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

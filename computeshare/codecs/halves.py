@@ -1,0 +1,57 @@
+"""Two bytes a value: half precision and bfloat16."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from computeshare.codecs import frame
+from computeshare.types import Blob, Vector
+
+Words = npt.NDArray[np.uint16]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """`float16` is IEEE 754 half precision: 11 significant bits, magnitudes from 6e-8 to 65,504, larger finite values
+    become infinite, which a receiver refuses. `bfloat16` is the upper half of single precision: 8 significant bits.
+
+    Both round to the nearest, ties to even. Upper and lower bytes travel in a frame each: exponents repeat themselves
+    and significant bits do not, so that a dense gradient shrinks by 15 % or 30 % more.
+    The casts are torch's: NumPy has no bfloat16, and takes ten times as long for the subnormal halves that small
+    gradients become.
+    """
+
+    kind: Literal["float16", "bfloat16"]
+    exact: ClassVar[bool] = False
+    residual: ClassVar[bool] = False
+
+    def encode(self, values: Vector, seed: int = 0) -> bytes:
+        import torch
+
+        writable = values if values.flags.writeable else values.copy()  # torch warns of anything else
+        short = torch.from_numpy(np.ascontiguousarray(writable)).to(getattr(torch, self.kind))
+        return frame.pack_all(_planes(short.view(torch.int16).numpy().view(np.uint16)))
+
+    def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
+        import torch
+
+        upper, lower = (np.frombuffer(plane, np.uint8) for plane in frame.unpack_all(blob, (size, size)))
+        short = torch.from_numpy(_words(upper, lower).view(np.int16)).view(getattr(torch, self.kind))
+        out = np.empty(size, np.float32) if out is None else out
+        torch.from_numpy(out).copy_(short)
+        return out
+
+
+def _planes(words: Words) -> tuple[Bytes, Bytes]:
+    """The upper and the lower bytes of `words`; shifts and casts do so three times faster than strides."""
+    return (words >> 8).astype(np.uint8), words.astype(np.uint8)
+
+
+def _words(upper: Bytes, lower: Bytes) -> Words:
+    words = upper.astype(np.uint16)
+    words <<= 8
+    words |= lower
+    return words
