@@ -62,4 +62,4 @@ def test_only_an_epochs_last_round_ends_it(plan: Plan, version: int) -> None:
 def test_a_round_with_carried_micro_batches_holds_them_and_its_own() -> None:
     carried = Plan(0, 100, 10, 4).round(1, (3, 1))
     assert (carried.first, carried.count, carried.total, carried.samples) == (4, 4, 6, 60)
-    assert carried.micro_batches == [1, 3, 4, 5, 6, 7]
+    assert carried.units == [1, 3, 4, 5, 6, 7]
