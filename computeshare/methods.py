@@ -106,7 +106,10 @@ class LocalStrategy(Part):
     kind: Literal["local"] = "local"
     inner_steps: int = Field(20, ge=1, le=10_000, description="micro-batches that a replica steps through in a round")
     replicas: int = Field(4, ge=1, le=LARGEST_ROUND, description="replicas in a round; each is leased whole")
-    inner_optimizer: OptimizerSpec = Field(default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9))
+    inner_optimizer: OptimizerSpec = Field(
+        default_factory=lambda: OptimizerSpec(name="AdamW", lr=1e-3),
+        description="takes the inner steps; with momentum of its own it wants an outer_momentum of 0 or small rates",
+    )
     outer_lr: float = Field(0.7, gt=0, le=1000, description="rate of the outer steps")
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer steps; 0: none")
     inner_state: Literal["restart", "kept"] = Field(
