@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,15 @@ SHAPE = (1, 16, 16)
 PLAN = Plan(seed=7, samples=50, micro_batch=8, micro_batches_per_round=6, inner_steps=3)  # units of 3, 3 and 1
 MOMENTUM = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
 ADAMW = OptimizerSpec(name="AdamW", lr=4e-4)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Another number gives other bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def split() -> Split:
@@ -122,12 +132,7 @@ print(bits(run(r, 1)))
 
 
 def test_a_unit_yields_the_same_bits_in_a_fresh_process() -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        expected = bits(run(replica(ADAMW), 1))
-    finally:
-        torch.set_num_threads(threads)
+    expected = bits(run(replica(ADAMW), 1))
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", PROCESS], cwd=root, capture_output=True, text=True, timeout=120, check=True
