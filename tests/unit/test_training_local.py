@@ -135,7 +135,7 @@ def test_a_unit_yields_the_same_bits_in_a_fresh_process() -> None:
     expected = bits(run(replica(ADAMW), 1))
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", PROCESS], cwd=root, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", PROCESS], cwd=root, capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.strip() == expected
 
