@@ -1,7 +1,9 @@
-"""Which samples belong to which micro-batch, and which micro-batches to which round. Pure.
+"""Which samples belong to which micro-batch, which micro-batches to which unit, and which units to which round. Pure.
 
-Any machine computes the same answer from `(seed, epoch)`, so no data travels. A round never crosses an
-epoch; an epoch's last micro-batch and last round may be short.
+Any machine computes the same answer from `(seed, epoch)`, so no data travels. A unit is what one update stands for and
+what is leased whole: one micro-batch, or the `inner_steps` consecutive ones that a replica of local SGD steps through.
+Micro-batches and units are numbered across the job. Neither a unit nor a round crosses an epoch; an epoch's last round,
+its last unit and its last micro-batch may be short.
 """
 
 from collections.abc import Sequence
@@ -26,8 +28,8 @@ def permutation(seed: int, epoch: int, samples: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What turns `version` into `version + 1`: `count` micro-batches from number `first` on, after those `carried`
-    over from the round before, which had closed without them.
+    """What turns `version` into `version + 1`: `count` units from number `first` on, after those `carried` over from
+    the round before, which had closed without them.
     """
 
     version: int
@@ -42,45 +44,78 @@ class Round:
         return len(self.carried) + self.count
 
     @property
-    def micro_batches(self) -> list[int]:
+    def units(self) -> list[int]:
         """All of them, ascending."""
         return [*sorted(self.carried), *range(self.first, self.first + self.count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole job's division of `samples` per epoch into micro-batches and rounds."""
+    """The whole job's division of `samples` per epoch into micro-batches, units and rounds.
+
+    `micro_batches_per_round` is a multiple of `inner_steps`, the micro-batches of a unit.
+    """
 
     seed: int
     samples: int
     micro_batch: int
     micro_batches_per_round: int
+    inner_steps: int = 1
 
     @property
     def micro_batches_per_epoch(self) -> int:
         return -(-self.samples // self.micro_batch)
 
     @property
+    def units_per_epoch(self) -> int:
+        return -(-self.micro_batches_per_epoch // self.inner_steps)
+
+    @property
+    def units_per_round(self) -> int:
+        return self.micro_batches_per_round // self.inner_steps
+
+    @property
     def rounds_per_epoch(self) -> int:
-        return -(-self.micro_batches_per_epoch // self.micro_batches_per_round)
+        return -(-self.units_per_epoch // self.units_per_round)
 
     def round(self, version: int, carried: Sequence[int] = ()) -> Round:
         """The round that starts from `version`, with what the one before left over."""
         epoch, index = divmod(version, self.rounds_per_epoch)
-        start = index * self.micro_batches_per_round
-        count = min(self.micro_batches_per_round, self.micro_batches_per_epoch - start)
-        first = epoch * self.micro_batches_per_epoch + start
-        samples = sum(self.size(m) for m in (*carried, *range(first, first + count)))
+        start = index * self.units_per_round
+        count = min(self.units_per_round, self.units_per_epoch - start)
+        first = epoch * self.units_per_epoch + start
+        samples = sum(self.unit_size(unit) for unit in (*carried, *range(first, first + count)))
         return Round(version, epoch, first, count, samples, tuple(carried))
 
     @property
     def last_round_count(self) -> int:
-        """How many micro-batches an epoch's last round has."""
+        """How many units an epoch's last round has."""
         return self.round(self.rounds_per_epoch - 1).count
 
     def ends_epoch(self, version: int) -> bool:
         """Whether the round that starts from `version` is its epoch's last."""
         return (version + 1) % self.rounds_per_epoch == 0
+
+    def epoch_of(self, unit: int) -> int:
+        """The epoch that the unit with this number belongs to."""
+        return unit // self.units_per_epoch
+
+    def micro_batches(self, unit: int) -> range:
+        """The numbers of the micro-batches of the unit with this number, in the order they are stepped through."""
+        epoch, index = divmod(unit, self.units_per_epoch)
+        start = index * self.inner_steps
+        stop = min(start + self.inner_steps, self.micro_batches_per_epoch)
+        before = epoch * self.micro_batches_per_epoch
+        return range(before + start, before + stop)
+
+    def slot(self, unit: int) -> int:
+        """The place in its round of the unit with this number, from 0: which replica it is."""
+        return unit % self.units_per_epoch % self.units_per_round
+
+    def unit_size(self, unit: int) -> int:
+        """How many samples the unit with this number holds."""
+        span = self.inner_steps * self.micro_batch
+        return min(span, self.samples - unit % self.units_per_epoch * span)
 
     def size(self, micro_batch: int) -> int:
         """How many samples the micro-batch with this number holds."""

@@ -6,90 +6,50 @@ Knows no torch: names, arguments and sizes come from the committed `catalog`.
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from computeshare.catalog import ArgumentEntry, catalog
+from computeshare.catalog import catalog
+from computeshare.methods import (
+    LARGEST_LOCAL_ROUND,
+    LARGEST_ROUND,
+    LocalStrategy,
+    OptimizerSpec,
+    Part,
+    Strategy,
+    SyncStrategy,
+    chosen,
+    wrong,
+)
 from computeshare.quorum import bad_values, tolerated
 from computeshare.sampling import Plan
+
+__all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy", "WorkerRange"]
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16", "bfloat16", "int8"]
 DownCodecName = Literal["float32", "float16", "bfloat16"]
 """Those that leave alone what they have given once, as a restored version must be published as it was."""
-LARGEST_NUMBER = 1e300
-LARGEST_ARGUMENT = 1e8
-"""Largest argument of an optimizer: torch itself stumbles over some that are larger."""
 LARGEST_BYTES = 400_000_000
 """Largest weights, in bytes of float32: they travel as one value, which the broker takes up to 512 MB."""
 LARGEST_ROUND_BYTES = 2 << 30
 """Largest round, in bytes of float32, that is held in memory at once to be combined by a median or a trimmed mean."""
+INSTEAD = {
+    ("async", "micro_batches_per_round"): "its buffer says how many micro-batches make a version",
+    ("local", "micro_batches_per_round"): "a round is its replicas times its inner_steps",
+    ("local", "optimizer"): "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
+}
+"""What a strategy has in the place of a field that it does not take."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # "32" and true are no numbers
-
-
-class SyncStrategy(_Part):
-    """Synchronous SGD: every version is made of the micro-batches of its round; with a quorum below 1, those that are
-    late are carried over to the next.
-    """
-
-    kind: Literal["sync"] = "sync"
-    quorum: float = Field(
-        1.0, ge=0.5, le=1, description="share of the round to wait for past its deadline; 1: all of it"
-    )
-    backup: bool = Field(True, description="lease a slow micro-batch a second time near the round's end")
-    combine: Literal["mean", "median", "trimmed_mean"] = "mean"
-    max_norm: float | None = Field(None, gt=0, description="clip each update to this Euclidean norm")
-
-
-class OptimizerSpec(BaseModel):
-    """A `torch.optim` optimizer by name, with its own arguments beside it."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str = "SGD"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        known = catalog().optimizers
-        if self.name not in known:
-            raise _wrong("optimizer", "name", f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
-        arguments = known[self.name].arguments
-        for name, value in self.arguments.items():
-            if name not in arguments:
-                allowed = ", ".join(sorted(arguments))
-                raise _wrong("optimizer", name, f"{self.name} takes no argument {name!r}; allowed: {allowed}")
-            if problem := _problem(arguments[name], value):
-                raise _wrong("optimizer", name, f"{self.name}'s {name} must be {problem}, not {value!r}"[:500])
-        given = {name: entry.default for name, entry in arguments.items()} | self.arguments
-        if given.get("nesterov") and not (given["momentum"] > 0 and given["dampening"] == 0):
-            raise _wrong("optimizer", "nesterov", "nesterov needs a momentum above 0 and no dampening")
-        return self
-
-
-class CodecSpec(_Part):
+class CodecSpec(Part):
     """How vectors travel: `up` for updates, `down` for weights."""
 
     up: CodecName = "float16"
     down: DownCodecName = "float32"
 
 
-class WorkerRange(_Part):
+class WorkerRange(Part):
     """How many workers a job waits for before it starts, and how many it takes at most."""
 
     min: int = Field(1, ge=1, le=1024)
@@ -102,7 +62,7 @@ class WorkerRange(_Part):
         return self
 
 
-class JobSpec(_Part):
+class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
     name: str = Field("", max_length=100)
@@ -113,11 +73,16 @@ class JobSpec(_Part):
         None, strict=False, description="channels, height, width; default the data set's"
     )
     micro_batch: int = Field(32, ge=1, le=65_536)
-    micro_batches_per_round: int = Field(4, ge=1, le=4096)
+    micro_batches_per_round: int = Field(
+        4, ge=1, le=LARGEST_LOCAL_ROUND, description="for sync; follows from other strategies"
+    )
     rounds: int | None = Field(None, ge=1, le=100_000_000)
     epochs: int | None = Field(None, ge=1, le=1_000_000)
-    strategy: SyncStrategy = SyncStrategy()
-    optimizer: OptimizerSpec = Field(default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9))
+    strategy: Strategy = SyncStrategy()
+    optimizer: OptimizerSpec = Field(
+        default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
+        description="the server's optimizer; for local it follows from the strategy",
+    )
     lr_scaling: Literal["none", "linear"] = "none"
     codec: CodecSpec = CodecSpec()
     workers: WorkerRange = WorkerRange()
@@ -125,6 +90,15 @@ class JobSpec(_Part):
     threads: int = Field(0, ge=0, le=256)
     checkpoint_every: Count = 100
     evaluate_every: Count = 100
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: Any) -> Any:
+        """Fills in what follows from the strategy, where it was left out."""
+        try:
+            return {**chosen(data.get("strategy", {})).implied, **data}
+        except (ValueError, AttributeError):  # said of the strategy, or of what is no object, later on
+            return data
 
     @field_validator("name")
     @classmethod
@@ -152,6 +126,7 @@ class JobSpec(_Part):
     def _possible(self) -> Self:
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("give rounds or epochs, not both")
+        self._consistent()
         model, (_, height, width) = catalog().models[self.model], self.shape
         if min(height, width) < model.min_size:
             raise ValueError(
@@ -159,10 +134,11 @@ class JobSpec(_Part):
                 f"{self.dataset} gives {height}x{width}: set input, for example [{self.shape[0]}, 32, 32], "
                 f"or take model mlp"
             )
-        if 4 * self.parameters * self._pieces > LARGEST_BYTES:
+        largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
+        if 4 * self.parameters * largest > LARGEST_BYTES:
             raise ValueError(
-                f"model {self.model} has {self.parameters:,} parameters at this input; with {self.optimizer.name} this "
-                f"release takes models up to {LARGEST_BYTES // 4 // self._pieces:,} (weights and the optimizer's "
+                f"model {self.model} has {self.parameters:,} parameters at this input; with {heaviest} this "
+                f"release takes models up to {LARGEST_BYTES // 4 // largest:,} (weights and the optimizer's "
                 f"state travel in one piece): choose a smaller model or input"
             )
         if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
@@ -173,10 +149,21 @@ class JobSpec(_Part):
         self._bearable()
         return self
 
+    def _consistent(self) -> None:
+        """Raises ValidationError where a field contradicts the strategy."""
+        kind = self.strategy.kind
+        for name, value in self.strategy.implied.items():
+            if getattr(self, name) != value:
+                raise wrong("JobSpec", name, f"strategy {kind} has no {name}: leave it out; {INSTEAD[kind, name]}")
+        if kind == "sync" and self.micro_batches_per_round > LARGEST_ROUND:
+            raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
+        if kind == "local" and self.lr_scaling != "none":
+            raise wrong("JobSpec", "lr_scaling", "strategy local scales no rate: set its inner_optimizer's lr instead")
+
     def _bearable(self) -> None:
         """Raises ValueError where a robust combination would not keep what it promises, or the round in memory."""
         strategy, per_round = self.strategy, self.micro_batches_per_round
-        if strategy.combine == "mean":
+        if not isinstance(strategy, SyncStrategy) or strategy.combine == "mean":
             return
         most = int(LARGEST_ROUND_BYTES * strategy.quorum) // (4 * self.parameters)
         if per_round > most:
@@ -204,15 +191,20 @@ class JobSpec(_Part):
     @property
     def sharers(self) -> int:
         """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
-        return self.workers.min if self.strategy.combine != "mean" and tolerated(self.workers.min) else 0
+        robust = isinstance(self.strategy, SyncStrategy) and self.strategy.combine != "mean"
+        return self.workers.min if robust and tolerated(self.workers.min) else 0
 
     @property
     def fewest_workers(self) -> int:
         """How many workers must be there for the rounds to go on."""
-        return min(self.workers.min, self.micro_batches_per_round)
+        return min(self.workers.min, self.plan.units_per_round)
 
     def quorum_of(self, version: int) -> float:
-        """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all."""
+        """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all, and
+        so do those of a strategy that has no quorum.
+        """
+        if not isinstance(self.strategy, SyncStrategy):
+            return 1.0
         last = self.plan.ends_epoch(version) or version + 1 == self.rounds_total
         return 1.0 if last else self.strategy.quorum
 
@@ -235,24 +227,34 @@ class JobSpec(_Part):
         return max(model.parameters, -(-model.parameters * size // reference))
 
     @property
-    def _pieces(self) -> int:
+    def _travelling(self) -> list[OptimizerSpec]:
+        """The optimizers whose state goes from one process to another."""
+        strategy = self.strategy
+        if isinstance(strategy, LocalStrategy) and strategy.inner_state == "kept":
+            return [self.optimizer, strategy.inner_optimizer]
+        return [self.optimizer]
+
+    def _pieces(self, optimizer: OptimizerSpec) -> int:
         """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
-        return (1 if self.optimizer.name == "SGD" else 3) + (self.codec.down != "float32")
+        return (1 if optimizer.name == "SGD" else 3) + (self.codec.down != "float32")
 
     @property
     def broker_bytes(self) -> int:
         """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
-        after it; the updates of a round, and of the one before until its state is stored.
+        after it; the updates of a round, and of the one before until its state is stored; for `local`, the inner state
+        that each replica's worker may hand over.
         """
         up, down = (4 if codec == "float32" else 2 for codec in (self.codec.up, self.codec.down))
-        updates = 2 * self.micro_batches_per_round * up
-        return 1_000_000 + self.parameters * (3 * down + 3 * 4 * self._pieces + updates)
+        units = self.plan.units_per_round
+        outer, *inner = (4 * self._pieces(one) for one in self._travelling)
+        return 1_000_000 + self.parameters * (3 * down + 3 * outer + 2 * units * up + units * sum(inner))
 
     @property
     def plan(self) -> Plan:
-        """The division of the job's samples into micro-batches and rounds."""
+        """The division of the job's samples into micro-batches, units and rounds."""
         samples = catalog().datasets[self.dataset].train
-        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round)
+        steps = self.strategy.inner_steps if isinstance(self.strategy, LocalStrategy) else 1
+        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round, steps)
 
     @property
     def rounds_total(self) -> int:
@@ -271,41 +273,3 @@ class JobSpec(_Part):
 
 def _is_multiple(version: int, every: int) -> bool:
     return every > 0 and version > 0 and version % every == 0
-
-
-def _wrong(title: str, field: str, message: str) -> ValidationError:
-    """An error that names a field which the model only knows by its catalog."""
-    kind = PydanticCustomError("value_error", "{text}", {"text": message})
-    return ValidationError.from_exception_data(title, [InitErrorDetails(type=kind, loc=(field,), input=None)])
-
-
-def _problem(entry: ArgumentEntry, value: Any) -> str | None:
-    """What an optimizer's argument has to be, if it is not."""
-    if value is None and entry.nullable:
-        return None
-    if not _is_kind(value, entry.kind):
-        return f"a {entry.kind}" if entry.kind != "numbers" else "a list of numbers"
-    values = value if entry.kind == "numbers" else [value]
-    if entry.kind == "numbers" and len(values) != len(entry.ranges):
-        return f"{len(entry.ranges)} numbers"
-    for allowed, number in zip(entry.ranges, values, strict=False):  # what is no number has no ranges
-        if not allowed.holds(number):
-            return str(allowed)
-        if number is not None and abs(number) > LARGEST_ARGUMENT:
-            return f"at most {LARGEST_ARGUMENT:g}"
-    return None
-
-
-def _is_kind(value: object, kind: str) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
-    match kind:
-        case "number":
-            return number
-        case "integer":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "boolean":
-            return isinstance(value, bool)
-        case "string":
-            return isinstance(value, str)
-        case _:
-            return isinstance(value, list | tuple) and all(v is None or _is_kind(v, "number") for v in value)

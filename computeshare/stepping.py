@@ -10,7 +10,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_weights, in_parts
 from computeshare.layout import Layout, Weights
 from computeshare.spec import JobSpec
-from computeshare.strategies import sync
+from computeshare.strategies import combining, sync
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.types import Blob, Vector
 
@@ -51,7 +51,7 @@ class Steps:
 
     def combine(self, updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
         """The gradient (d,) of a round from its updates (d,) in micro-batch order, read once."""
-        return sync.combine(self._spec.strategy, updates, samples, self._spec.workers.min)
+        return combining.combine(self._spec.strategy, updates, samples, self._spec.workers.min)
 
     def publish(self, master: Vector, buffers: Vector, before: Weights) -> tuple[list[Blob], Held]:
         """A version's weights as they travel, and what everyone holds who has read them.

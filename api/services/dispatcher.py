@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from api.database import Database, now_ms
 from api.services.admission import Memory, exhausted, no_room
 from api.services.exclusion import excluded
+from api.services.history import plan_of
 from api.services.outbox import OUTBOX, SEAT, Courier
 from api.services.reasons import Situation, reason
 from api.services.reconciling import reconcile
@@ -281,7 +282,7 @@ def _is_finished(job: Any, published: Published) -> bool:
 
 def _demand(job: Any, published: Published) -> Demand:
     spec = job.spec
-    seats = min(spec["workers"]["max"], spec["micro_batches_per_round"])
+    seats = min(spec["workers"]["max"], plan_of(spec).units_per_round)
     wanted = published.known and not _is_finished(job, published)
     return Demand(
         job_id=job.id,

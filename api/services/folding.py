@@ -93,7 +93,7 @@ class Fold:
         if outcome not in OUTCOMES:
             raise ValueError("unknown outcome")
         sent, counted = numbers_of(data["micro_batches"]), numbers_of(data["counted"])
-        samples = sum(state.plan.size(m) for m in counted)
+        samples = sum(state.plan.unit_size(m) for m in counted)
         bytes_up, bytes_down, seconds = count_of(data["bytes_up"]), count_of(data["bytes_down"]), data["seconds"]
         self.changes.submissions.append(
             {
@@ -302,8 +302,8 @@ class Fold:
         return row
 
     def _tally(self, micro_batch: int, what: str) -> None:
-        epoch = micro_batch // self.state.plan.micro_batches_per_epoch
-        self.changes.epoch(self.state.id, epoch)[what] += self.state.plan.size(micro_batch)
+        plan = self.state.plan
+        self.changes.epoch(self.state.id, plan.epoch_of(micro_batch))[what] += plan.unit_size(micro_batch)
 
     def _event(self, entry: Entry, data: Row) -> None:
         self.changes.events.append(

@@ -13,6 +13,7 @@ from api.tables import CheckpointRow
 from computeshare.artifacts import Artifacts
 from computeshare.catalog import catalog
 from computeshare.errors import ArtifactError, SpecError
+from computeshare.methods import chosen
 from computeshare.spec import JobSpec
 
 LONGEST_NAME = 100
@@ -52,10 +53,11 @@ class Forks:
 def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A specification's document with some fields changed, those of its objects one by one.
 
-    An optimizer or a strategy that is named anew starts from its own defaults, and a new length takes the place of
-    the old one, whichever unit that was in.
+    An optimizer or a strategy that is named anew starts from its own defaults, what followed from a strategy goes with
+    it, and a new length takes the place of the old one, whichever unit that was in.
     """
-    merged = dict(document)
+    left = chosen(document.get("strategy", {})).implied if "strategy" in changes else {}
+    merged = {name: value for name, value in document.items() if name not in left}
     for name, value in changes.items():
         old, anew = document.get(name), {"optimizer": "name", "strategy": "kind"}.get(name, "")
         inner = isinstance(old, dict) and isinstance(value, dict) and anew not in value

@@ -198,7 +198,8 @@ class History:
 def plan_of(spec: dict[str, Any]) -> Plan:
     """The division of a stored job's samples; a job stays readable when the catalog no longer knows its model."""
     samples = catalog().datasets[spec["dataset"]].train
-    return Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"])
+    steps = spec.get("strategy", {}).get("inner_steps", 1)
+    return Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"], steps)
 
 
 def samples_owned(plan: Plan, version: int) -> list[int]:

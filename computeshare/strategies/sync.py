@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from computeshare.methods import SyncStrategy
 from computeshare.quorum import bad_values
-from computeshare.spec import SyncStrategy
 from computeshare.types import Vector
 
 PIECE = 1 << 17
@@ -43,7 +43,8 @@ class Mean:
         self._sum: Vector | None = None
         self._scratch: Vector | None = None
 
-    def add(self, vector: Vector, samples: int) -> None:
+    def add(self, vector: Vector, samples: float) -> None:
+        """Count `vector` as `samples` of the total; a fraction where some of them count less."""
         weight = np.float32(samples / self._total)
         if self._sum is None or self._scratch is None:
             self._sum, self._scratch = vector * weight, np.empty(min(PIECE, len(vector)), np.float32)

@@ -27,7 +27,7 @@ class ServerOptimizer:
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, lr_factor: float = 1.0) -> None:
         """`lr_factor` multiplies the rate. Raises SpecError with torch's words where it refuses the arguments."""
-        _try_out(spec, lr_factor)
+        try_out(spec, lr_factor)
         self._name = spec.name
         self._parameters, self._gradient = torch.zeros(layout.parameters), torch.zeros(layout.parameters)
         self._list: list[nn.Parameter] = []
@@ -36,7 +36,7 @@ class ServerOptimizer:
                 parameter = nn.Parameter(self._parameters[t.start : t.stop].view(t.shape))
                 parameter.grad = self._gradient[t.start : t.stop].view(t.shape)
                 self._list.append(parameter)
-        self._optimizer = _build(spec, lr_factor, self._list)
+        self._optimizer = build(spec, lr_factor, self._list)
 
     def step(self, parameters: Vector, gradient: Vector) -> Vector:
         """The next parameters (d,), a new array, from these and their gradient (d,). Raises ShapeError."""
@@ -50,41 +50,62 @@ class ServerOptimizer:
 
     def dump(self) -> bytes:
         """Everything that later steps depend on beside the parameters, in the safetensors format."""
-        tensors: dict[str, Tensor] = {}
-        scalars: list[dict[str, Any]] = []
-        for index, parameter in enumerate(self._list):
-            state = self._optimizer.state.get(parameter, {})
-            tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
-            scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
-        rest = {"optimizer": self._name, "group": self._group(), "scalars": scalars}
-        metadata = {"state": json.dumps(rest)}  # one entry: safetensors writes several in any order
-        # through NumPy: one copy less than safetensors.torch makes
-        return safetensors.numpy.save({name: t.contiguous().numpy() for name, t in tensors.items()}, metadata)
+        return dump_state(self._name, self._optimizer)
 
     def load(self, blob: bytes) -> None:
         """Go on from what `dump` gave, of the same optimizer over the same layout. Raises ArtifactError."""
-        try:
-            tensors, rest = safetensors.torch.load(blob), _rest(blob)
-            name, group, scalars = rest["optimizer"], rest["group"], rest["scalars"]
-            states: list[dict[str, Any]] = [dict(values) for values in scalars]
-            for path, tensor in tensors.items():
-                index, key = path.split(".", 1)
-                states[int(index)][key] = tensor
-        except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise ArtifactError(f"the optimizer's state is damaged ({error}): take an earlier checkpoint") from error
-        if (name, len(states)) != (self._name, len(self._list)):
-            raise ArtifactError(
-                f"the state is that of {name} over {len(states)} tensors, not of {self._name} over {len(self._list)}"
-            )
-        self._optimizer.param_groups[0].update({key: _tuples(value) for key, value in group.items()})
-        self._optimizer.state.clear()
-        self._optimizer.state.update({p: s for p, s in zip(self._list, states, strict=True) if s})
-
-    def _group(self) -> dict[str, Any]:
-        return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
+        load_state(self._name, self._optimizer, blob)
 
 
-def _build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def dump_state(name: str, optimizer: torch.optim.Optimizer) -> bytes:
+    """Everything that later steps depend on beside the parameters, in the safetensors format."""
+    (group,) = optimizer.param_groups
+    tensors: dict[str, Tensor] = {}
+    scalars: list[dict[str, Any]] = []
+    for index, parameter in enumerate(group["params"]):
+        state = optimizer.state.get(parameter, {})
+        tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
+        scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
+    settings = {key: value for key, value in group.items() if key != "params"}
+    metadata = {"state": json.dumps({"optimizer": name, "group": settings, "scalars": scalars})}
+    # metadata has one entry, since safetensors writes several in any order; and through NumPy it is one copy less
+    return safetensors.numpy.save({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, metadata)
+
+
+def load_state(name: str, optimizer: torch.optim.Optimizer, blob: bytes) -> None:
+    """Go on from what `dump_state` gave, of the same optimizer over tensors of the same shapes.
+
+    Raises: ArtifactError: it is damaged, or of another optimizer or number of tensors.
+    """
+    parameters = optimizer.param_groups[0]["params"]
+    try:
+        tensors, rest = safetensors.torch.load(blob), _rest(blob)
+        kind, group, scalars = rest["optimizer"], rest["group"], rest["scalars"]
+        states: list[dict[str, Any]] = [dict(values) for values in scalars]
+        for path, tensor in tensors.items():
+            index, key = path.split(".", 1)
+            states[int(index)][key] = tensor
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ArtifactError(f"the optimizer's state is damaged ({error}): take an earlier checkpoint") from error
+    if (kind, len(states)) != (name, len(parameters)):
+        raise ArtifactError(
+            f"the state is that of {kind} over {len(states)} tensors, not of {name} over {len(parameters)}"
+        )
+    optimizer.param_groups[0].update({key: _tuples(value) for key, value in group.items()})
+    optimizer.state.clear()
+    optimizer.state.update({p: _placed(s, p) for p, s in zip(parameters, states, strict=True) if s})
+
+
+def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """A parameter's state where `torch.optim` expects it: beside the parameter, but for the count of steps."""
+    return {
+        key: value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
+        for key, value in state.items()
+    }
+
+
+def build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The `torch.optim` optimizer over one group of parameters, its rate multiplied by `lr_factor`."""
     arguments = {key: _tuples(value) for key, value in spec.arguments.items()}
     known = catalog().optimizers[spec.name].arguments
     rate = arguments.pop("lr", known["lr"].default)
@@ -93,12 +114,12 @@ def _build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter]
     return optimizer
 
 
-def _try_out(spec: OptimizerSpec, lr_factor: float) -> None:
+def try_out(spec: OptimizerSpec, lr_factor: float) -> None:
     """One step on one number: some arguments are refused by the constructor, some only by a step."""
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     try:
-        _build(spec, lr_factor, [parameter]).step()
+        build(spec, lr_factor, [parameter]).step()
     except Exception as error:  # torch checks few arguments itself; the others fail as they may
         raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
 

@@ -44,19 +44,19 @@ class Replica:
         parameters = _of_kind(module, "parameter")
         gradients = [torch.zeros_like(p, memory_format=torch.contiguous_format) for p in parameters]
         flat = functools.partial(FlatTensors, device=device, apart=device.type != "cpu")
-        self._parameters = flat(parameters, torch.float32)
+        self.parameters = flat(parameters, torch.float32)
         self._gradient = flat(gradients, torch.float32)
-        self._buffers = flat(_of_kind(module, "buffer"), torch.float32)
-        self._counters = flat(_of_kind(module, "counter"), torch.int64)
+        self.buffers = flat(_of_kind(module, "buffer"), torch.float32)
+        self.counters = flat(_of_kind(module, "counter"), torch.int64)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        self._loaded_buffers, self._loaded_counters = self._buffers.read(), self._counters.read()
+        self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
         self._next: tuple[int, Tensor, Tensor] | None = None
 
     def load(self, weights: Weights) -> None:
         """Start the following micro-batches from `weights`, which are copied. Raises ShapeError."""
         self._layout.check(weights)
-        self._parameters.fill(weights.parameters)
+        self.parameters.fill(weights.parameters)
         self._loaded_buffers, self._loaded_counters = weights.buffers.copy(), weights.counters.copy()
 
     def prefetch(self, micro_batch: int) -> None:
@@ -67,17 +67,29 @@ class Replica:
 
     def compute(self, micro_batch: int) -> Update:
         """Forward and backward over the micro-batch with this number."""
+        self.rewind()
+        loss = self.backward(micro_batch)
+        return Update(self._gradient.read(), self.buffers.read(), loss.item())
+
+    def rewind(self) -> None:
+        """Set buffers and counters to those loaded."""
+        self.buffers.fill(self._loaded_buffers)
+        self.counters.fill(self._loaded_counters)
+
+    def backward(self, micro_batch: int) -> Tensor:
+        """Leave the gradient in the parameters' `grad`, and return the mean loss, a number on the device.
+
+        Starts from parameters, buffers and counters as they are; the forward pass moves the latter two.
+        """
         self.prefetch(micro_batch)
         assert self._next is not None
         _, images, labels = self._next
         self._next = None
-        self._buffers.fill(self._loaded_buffers)
-        self._counters.fill(self._loaded_counters)
         self._gradient.zero()
         _seed(self._plan.generator_seed(micro_batch), self._device)
         loss = functional.cross_entropy(self._module(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        return Update(self._gradient.read(), self._buffers.read(), loss.item())
+        return loss.detach()
 
 
 class FlatTensors:

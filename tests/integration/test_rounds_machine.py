@@ -144,7 +144,7 @@ class Rounds(RuleBasedStateMachine):
         if worker not in self.members:
             return
         leased = [m for m, (holder, _) in self.leases.items() if holder == worker]
-        numbers = data.draw(st.sampled_from((leased, leased[:1], [*leased, *self.received], self.round.micro_batches)))
+        numbers = data.draw(st.sampled_from((leased, leased[:1], [*leased, *self.received], self.round.units)))
         if numbers:
             self._send(self.members[worker], self.token, f"n{next(self.names)}", numbers, again=False)
 
@@ -292,7 +292,7 @@ class Rounds(RuleBasedStateMachine):
         state, received = self.claim.progress()
         assert state is not None and state.status == ("paused" if self.paused else "running")
         assert (state.token, state.closed) == (self.token, self.closed)
-        assert state.micro_batches == self.round.micro_batches
+        assert state.micro_batches == self.round.units
         assert {m: (part.worker, part.nonce) for m, part in received.items()} == self.received
         leases: Any = self.redis.hgetall(self.store.keys.leases())
         assert {int(m): lease.split(b"|")[3].decode() for m, lease in leases.items()} == {
@@ -305,7 +305,7 @@ class Rounds(RuleBasedStateMachine):
     def nothing_of_a_round_is_lost(self) -> None:
         if hasattr(self, "token"):
             known = {*self.received, *self.leases, *self.free, *self.fresh}
-            assert known == set(self.round.micro_batches)
+            assert known == set(self.round.units)
 
 
 def test_the_scripts_do_what_a_small_model_of_a_round_says(redis: Redis) -> None:

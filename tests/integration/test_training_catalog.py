@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from computeshare.catalog import ArgumentEntry, catalog
 from computeshare.errors import SpecError
-from computeshare.spec import LARGEST_ARGUMENT, OptimizerSpec
+from computeshare.methods import LARGEST_ARGUMENT
+from computeshare.spec import OptimizerSpec
 from computeshare.training import catalog as generator
 from computeshare.training import models
 

@@ -9,10 +9,13 @@ import torch
 from torch.nn import functional
 
 from computeshare.layout import Weights
+from computeshare.methods import LocalStrategy
 from computeshare.sampling import Plan
 from computeshare.spec import OptimizerSpec
+from computeshare.strategies import local
 from computeshare.training import models
 from computeshare.training.datasets import Split, open_split
+from computeshare.training.local import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import Replica
 from computeshare.training.scoring import score
@@ -43,6 +46,24 @@ def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: Optimizer
         weights = Weights(
             server.step(weights.parameters, gradient.astype(np.float32)), updates[-1].buffers, weights.counters
         )
+    return weights
+
+
+def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int) -> Weights:
+    """What a job of local SGD does, without the processes."""
+    module = models.build(name, split.normalise.shape, 10, 0)
+    layout = models.layout_of(module)
+    weights = models.weights_of(module, layout)
+    steps, replicas = strategy.inner_steps, strategy.replicas
+    plan = Plan(seed=0, samples=len(split), micro_batch=32, micro_batches_per_round=steps * replicas, inner_steps=steps)
+    replica = LocalReplica(module, layout, plan, split, CPU, strategy.inner_optimizer)
+    server = ServerOptimizer(layout, strategy.outer_optimizer)
+    for version in range(epochs * plan.rounds_per_epoch):
+        replica.load(weights)
+        units = plan.round(version).units
+        updates = [u for unit in units if (u := replica.compute(plan.micro_batches(unit)))]
+        way = local.combine([u.vector for u in updates], [plan.unit_size(unit) for unit in units])
+        weights = Weights(server.step(weights.parameters, way), updates[-1].buffers, weights.counters)
     return weights
 
 
@@ -96,3 +117,20 @@ def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
     weights = train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, optimizer)
     module = models.build("mlp", (1, 8, 8), 10, 0)
     assert score(module, models.layout_of(module), weights, test_split).accuracy > 0.96
+
+
+def test_local_sgd_and_diloco_learn_the_digits_as_synchronous_sgd_does(tmp_path: Path) -> None:
+    train_split, test_split = (open_split("digits", s, tmp_path, (1, 8, 8)) for s in ("train", "test"))
+    momentum = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
+    plan = Plan(seed=0, samples=len(train_split), micro_batch=32, micro_batches_per_round=4)
+    averaged = LocalStrategy(inner_optimizer=momentum, outer_lr=1.0, outer_momentum=0.0)
+    diloco = LocalStrategy(inner_optimizer=OptimizerSpec(name="AdamW", lr=2e-3))
+    trained = {
+        "sync": train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, momentum),
+        "averaged": train_local("mlp", train_split, averaged, 30),
+        "diloco": train_local("mlp", train_split, diloco, 30),
+    }
+    module = models.build("mlp", (1, 8, 8), 10, 0)
+    reached = {name: score(module, models.layout_of(module), w, test_split).accuracy for name, w in trained.items()}
+    assert reached["sync"] > 0.96
+    assert reached["averaged"] >= reached["sync"] - 0.01 and reached["diloco"] >= reached["sync"] - 0.01, reached

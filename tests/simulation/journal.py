@@ -111,8 +111,8 @@ class Journal:
         assert done == expected, f"commit of {token} on {base} under {fence}: {done}, current {held.token}/{held.fence}"
         if not done:
             return
-        missing = tuple(m for m in held.round.micro_batches if m not in numbers)
-        assert set(numbers) <= set(held.round.micro_batches), f"{token} counted {numbers} of {held.round}"
+        missing = tuple(m for m in held.round.units if m not in numbers)
+        assert set(numbers) <= set(held.round.units), f"{token} counted {numbers} of {held.round}"
         assert held.closed or not missing, f"{token} was made without {missing}, though its round was not closed"
         assert version.carried == missing, f"{token} carries {version.carried}, not {missing}"
         right = self.history[str(base)].step([update(str(base), m) for m in numbers])
@@ -220,7 +220,7 @@ class Journal:
         assert len(set(grant.micro_batches)) == len(grant.micro_batches), f"leased twice in {grant}"
         begun = {micro_batch for _, token, micro_batch in held.granted if token == grant.token}
         for micro_batch in grant.micro_batches:
-            assert micro_batch in held.round.micro_batches, f"{micro_batch} is not in the round of {grant.token}"
+            assert micro_batch in held.round.units, f"{micro_batch} is not in the round of {grant.token}"
             assert micro_batch not in held.received, f"{micro_batch} was leased though it has been received"
             held.granted.add((session, grant.token, micro_batch))
         fresh = set(grant.micro_batches) - begun - set(held.carried)

@@ -1,5 +1,6 @@
 """From events to rows, without a database."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,14 @@ def test_leases_freed_by_a_worker_that_left_count_as_reassigned() -> None:
     folded = fold(("left", left))
     assert folded.state["reassigned"] == 2
     assert {epoch: row["reassigned"] for epoch, row in folded.changes.epochs.items()} == {0: 10, 1: 10}
+
+
+def test_what_is_reassigned_is_counted_in_samples_of_whole_units() -> None:
+    plan = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=8, inner_steps=4)  # 40, 40 and 20
+    folded = Fold(replace(state(), plan=plan), Rates())
+    left = {"worker": "w1", "session": "s", "reason": "left", "freed": [2, 3]}
+    folded.take(Entry("0-0", "left", 0, left))
+    assert {epoch: row["reassigned"] for epoch, row in folded.changes.epochs.items()} == {0: 20, 1: 40}
 
 
 def test_event_of_an_unknown_type_is_passed_over() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from computeshare import methods
+from computeshare.methods import KINDS, AsyncStrategy, LocalStrategy, OptimizerSpec
 from computeshare.spec import JobSpec
 
 
@@ -182,3 +184,144 @@ def test_versions_are_scored_when_asked_for_and_at_the_end(every: int, scored: l
     spec = JobSpec(dataset="digits", model="mlp", rounds=500, checkpoint_every=50, evaluate_every=every)
     assert [v for v in range(501) if spec.wants_score(v)] == scored
     assert all(spec.wants_checkpoint(version) for version in scored)
+
+
+def test_only_strategies_that_are_wired_up_are_accepted() -> None:
+    for kind in set(KINDS) - methods.ACCEPTED:
+        with pytest.raises(ValidationError, match="Input should be 'sync'") as caught:
+            JobSpec.model_validate({"dataset": "mnist", "model": "mlp", "strategy": {"kind": kind}})
+        assert caught.value.errors()[0]["loc"] == ("strategy", "kind")
+        with pytest.raises(ValidationError, match="Input should be 'sync'"):
+            JobSpec(dataset="mnist", model="mlp", strategy=KINDS[kind]())
+
+
+@pytest.fixture
+def every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "ACCEPTED", frozenset(KINDS))
+
+
+def local(strategy: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
+    chosen = {"kind": "local", "inner_steps": 10, "replicas": 3, **(strategy or {})}
+    return JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "strategy": chosen, **changes})
+
+
+def buffered(strategy: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
+    chosen = {"kind": "async", **(strategy or {})}
+    return JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "strategy": chosen, **changes})
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_a_local_jobs_round_and_optimizer_follow_from_its_strategy() -> None:
+    spec = local()
+    assert spec.micro_batches_per_round == 30
+    outer = {"name": "SGD", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+    assert spec.optimizer == OptimizerSpec.model_validate(outer)
+    assert (spec.plan.inner_steps, spec.plan.units_per_round) == (10, 3)
+    assert spec.rounds_total == 63  # 1,875 micro-batches, 188 units
+    assert local(epochs=3).rounds_total == 189
+    plain = local({"outer_momentum": 0.0, "outer_lr": 1})
+    assert plain.optimizer == OptimizerSpec.model_validate({"name": "SGD", "lr": 1, "momentum": 0, "nesterov": False})
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_an_async_jobs_buffer_takes_the_place_of_its_round() -> None:
+    spec = buffered({"buffer": 25})
+    assert (spec.micro_batches_per_round, spec.plan.units_per_round, spec.rounds_total) == (25, 25, 75)
+    assert buffered().strategy == AsyncStrategy(buffer=10, max_staleness=10, weighting="inverse_sqrt")
+
+
+@pytest.mark.usefixtures("every_kind")
+@pytest.mark.parametrize("make", [local, buffered, robust])
+def test_a_stored_specification_can_be_read_again(make: Any) -> None:
+    spec = make()
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+WRONG = [
+    (local, {"optimizer": {"name": "Adam"}}, ("optimizer",), "inner_optimizer takes the inner steps"),
+    (local, {"micro_batches_per_round": 4}, ("micro_batches_per_round",), "its replicas times its inner_steps"),
+    (local, {"lr_scaling": "linear"}, ("lr_scaling",), "inner_optimizer's lr instead"),
+    (local, {"strategy": {"inner_steps": 0}}, ("strategy", "inner_steps"), "greater than or equal to 1"),
+    (local, {"strategy": {"outer_momentum": 1.0}}, ("strategy", "outer_momentum"), "less than 1"),
+    (local, {"strategy": {"outer_lr": 0}}, ("strategy", "outer_lr"), "greater than 0"),
+    (local, {"strategy": {"inner_state": "lost"}}, ("strategy", "inner_state"), "'restart' or 'kept'"),
+    (local, {"strategy": {"replicas": 4096, "inner_steps": 10_000}}, ("strategy",), "at most 100,000"),
+    (
+        local,
+        {"strategy": {"combine": "median"}},
+        ("strategy", "combine"),
+        "unknown field; strategy local takes: .*outer_lr",
+    ),
+    (
+        local,
+        {"strategy": {"inner_optimizer": {"name": "SGD", "beta": 1}}},
+        ("strategy", "inner_optimizer", "beta"),
+        "SGD takes no argument 'beta'",
+    ),
+    (
+        local,
+        {"strategy": {"inner_optimizer": {"name": "Adam", "lr": -1}}},
+        ("strategy", "inner_optimizer", "lr"),
+        "at least 0",
+    ),
+    (buffered, {"micro_batches_per_round": 4}, ("micro_batches_per_round",), "its buffer says"),
+    (buffered, {"strategy": {"weighting": "cube"}}, ("strategy", "weighting"), "'inverse_sqrt'"),
+    (buffered, {"strategy": {"max_staleness": -1}}, ("strategy", "max_staleness"), "greater than or equal to 0"),
+    (buffered, {"strategy": {"quorum": 0.5}}, ("strategy", "quorum"), "strategy async takes: backup, buffer"),
+    (robust, {"strategy": {"inner_steps": 5}}, ("strategy", "inner_steps"), "strategy sync takes: backup, combine"),
+    (robust, {"strategy": {"kind": ["sync"]}}, ("strategy", "kind"), "'sync', 'async', 'local'"),
+    (robust, {"strategy": "sync"}, ("strategy",), "must be an object"),
+    (robust, {"strategy": None}, ("strategy",), "must be an object"),
+    (robust, {"micro_batches_per_round": 4097}, ("micro_batches_per_round",), "less than or equal to 4096"),
+]
+
+
+@pytest.mark.usefixtures("every_kind")
+@pytest.mark.parametrize(("make", "changes", "loc", "says"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_contradicts_the_strategy_is_named_with_where_it_belongs(
+    make: Any, changes: dict[str, Any], loc: tuple[str, ...], says: str
+) -> None:
+    nested = changes["strategy"] if make is not robust and "strategy" in changes else None
+    with pytest.raises(ValidationError, match=says) as caught:
+        make(nested) if nested else make(**changes)
+    assert [error["loc"] for error in caught.value.errors()] == [loc]
+
+
+def test_what_is_no_specification_is_refused() -> None:
+    for nothing in (None, [], "mnist"):
+        with pytest.raises(ValidationError, match="valid dictionary"):
+            JobSpec.model_validate(nothing)
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_only_synchronous_rounds_have_a_quorum_or_sharers() -> None:
+    for spec in (local(workers={"min": 3}), buffered(workers={"min": 3})):
+        assert spec.sharers == 0
+        assert {spec.quorum_of(version) for version in range(5)} == {1.0}
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_a_local_job_waits_for_no_more_workers_than_it_has_replicas() -> None:
+    assert local(workers={"min": 8, "max": 8}).fewest_workers == 3
+    assert local({"inner_steps": 100, "replicas": 9}, workers={"min": 8, "max": 8}).fewest_workers == 8
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_the_brokers_share_grows_with_replicas_not_with_their_steps() -> None:
+    few, more = local({"inner_steps": 5}).broker_bytes, local({"inner_steps": 500}).broker_bytes
+    assert few == more
+    per_replica = (local({"replicas": 13}).broker_bytes - few) / 10
+    assert per_replica == 2 * 2 * local().parameters  # two rounds' updates in float16
+    kept = local({"inner_state": "kept", "inner_optimizer": {"name": "AdamW"}}).broker_bytes
+    assert kept - few >= 3 * 2 * 4 * local().parameters  # three replicas' two moments
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_an_inner_state_that_travels_must_fit_into_one_value() -> None:
+    big = {"model": "resnet101", "input": (3, 32, 32)}
+    adam = {"inner_optimizer": {"name": "Adam"}}
+    assert local(adam, **big)  # restarted, it never leaves its worker
+    with pytest.raises(ValidationError, match="with Adam this release takes models up to"):
+        local({**adam, "inner_state": "kept"}, **big)
+    assert isinstance(local({**adam, "inner_state": "kept"}).strategy, LocalStrategy)

@@ -1,0 +1,32 @@
+"""One gradient from a round's updates, by whatever strategy the job has."""
+
+from collections.abc import Iterable, Sequence
+
+from computeshare.methods import AnyStrategy, AsyncStrategy, LocalStrategy, SyncStrategy
+from computeshare.strategies import buffered, local, sync
+from computeshare.types import Vector
+
+
+def combine(
+    strategy: AnyStrategy,
+    updates: Iterable[Vector],
+    samples: Sequence[int],
+    workers: int = 1,
+    staleness: Sequence[int] = (),
+) -> Vector:
+    """The gradient that the server's optimizer steps on.
+
+    Args:
+        updates: one update per unit, shape (d,) float32, in the order of units; read once.
+        samples: how many samples each stands for.
+        workers: the fewest that share a round, for `sync`.
+        staleness: how many versions each one's weights were behind, for `async`; none: all are fresh.
+    Returns: shape (d,), float32.
+    """
+    match strategy:
+        case SyncStrategy():
+            return sync.combine(strategy, updates, samples, workers)
+        case AsyncStrategy():
+            return buffered.combine(strategy, updates, samples, staleness or [0] * len(samples))
+        case LocalStrategy():
+            return local.combine(updates, samples)
