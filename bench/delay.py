@@ -5,6 +5,7 @@
 For kernels without netem. Rates are not limited here. Says `ready`, and ends when its standard input does.
 """
 
+import contextlib
 import fcntl
 import os
 import select
@@ -43,19 +44,15 @@ def carry(pairs: list[tuple[int, int]], delay_s: float, end: int) -> None:
 def _frames(tap: int) -> list[bytes]:
     """What waits in a device."""
     found = []
-    try:
+    with contextlib.suppress(OSError):  # nothing more, or the device is down
         while len(found) < 64:
             found.append(os.read(tap, _FRAME))
-    except OSError:  # nothing more, or the device is down
-        pass
     return found
 
 
 def _write(tap: int, frame: bytes) -> None:
-    try:
+    with contextlib.suppress(OSError):  # down or full: lost, as on any link
         os.write(tap, frame)
-    except OSError:  # down or full: lost, as on any link
-        pass
 
 
 def main() -> None:

@@ -5,7 +5,8 @@
 Each link ends in a bridge that has an address of this machine's own. A worker reaches the control plane through one
 link, and a rank of DistributedDataParallel another rank through two: what it sends is held to the rate by its own link,
 and again by the receiver's. The round trip is the same on both paths asked for: `rtt_ms` to this machine, or, with
-`between`, from namespace to namespace. Needs Linux and root. (A rate is that of Ethernet frames: TCP gets 95.6 % of it.)
+`between`, from namespace to namespace. Needs Linux and root. (A rate is that of Ethernet frames:
+TCP gets 95.6 % of it.)
 """
 
 import argparse
@@ -108,7 +109,9 @@ def links(count: int, shape: Shape) -> Iterator[Links]:
     remove_stale()
     pid = os.getpid()
     network = f"10.{64 + (pid >> 8) % 128}.{pid % 256}"
-    made = tuple(Link(f"cs{pid}n{i}", f"cs{pid}o{i}", f"cs{pid}i{i}", f"{network}.{i + 1}") for i in range(1, count + 1))
+    made = tuple(
+        Link(f"cs{pid}n{i}", f"cs{pid}o{i}", f"cs{pid}i{i}", f"{network}.{i + 1}") for i in range(1, count + 1)
+    )
     if _names(pid):
         raise NoLinks("this process has links already")
     try:
