@@ -28,7 +28,7 @@ BURST = "4kb"
 """What passes at once: less than any message of interest, more than a frame."""
 QUEUE = "100ms"
 """How much may wait in front of a link before frames are dropped, as time at its rate."""
-_OWN = re.compile(r"\bcs(\d+)[ion]\d+\b|\bcs(\d+)b\b")
+_OWN = re.compile(r"\bcs(\d+)[bion]\d+\b")
 
 
 class NoLinks(Exception):
@@ -99,29 +99,35 @@ def missing() -> str | None:
 
 
 @contextmanager
-def links(count: int, shape: Shape) -> Iterator[Links]:
-    """That many namespaces behind links of this shape, until the end of the block.
+def links(count: int, shape: Shape, number: int = 0) -> Iterator[Links]:
+    """Up to nine namespaces behind links of this shape, until the end of the block.
 
-    What earlier processes left behind, however they ended, is removed first. Raises NoLinks.
+    What earlier processes left behind, however they ended, is removed first.
+
+    Args:
+        number: 0 or 1, so that a process may have two such sets at once.
+    Raises: NoLinks.
     """
     if why := missing():
         raise NoLinks(why)
     remove_stale()
     pid = os.getpid()
-    network = f"10.{64 + (pid >> 8) % 128}.{pid % 256}"
-    made = tuple(
-        Link(f"cs{pid}n{i}", f"cs{pid}o{i}", f"cs{pid}i{i}", f"{network}.{i + 1}") for i in range(1, count + 1)
-    )
-    if _names(pid):
-        raise NoLinks("this process has links already")
+    network = f"10.{64 + (pid >> 7) % 128}.{(2 * pid + number) % 256}"
+    bridge = f"cs{pid}b{number}0"
+    made = tuple(_named(f"{number}{i}", pid, f"{network}.{i + 1}") for i in range(1, count + 1))
+    mine = {bridge, *(name for link in made for name in (link.namespace, link.outer, link.inner))}
     try:
         with _cables(made, shape.rtt_ms / (4 if shape.between else 2)):
-            _bridge(f"cs{pid}b", f"{network}.1/24")
+            _bridge(bridge, f"{network}.1/24")
             for link in made:
-                _connect(link, f"cs{pid}b", shape.rate_mbit)
+                _connect(link, bridge, shape.rate_mbit)
             yield Links(f"{network}.1", made)
     finally:
-        _remove(_names(pid))
+        _remove({name: pid for name in _names() if name in mine})
+
+
+def _named(number: str, pid: int, address: str) -> Link:
+    return Link(f"cs{pid}n{number}", f"cs{pid}o{number}", f"cs{pid}i{number}", address)
 
 
 @contextmanager
@@ -173,11 +179,10 @@ def remove_stale() -> None:
     _remove({name: pid for name, pid in _names().items() if not psutil.pid_exists(pid)})
 
 
-def _names(of: int | None = None) -> dict[str, int]:
+def _names() -> dict[str, int]:
     """Namespaces and devices that this module made, each with the process it did so for."""
     text = _run("ip", "netns", "list") + _run("ip", "-o", "link", "show")
-    found = {match[0]: int(match[1] or match[2]) for match in _OWN.finditer(text)}
-    return {name: pid for name, pid in found.items() if of in (None, pid)}
+    return {match[0]: int(match[1]) for match in _OWN.finditer(text)}
 
 
 def _remove(names: dict[str, int]) -> None:

@@ -3,7 +3,6 @@
 Each rank is a process of its own, on this machine's loopback or each behind a thin link.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -81,15 +80,19 @@ class Clock:
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
-        self.limit(START_S)
+        self._timer = self._started(START_S)
 
     def limit(self, seconds: float | None) -> None:
         """From now on, in place of any limit before."""
-        with contextlib.suppress(AttributeError):
-            self._timer.cancel()
-        self._timer = threading.Timer(seconds or threading.TIMEOUT_MAX, self._kill)
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer.cancel()
+        if seconds:
+            self._timer = self._started(seconds)
+
+    def _started(self, seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, self._kill)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -168,7 +171,7 @@ def _train(told: Rank) -> None:
     for version in range(1, spec.rounds_total + 1):
         images, labels = split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank))
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         report.version(version)
         if told.score_every and version % told.score_every == 0:
