@@ -1,6 +1,7 @@
 """What a part of `make bench` found, as one Markdown file and plots in plain SVG."""
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -62,6 +63,18 @@ def merged(parts: Sequence[Part]) -> Part:
     tables = [table for part in parts for table in part.tables]
     details = {name: value for part in parts for name, value in part.details.items()}
     return Part(tables, [plot for part in parts for plot in part.plots], details)
+
+
+def paired(label: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
+    """A row about ours and a peer's values, taken in turn: both medians, and that of the ratios pair by pair."""
+    ratios = [a / b if a is not None and b else None for a, b in values]
+    return [label, median([a for a, _ in values]), median([b for _, b in values]), median(ratios)]
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """None where one of them is: what was not reached has no time."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
 
 
 def markdown(part: Part) -> str:

@@ -77,8 +77,9 @@ def measure(
     job_id = secrets.token_hex(4)
     broker = psutil.Process(redis.info("server")["process_id"])
     context = multiprocessing.get_context("spawn")
-    stop, names = context.Event(), [secrets.token_hex(6) for _ in range(workers)]
-    pushing = context.Process(target=load, args=(url, job_id, blob, names, 1.0, context.Event(), stop, context.Queue()))
+    faulty, stop, dead = context.Event(), context.Event(), context.Queue()  # faults never come
+    names = [secrets.token_hex(6) for _ in range(workers)]
+    pushing = context.Process(target=load, args=(url, job_id, blob, names, 1.0, faulty, stop, dead))
     forget_peak(reducer.pid)
     rounds = RoundStore(redis, job_id)
     rounds.publish(spec.model_dump_json())

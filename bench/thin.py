@@ -12,9 +12,8 @@ its accuracy comes from a run without one. Scoring is never part of the time.
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from bench import ours, peer_ddp
 from bench.course import Course, Point
 from bench.ending import end_cleanly_when_asked
 from bench.links import Links, NoLinks, Shape, links
-from bench.report import Cell, Part, Plot, Table, markdown, merged
+from bench.report import Cell, Part, Plot, Table, markdown, median, merged, paired
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
@@ -118,10 +117,10 @@ def compare(case: Case, pairs: int, data_dir: Path) -> tuple[list[Pair], Course 
 
 def tell(name: str, case: Case, pairs: list[Pair], apart: Course | None) -> Part:
     """The part of the report about one case."""
-    rows = [_row(label, [(value(p.ours.course), value(p.peer)) for p in pairs]) for label, value in RATES.items()]
+    rows = [paired(label, [(value(p.ours.course), value(p.peer)) for p in pairs]) for label, value in RATES.items()]
     if case.score_every:
         rows += _accuracy_rows(case, pairs, apart)
-    rows.append(["computing, share of the time", _median([min(p.ours.busy.values()) for p in pairs]), None, None])
+    rows.append(["computing, share of the time", median([min(p.ours.busy.values()) for p in pairs]), None, None])
     lost = sorted({why for p in pairs for why in p.ours.left if "heard of" in why})
     note = f"Pairs: {len(pairs)}; workers taken for dead: {len(lost)}."
     shape = f"{case.shape.rate_mbit:g} Mbit/s each way per worker, {case.shape.rtt_ms:g} ms of added round trip"
@@ -138,29 +137,16 @@ RATES: dict[str, Callable[[Course], float]] = {
 }
 
 
-def _row(label: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
-    """Medians of both, and of the ratios pair by pair."""
-    ratios = [a / b for a, b in values if a is not None and b]
-    return [label, _median([a for a, _ in values]), _median([b for _, b in values]), _median(ratios)]
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Of the values there are; none where one is missing: it was not reached."""
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return statistics.median(known) if known and len(known) == len(found) else None
-
-
 def _accuracy_rows(case: Case, pairs: list[Pair], apart: Course | None) -> list[list[Cell]]:
     both = [(p.ours.course, apart or p.peer) for p in pairs]
     samples = min(course.points[-1].samples for pair in both for course in pair)
     at = [(a.accuracy_at(samples), b.accuracy_at(samples)) for a, b in both]
-    rows = [[*_row(f"accuracy after {samples:,} samples, %", [(_percent(a), _percent(b)) for a, b in at])[:3], None]]
+    rows = [[*paired(f"accuracy after {samples:,} samples, %", [(_percent(a), _percent(b)) for a, b in at])[:3], None]]
     if case.accuracy is not None:
         reached = [(a.reached(case.accuracy), b.reached(case.accuracy)) for a, b in both]
         for label, value in TO_ACCURACY.items():
             row = [tuple(value(point) if point else None for point in pair) for pair in reached]
-            rows.append(_row(f"{label} to {case.accuracy:.1%}", [(a, b) for a, b in row]))
+            rows.append(paired(f"{label} to {case.accuracy:.1%}", [(a, b) for a, b in row]))
     return rows
 
 
