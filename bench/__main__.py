@@ -24,8 +24,8 @@ RESNET = ("--model", "resnet18", "--input", "3", "32", "32")
 SKIPPED = "skipped: "
 QUICK: dict[str, Sequence[str]] = {
     "simplenet": ("--limit", "8"),
-    "lenet5": ("--limit", "60", "--samples", "12800"),
-    "resnet18": ("--limit", "120"),
+    "lenet5": ("--limit", "60", "--samples", "6400", "--score-every", "3200"),
+    "resnet18": ("--limit", "120", "--samples", "256", "--score-every", "128"),
 }
 """By model, what is enough to see that a case over thin links works: a round of ResNet-18 takes DDP 36 s there."""
 

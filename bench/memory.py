@@ -119,8 +119,10 @@ def main() -> None:
         "checkpoint_every": 0,
         "evaluate_every": 0,
     }
-    with ours.plane(2, Settings().data_dir) as plane, watched(plane.pids) as memory:
-        trained = ours.train(plane, document, options.limit)
+    with ours.plane(2, Settings().data_dir) as plane:  # idle is who has had a job with next to no model
+        ours.train(plane, document | {"model": "mlp", "input": [1, 8, 8], "rounds": 3})
+        with watched(plane.pids) as memory:
+            trained = ours.train(plane, document, options.limit)
     part = tell(memory, JobSpec.model_validate(trained.job["spec"]))
     print(markdown(part))
     if options.json:

@@ -72,7 +72,7 @@ def train(
         if not any("version" in line for line in told):
             log.seek(0)
             raise RuntimeError(f"DistributedDataParallel made no version:\n{log.read()[-2000:]}")
-    return _course(told, spec.micro_batch * ranks, meter)
+    return course(told, spec.micro_batch * ranks, meter)
 
 
 class Clock:
@@ -139,7 +139,8 @@ def _listen(
             return
 
 
-def _course(told: list[dict[str, Any]], samples: int, meter: Meter) -> Course:
+def course(told: list[dict[str, Any]], samples: int, meter: Meter) -> Course:
+    """The course of a training from what rank 0 told of it, with `samples` in a round."""
     began = next(line["began"] for line in told if "began" in line)
     points = tuple(
         Point(line["version"], line["seconds"], line["version"] * samples, *meter.between(began, line["at"]))

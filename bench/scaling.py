@@ -86,7 +86,7 @@ def measure(
     pushing.start()
     try:
         ledger = Ledger(redis, job_id, spec.plan)
-        _read_until(ledger, WARM_ROUNDS, OPEN_S)
+        _read_until(ledger, WARM_ROUNDS)
         versions, before, began = ledger.versions, _cpu(reducer, broker, pushing), time.monotonic()
         while time.monotonic() < began + seconds or ledger.versions == versions:
             ledger.read()
@@ -100,13 +100,11 @@ def measure(
     return Measured(workers, took, made, made * spec.micro_batches_per_round, len(blob), reducer_peak=most, **cpu)
 
 
-def idle_reducer() -> tuple[psutil.Process, int]:
-    """The reducer, once it has loaded what it needs and waits for work, and the bytes it has resident then."""
+def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process, int]:
+    """The reducer and the bytes it has resident while it waits for work, after a job with next to no model."""
     found = next(child for child in psutil.Process().children() if "computeshare.reducer" in child.cmdline())
-    before, now = -1.0, _cpu(found)[0]
-    while now - before > 0.2 or now < 0.5:  # CPU seconds; importing torch takes more than that
-        time.sleep(1)
-        before, now = now, _cpu(found)[0]
+    tiny = spec.model_copy(update={"model": "mlp", "input": (1, 8, 8)})
+    measure(redis, url, found, tiny, update_of(tiny), 1, 0)
     return found, forget_peak(found.pid)
 
 
@@ -116,12 +114,12 @@ def _cpu(*processes: Any) -> list[float]:
     return [each.user + each.system for each in times]
 
 
-def _read_until(ledger: Ledger, versions: int, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
+def _read_until(ledger: Ledger, versions: int) -> None:
+    deadline = time.monotonic() + OPEN_S
     while ledger.versions < versions:
         ledger.read()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{ledger.versions} versions in {patience_s:.0f} s")
+            raise TimeoutError(f"{ledger.versions} versions in {OPEN_S:.0f} s")
 
 
 def _end(rounds: RoundStore, pushing: Any, stop: Any) -> None:
@@ -185,7 +183,7 @@ def main() -> None:
     )
     blob, found = update_of(spec), []
     with tempfile.TemporaryDirectory() as home, reducing(Path(home)) as (redis, url):
-        reducer, idle = idle_reducer()
+        reducer, idle = idle_reducer(redis, url, spec)
         for workers in options.workers:
             found.append(measure(redis, url, reducer, spec, blob, workers, options.seconds))
             print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)

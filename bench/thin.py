@@ -44,7 +44,8 @@ class Case:
     """One comparison. `peer` and `ours` are fields of a JobSpec beside those of BASE; `ours` has the last word.
 
     `samples`: how many both see; 0: as many as they get to in the time. `score_every`: in samples. `accuracy`: the time
-    to it is compared, a fraction. `unshaped`: whether DDP's accuracy comes from a run of its own without a link.
+    to it is compared, a fraction. `unshaped`: whether DDP's accuracy comes from a run of its own without a link; over
+    the link it then runs for `peer_limit_s` alone, for its rate.
     """
 
     shape: Shape
@@ -55,6 +56,7 @@ class Case:
     score_every: int = 0
     accuracy: float | None = None
     unshaped: bool = False
+    peer_limit_s: float = 180.0
 
 
 CASES: dict[str, Case] = {
@@ -63,6 +65,7 @@ CASES: dict[str, Case] = {
     "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, limit_s=30),
     "resnet18-20mbit": Case(Shape(20), RESNET, limit_s=180),
     "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, limit_s=180),
+    "resnet18-20mbit-accuracy": Case(Shape(20), RESNET, limit_s=900, samples=64_000, score_every=16_000, unshaped=True),
     "lenet5-to-98": Case(Shape(20), {"model": "lenet5"}, limit_s=900, samples=240_000, score_every=6400, accuracy=0.98),
 }
 
@@ -94,8 +97,10 @@ def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> 
     """DDP's turn; over links it ends when its time is over, or the accuracy that is compared is reached."""
     _, spec = specs(case)
     every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
-    limit_s, until = (case.limit_s, case.accuracy) if over else (None, None)
-    return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, until)
+    limit_s = case.peer_limit_s if case.unshaped else case.limit_s
+    if not over:
+        return peer_ddp.train(spec, data_dir, WORKERS, score_every=every)
+    return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, case.accuracy)
 
 
 def compare(case: Case, pairs: int, data_dir: Path) -> tuple[list[Pair], Course | None]:
@@ -199,6 +204,7 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, help="milliseconds, in place of the case's")
     parser.add_argument("--limit", type=float, help="seconds of each measurement")
     parser.add_argument("--samples", type=int, help="how many both see")
+    parser.add_argument("--score-every", type=int, help="samples between versions that are scored")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     end_cleanly_when_asked()
@@ -214,8 +220,14 @@ def main() -> None:
 
 def _changed(case: Case, options: argparse.Namespace) -> Case:
     shape = {"rate_mbit": options.rate, "rtt_ms": options.rtt}
-    given = {"limit_s": options.limit, "samples": options.samples, "ours": {**case.ours, **options.ours}}
-    case = replace(case, shape=replace(case.shape, **_set(shape)))
+    given = {
+        "shape": replace(case.shape, **_set(shape)),
+        "ours": {**case.ours, **options.ours},
+        "limit_s": options.limit,
+        "peer_limit_s": options.limit,
+        "samples": options.samples,
+        "score_every": options.score_every,
+    }
     return replace(case, **_set(given))
 
 

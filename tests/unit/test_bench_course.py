@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench import peer_ddp
 from bench.course import Course, Point
 from bench.links import Moved
 from bench.meter import Meter
@@ -49,6 +50,21 @@ def test_what_moved_between_two_moments_is_read_between_readings() -> None:
 
 def test_nothing_moved_where_nothing_was_read() -> None:
     assert Meter().between(0.0, 1.0) == (0.0, 0.0)
+
+
+def test_what_a_rank_tells_becomes_a_course_without_its_pauses() -> None:
+    meter = Meter()
+    meter.note(100.0, Moved(0, 0))
+    meter.note(104.0, Moved(4000, 8000))
+    told = [
+        {"began": 100.0},
+        {"version": 1, "at": 101.0, "seconds": 1.0},
+        {"version": 1, "accuracy": 0.5},  # scored for two seconds
+        {"version": 2, "at": 104.0, "seconds": 2.0},
+    ]
+    course = peer_ddp.course(told, 64, meter)
+    assert course.points == (Point(1, 1.0, 64, 1000.0, 2000.0), Point(2, 2.0, 128, 4000.0, 8000.0))
+    assert course.accuracy == {1: 0.5} and course.rounds_per_s == 1.0
 
 
 def test_a_worker_is_busy_for_the_share_of_its_time_that_it_computes() -> None:
