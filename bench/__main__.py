@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.ending import end_cleanly_when_asked
 from bench.report import Part, markdown, svg
 from bench.results import ROOT
 from bench.thin import CASES
@@ -69,14 +70,19 @@ def run(name: str, quick: bool, folder: Path = FOLDER, parts: Mapping[str, Comma
     folder.mkdir(exist_ok=True)
     results.unlink(missing_ok=True)
     line, began = parts[name].line(quick, results), time.monotonic()
-    with log.open("w") as words:
-        done = subprocess.run(line, cwd=ROOT, stdout=words, stderr=subprocess.STDOUT, check=False)
+    with log.open("w") as words, subprocess.Popen(line, cwd=ROOT, stdout=words, stderr=words) as process:
+        try:
+            process.wait()
+        except BaseException:  # it has links and processes to remove
+            process.terminate()
+            process.wait()
+            raise
     said = log.read_text().strip().splitlines()
-    if done.returncode == 0:
+    if process.returncode == 0:
         return f"done in {time.monotonic() - began:.0f} s"
     if said and said[-1].startswith(SKIPPED):
         return said[-1]
-    return f"FAILED with {done.returncode}: {said[-1] if said else ''} ({log}); {shlex.join(line[1:])}"
+    return f"FAILED with {process.returncode}: {said[-1] if said else ''} ({log}); {shlex.join(line[1:])}"
 
 
 def write(folder: Path = FOLDER, parts: Mapping[str, Command] = PARTS) -> Path:
@@ -106,6 +112,7 @@ def main() -> None:
             line = PARTS[name].line(options.quick, FOLDER / f"{name}.json")
             print(f"{name:<28} python {shlex.join(line[1:])}")
         return
+    end_cleanly_when_asked()
     failed = []
     for name in chosen:
         print(f"{name:<28} ", end="", flush=True)
