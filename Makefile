@@ -43,8 +43,8 @@ check: install ## Format, lint, types, direction of imports, migrations, fast te
 e2e: install ## Run the tests that start processes and a browser
 	$(BIN)/python -m pytest tests/e2e
 
-bench: install ## Measure rounds per second beside torch DistributedDataParallel
-	$(BIN)/python -m bench.ddp
+bench: install ## Measure beside torch DistributedDataParallel, over thin links too (as root), into bench-results; ONLY="PART ..."
+	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
 chaos: install ## Run a release's schedules, kills, cuts and fuzzing for MINUTES, JOBS at a time, going on from the last time
 	$(BIN)/python -m bench.chaos --minutes $(MINUTES) --jobs $(JOBS)

@@ -1,53 +1,234 @@
-"""torch DistributedDataParallel over gloo: the peer, on the same model, data and batches."""
+"""torch DistributedDataParallel over gloo: the peer, on the same model, data and batches.
 
+Each rank is a process of its own, on this machine's loopback or each behind a thin link.
+"""
+
+import json
 import os
+import subprocess
+import sys
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-
-from computeshare.catalog import catalog
+from bench.course import Course, Point
+from bench.links import Links
+from bench.meter import Meter, metered
 from computeshare.embedded import free_port
+from computeshare.processes import PARENT, exit_with_parent
 from computeshare.spec import JobSpec
-from computeshare.training import datasets, models
 
-WARM_UP = 0.1
-"""Share of the rounds that is not timed, at the start."""
-
-
-def rounds_per_second(spec: JobSpec, data_dir: Path, workers: int) -> float:
-    """Train with `workers` processes, one micro-batch each per round; one thread each."""
-    context = mp.get_context("spawn")
-    answers = context.SimpleQueue()
-    address = f"tcp://127.0.0.1:{free_port()}"
-    arguments = (workers, address, spec.model_dump_json(), data_dir, answers)
-    mp.start_processes(_train, args=arguments, nprocs=workers, start_method="spawn")
-    return float(answers.get())
+START_S = 180.0
+"""How long the ranks may take until the first step."""
+TELL_S = 0.25
+"""How often a rank tells of its versions: seldom, so that nobody takes its time to listen."""
 
 
-def _train(rank: int, workers: int, address: str, raw: str, data_dir: Path, answers: mp.SimpleQueue) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=workers)
-    spec = JobSpec.model_validate_json(raw)
-    split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What one process is told."""
+
+    rank: int
+    ranks: int
+    address: str
+    interface: str
+    spec: str
+    data_dir: str
+    score_every: int
+
+
+def train(
+    spec: JobSpec,
+    data_dir: Path,
+    ranks: int = 2,
+    links: Links | None = None,
+    score_every: int = 0,
+    limit_s: float | None = None,
+    until: float | None = None,
+) -> Course:
+    """Train with `ranks` processes, one micro-batch each per round, `spec.threads` (or one) threads each.
+
+    Args:
+        links: at least as many as there are ranks, or loopback.
+        score_every: score rank 0's weights every so many versions, outside of the time that counts; 0: never.
+        limit_s: end after that many seconds, whatever has been done by then.
+        until: end once this test accuracy is reached.
+    Raises: RuntimeError: a rank failed.
+    """
+    host = links.each[0].address if links else "127.0.0.1"
+    interface = links.interface if links else ("lo0" if sys.platform == "darwin" else "lo")
+    shared = (ranks, f"tcp://{host}:{free_port()}", interface, spec.model_dump_json(), str(data_dir), score_every)
+    with tempfile.TemporaryFile("w+") as log, metered(links) as meter:
+        processes = [_start(Rank(rank, *shared), links, log) for rank in range(ranks)]
+        clock = Clock(processes)
+        try:
+            told = list(_listen(processes[0], clock, limit_s, until))
+        finally:
+            clock.end()
+        if not any("version" in line for line in told):
+            log.seek(0)
+            raise RuntimeError(f"DistributedDataParallel made no version:\n{log.read()[-2000:]}")
+    return course(told, spec.micro_batch * ranks, meter)
+
+
+class Clock:
+    """Kills the ranks when their time is over; they would wait for one another for ever otherwise."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self._processes = processes
+        self._timer = self._started(START_S)
+
+    def limit(self, seconds: float | None) -> None:
+        """From now on, in place of any limit before."""
+        self._timer.cancel()
+        if seconds:
+            self._timer = self._started(seconds)
+
+    def _started(self, seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, self._kill)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def end(self) -> None:
+        """Leave no process."""
+        self._timer.cancel()
+        self._kill()
+        for process in self._processes:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def _start(rank: Rank, links: Links | None, log: IO[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "bench.peer_ddp"]
+    if links:
+        command = links.each[rank.rank].inside(command)
+    environment = {**os.environ, PARENT: str(os.getpid()), "GLOO_SOCKET_IFNAME": rank.interface}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+    )
+    assert process.stdin
+    with process.stdin as told:
+        json.dump(asdict(rank), told)
+    return process
+
+
+def _listen(
+    process: "subprocess.Popen[str]", clock: Clock, limit_s: float | None, until: float | None
+) -> Iterator[dict[str, Any]]:
+    """What rank 0 tells, until it ends or has done enough."""
+    assert process.stdout
+    for text in process.stdout:
+        try:
+            line = json.loads(text)
+        except ValueError:  # cut off by the clock
+            return
+        if "began" in line:
+            clock.limit(limit_s)
+        yield line
+        if until is not None and line.get("accuracy", 0.0) >= until:
+            return
+
+
+def course(told: list[dict[str, Any]], samples: int, meter: Meter) -> Course:
+    """The course of a training from what rank 0 told of it, with `samples` in a round."""
+    began = next(line["began"] for line in told if "began" in line)
+    points = tuple(
+        Point(line["version"], line["seconds"], line["version"] * samples, *meter.between(began, line["at"]))
+        for line in told
+        if "seconds" in line
+    )
+    return Course(points, {line["version"]: line["accuracy"] for line in told if "accuracy" in line})
+
+
+def _train(told: Rank) -> None:
+    """One rank's training, told by rank 0 line by line."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional
+    from torch.nn.parallel import DistributedDataParallel
+
+    from computeshare.catalog import catalog
+    from computeshare.training import datasets, models
+
+    spec = JobSpec.model_validate_json(told.spec)
+    torch.set_num_threads(spec.threads or 1)
+    split = datasets.open_split(spec.dataset, "train", Path(told.data_dir), spec.shape)
     module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+    dist.init_process_group("gloo", init_method=told.address, rank=told.rank, world_size=told.ranks)
+    dist.barrier()
+    report = Report(told.rank)
     model = DistributedDataParallel(module.train())
     optimizer = getattr(torch.optim, spec.optimizer.name)(model.parameters(), **spec.optimizer.arguments)
-    warm = int(WARM_UP * spec.rounds_total)
-    started = time.perf_counter()
-    for version in range(spec.rounds_total):
-        if version == warm:
-            started = time.perf_counter()
-        images, labels = split.batch(spec.plan.indices(spec.plan.round(version).first + rank))
+    for version in range(1, spec.rounds_total + 1):
+        images, labels = split.batch(spec.plan.indices((version - 1) * told.ranks + told.rank))
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        report.version(version)
+        if told.score_every and version % told.score_every == 0:
+            report.pause()
+            if told.rank == 0:
+                report.accuracy(version, _accuracy(spec, module, Path(told.data_dir)))
+            dist.barrier()
+            report.resume()
+    report.tell()
     dist.barrier()
-    if rank == 0:
-        answers.put((spec.rounds_total - warm) / (time.perf_counter() - started))
     dist.destroy_process_group()
+
+
+def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
+    from computeshare.training import datasets, models
+    from computeshare.training.scoring import score
+
+    layout = models.layout_of(module)
+    split = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
+    accuracy = score(module, layout, models.weights_of(module, layout), split).accuracy
+    module.train()
+    return accuracy
+
+
+class Report:
+    """Rank 0's lines about its versions; `seconds` leave out the pauses."""
+
+    def __init__(self, rank: int) -> None:
+        self._lines: list[dict[str, float]] = [{"began": time.time()}]
+        self._told = self._started = time.perf_counter()
+        self._before_s = 0.0
+        self._speaks = rank == 0
+
+    def version(self, version: int) -> None:
+        now = time.perf_counter()
+        self._lines.append({"version": version, "at": time.time(), "seconds": self._before_s + now - self._started})
+        if now - self._told > TELL_S:
+            self._told = now
+            self.tell()
+
+    def accuracy(self, version: int, accuracy: float) -> None:
+        self._lines.append({"version": version, "accuracy": accuracy})
+        self.tell()
+
+    def pause(self) -> None:
+        self._before_s += time.perf_counter() - self._started
+
+    def resume(self) -> None:
+        self._started = time.perf_counter()
+
+    def tell(self) -> None:
+        if self._speaks:
+            print("\n".join(map(json.dumps, self._lines)), flush=True)
+        self._lines.clear()
+
+
+if __name__ == "__main__":
+    exit_with_parent()
+    _train(Rank(**json.load(sys.stdin)))

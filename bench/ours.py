@@ -1,0 +1,236 @@
+"""A job on a control plane of its own, its workers on this machine's loopback or each behind a thin link."""
+
+import contextlib
+import json
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.course import Course, Point
+from bench.links import Links
+from bench.meter import Meter, metered
+from computeshare.artifacts import Artifacts
+from computeshare.broker import connect
+from computeshare.client import Client
+from computeshare.embedded import free_port, stop_process
+from computeshare.processes import PARENT
+from computeshare.spec import JobSpec
+from computeshare.stack import Stack, UpOptions, running, wait_until_ready
+from computeshare.types import ENDED, Token
+
+QUEUE = "bench"
+SEAT = "computeshare.queue.horse"
+"""In the command of a process in which a worker trains."""
+LOOK_S = 0.5
+START_S = 180.0
+"""How long the workers may take until the first one joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A control plane that is ready, with the workers it was started with."""
+
+    stack: Stack
+    client: Client
+    data_dir: Path
+    links: Links | None
+    workers: tuple["subprocess.Popen[bytes]", ...] = ()
+
+    @property
+    def database(self) -> Path:
+        return self.stack.settings.home / "computeshare.db"
+
+    def pids(self) -> dict[str, list[int]]:
+        """Process ids by role; a `seat` is the process in which a worker trains."""
+        found = self.stack.pids()
+        found.setdefault("worker", []).extend(worker.pid for worker in self.workers)
+        for worker in found["worker"]:
+            with contextlib.suppress(psutil.Error):
+                seats = [
+                    child
+                    for child in psutil.Process(worker).children()
+                    if "computeshare.queue.horse" in child.cmdline()
+                ]
+                found.setdefault("seat", []).extend(child.pid for child in seats)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a job. `busy`: by worker, the share of its time spent computing; `left`: why workers left."""
+
+    course: Course
+    status: str
+    milliseconds: dict[str, float]
+    busy: dict[str, float]
+    left: list[str]
+    job: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def plane(workers: int, data_dir: Path, links: Links | None = None) -> Iterator[Plane]:
+    """A control plane in a folder of its own, until the end of the block; with links a worker behind each of them."""
+    with tempfile.TemporaryDirectory() as home:
+        local = 0 if links else workers
+        with running(UpOptions(port=free_port(), workers=local, queue=QUEUE, home=Path(home))) as stack:
+            wait_until_ready(stack, threading.Event())
+            started = _start_workers(stack, links, data_dir) if links else ()
+            with Client(stack.url, stack.settings.resolve_token()) as client:
+                try:
+                    yield Plane(stack, client, data_dir, links, started)
+                finally:
+                    _stop(started)
+
+
+def _start_workers(stack: Stack, links: Links, data_dir: Path) -> tuple["subprocess.Popen[bytes]", ...]:
+    """A worker behind each link; for them the embedded broker listens on the links' address too."""
+    assert stack.broker is not None
+    redis = connect(stack.broker.url)
+    redis.config_set("bind", f"127.0.0.1 {links.host}")
+    redis.close()
+    environment = {
+        **os.environ,
+        "COMPUTESHARE_HOME": str(stack.settings.home),
+        "COMPUTESHARE_DATA": str(data_dir),
+        "COMPUTESHARE_REDIS_URL": stack.broker.tcp_url.replace("127.0.0.1", links.host),
+        PARENT: str(os.getpid()),
+    }
+    command = [sys.executable, "-m", "computeshare.worker", "--queue", QUEUE, "--child", "--name"]
+    started = []
+    with open(stack.settings.home / "logs" / "worker.log", "ab") as log:
+        for number, link in enumerate(links.each, 1):
+            inside = link.inside([*command, f"link-{number}"])
+            started.append(subprocess.Popen(inside, env=environment, stdout=log, stderr=log, start_new_session=True))
+    return tuple(started)
+
+
+def _stop(workers: tuple["subprocess.Popen[bytes]", ...]) -> None:
+    threads = [threading.Thread(target=stop_process, args=(worker.pid,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(5)
+
+
+def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None) -> Trained:
+    """Train one job, or as far as it gets within `limit_s` seconds from the first worker's arrival.
+
+    Its versions with a checkpoint (`checkpoint_every`) are scored afterwards, outside of the time that counts.
+    Raises: RuntimeError: the job failed, or nobody came to work on it.
+    """
+    with metered(plane.links) as meter:
+        created = plane.client.create({"queue": QUEUE, **document})
+        job = _wait(plane.client, created["id"], limit_s)
+    if job["status"] not in ("completed", "cancelled"):
+        raise RuntimeError(f"the job is {job['status']}: {job['error']}")
+    spec = JobSpec.model_validate_json(json.dumps(job["spec"]))
+    with closing(sqlite3.connect(f"file:{plane.database}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        points = _points(database, job["id"], meter)
+        tokens = _column(database, "SELECT token FROM checkpoint WHERE job_id = ? AND NOT voided", job["id"])
+        left = _column(database, "SELECT left_reason FROM worker_stat WHERE job_id = ?", job["id"])
+        submissions = database.execute(
+            "SELECT * FROM submission WHERE job_id = ? AND outcome = 'accepted' ORDER BY at_ms", [job["id"]]
+        ).fetchall()
+        laps = _column(database, "SELECT seconds FROM version WHERE job_id = ?", job["id"])
+    accuracy = score(spec, plane, job["id"], [Token.parse(token) for token in tokens])
+    times = {**_worker_times(submissions), **_reducer_times(laps)}
+    return Trained(Course(points, accuracy), job["status"], times, busy(submissions), [why for why in left if why], job)
+
+
+def _wait(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
+    """The job once it has ended; it is cancelled when its time is over."""
+    deadline, began = time.monotonic() + START_S, False
+    while (job := client.show(job_id))["status"] not in ENDED:
+        if not began and job["started_at"]:
+            began, deadline = True, time.monotonic() + limit_s if limit_s else float("inf")
+        if time.monotonic() > deadline:
+            job = client.cancel(job_id)
+            if not began:
+                raise RuntimeError(f"no worker joined the job within {START_S:.0f} s: {job['reason']}")
+            deadline = float("inf")
+        time.sleep(LOOK_S)
+    time.sleep(LOOK_S)  # the rows of the last events follow within half a second
+    return dict(client.show(job_id))
+
+
+def _points(database: sqlite3.Connection, job_id: str, meter: Meter) -> tuple[Point, ...]:
+    query = "SELECT started_ms FROM job WHERE id = ?"
+    (began_ms,) = database.execute(query, [job_id]).fetchone()
+    query = (
+        "SELECT version, at_ms, samples FROM version WHERE job_id = ? AND version > 0 AND NOT voided ORDER BY version"
+    )
+    points, samples = [], 0
+    for row in database.execute(query, [job_id]):
+        samples += row["samples"]
+        moved = meter.between(began_ms / 1000, row["at_ms"] / 1000)
+        points.append(Point(row["version"], (row["at_ms"] - began_ms) / 1000, samples, *moved))
+    return tuple(points)
+
+
+def _column(database: sqlite3.Connection, query: str, job_id: str) -> list[Any]:
+    return [row[0] for row in database.execute(query, [job_id])]
+
+
+def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict[int, float]:
+    """Test accuracy of a job's checkpoints, by version."""
+    from computeshare.catalog import catalog
+    from computeshare.training import datasets, models, scoring
+
+    if not tokens:
+        return {}
+    artifacts = Artifacts(plane.stack.settings.artifacts_dir, job_id)
+    split = datasets.open_split(spec.dataset, "test", plane.data_dir, spec.shape)
+    module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+    layout = models.layout_of(module)
+    return {
+        token.version: scoring.score(module, layout, layout.gather(artifacts.tensors(token)), split).accuracy
+        for token in tokens
+        if token.version and artifacts.has(token)
+    }
+
+
+def busy(submissions: list[Any]) -> dict[str, float]:
+    """By worker, computing over the time from its first lease to its last submission (rows in order of time).
+
+    The first lease is taken to be as long before the first submission as that took; what it took to get the first
+    weights is left out.
+    """
+    by_worker: dict[str, list[Any]] = {}
+    for row in submissions:
+        by_worker.setdefault(row["worker"], []).append(row)
+    found = {}
+    for worker, rows in by_worker.items():
+        first = rows[0]["computing_s"] + rows[0]["encoding_s"] + rows[min(1, len(rows) - 1)]["uploading_s"]
+        whole = (rows[-1]["at_ms"] - rows[0]["at_ms"]) / 1000 + first
+        found[worker] = sum(row["computing_s"] for row in rows) / whole
+    return found
+
+
+def _worker_times(submissions: list[Any]) -> dict[str, float]:
+    """Medians over submissions in milliseconds: where a worker's time goes."""
+    steps = ("waiting", "computing", "encoding", "uploading")
+    medians = {step: statistics.median(row[f"{step}_s"] for row in submissions) for step in steps if submissions}
+    return {f"worker {step}": round(1000 * seconds, 2) for step, seconds in medians.items()}
+
+
+def _reducer_times(raw: list[str | None]) -> dict[str, float]:
+    """Medians over versions in milliseconds: where the reducer's time goes."""
+    laps = [lap for lap in (json.loads(row or "null") for row in raw) if lap]
+    names = laps[0] if laps else {}
+    return {f"reducer {name}": round(1000 * statistics.median(lap[name] for lap in laps), 2) for name in names}

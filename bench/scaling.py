@@ -1,0 +1,197 @@
+"""Throughput, the reducer's CPU and memory, and the broker's share of it as workers go 1, 2, 4 ... 64.
+
+    python -m bench.scaling --seconds 10
+
+Workers without a model (see `bench.fleet`) push updates made beforehand, each over a connection of its own; broker and
+reducer are real. Every round has the same number of micro-batches however many workers share it, so that a round costs
+the reducer the same and what may differ is what workers cost.
+"""
+
+import argparse
+import json
+import multiprocessing
+import secrets
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from operator import sub
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from redis import Redis
+
+from bench.ending import end_cleanly_when_asked
+from bench.fleet import OPEN_S, Ledger, load, reducing
+from bench.memory import forget_peak, peak
+from bench.report import Cell, Part, Plot, Table, markdown
+from computeshare.catalog import catalog
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import encode_update
+from computeshare.rounds import RoundStore
+from computeshare.spec import CodecSpec, JobSpec
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+WARM_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number of workers, over some seconds. CPU in seconds, memory in bytes."""
+
+    workers: int
+    seconds: float
+    versions: int
+    updates: int
+    update_bytes: int
+    reducer_cpu_s: float
+    broker_cpu_s: float
+    workers_cpu_s: float
+    reducer_peak: int
+
+    @property
+    def reducer_ms_per_update(self) -> float:
+        return 1000 * self.reducer_cpu_s / self.updates
+
+    @property
+    def broker_share(self) -> float:
+        """Of the CPU time that broker and reducer took."""
+        return self.broker_cpu_s / (self.broker_cpu_s + self.reducer_cpu_s)
+
+
+def update_of(spec: JobSpec) -> bytes:
+    """An update that fits the model and moves it a little."""
+    from computeshare.training import models
+
+    layout = models.layout_of(models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, 0))
+    vector = np.random.default_rng(0).normal(0, 1e-4, layout.parameters).astype(np.float32)
+    return encode_update(CODECS[spec.codec.up], vector, np.zeros(layout.buffers, np.float32))
+
+
+def measure(
+    redis: Redis, url: str, reducer: psutil.Process, spec: JobSpec, blob: bytes, workers: int, seconds: float
+) -> Measured:
+    """One job with that many workers. Raises TimeoutError: it made no version."""
+    job_id = secrets.token_hex(4)
+    broker = psutil.Process(redis.info("server")["process_id"])
+    context = multiprocessing.get_context("spawn")
+    faulty, stop, dead = context.Event(), context.Event(), context.Queue()  # faults never come
+    names = [secrets.token_hex(6) for _ in range(workers)]
+    pushing = context.Process(target=load, args=(url, job_id, blob, names, 1.0, faulty, stop, dead))
+    forget_peak(reducer.pid)
+    rounds = RoundStore(redis, job_id)
+    rounds.publish(spec.model_dump_json())
+    pushing.start()
+    try:
+        ledger = Ledger(redis, job_id, spec.plan)
+        _read_until(ledger, WARM_ROUNDS)
+        versions, before, began = ledger.versions, _cpu(reducer, broker, pushing), time.monotonic()
+        while time.monotonic() < began + seconds or ledger.versions == versions:
+            ledger.read()
+        took, after, most = time.monotonic() - began, _cpu(reducer, broker, pushing), peak(reducer.pid)
+    finally:
+        _end(rounds, pushing, stop)
+    if ledger.wrong:
+        raise RuntimeError(f"the ledger is not exact: {ledger.wrong[:3]}")
+    made = ledger.versions - versions
+    cpu = dict(zip(("reducer_cpu_s", "broker_cpu_s", "workers_cpu_s"), map(sub, after, before), strict=True))
+    return Measured(workers, took, made, made * spec.micro_batches_per_round, len(blob), reducer_peak=most, **cpu)
+
+
+def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process, int]:
+    """The reducer and the bytes it has resident while it waits for work, after a job with next to no model."""
+    found = next(child for child in psutil.Process().children() if "computeshare.reducer" in child.cmdline())
+    tiny = spec.model_copy(update={"model": "mlp", "input": (1, 8, 8)})
+    measure(redis, url, found, tiny, update_of(tiny), 1, 0)
+    return found, forget_peak(found.pid)
+
+
+def _cpu(*processes: Any) -> list[float]:
+    """CPU seconds of each process so far, its own and the kernel's for it."""
+    times = [psutil.Process(process.pid).cpu_times() for process in processes]
+    return [each.user + each.system for each in times]
+
+
+def _read_until(ledger: Ledger, versions: int) -> None:
+    deadline = time.monotonic() + OPEN_S
+    while ledger.versions < versions:
+        ledger.read()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{ledger.versions} versions in {OPEN_S:.0f} s")
+
+
+def _end(rounds: RoundStore, pushing: Any, stop: Any) -> None:
+    rounds.end("cancelled")
+    stop.set()
+    pushing.join(30)
+    if pushing.is_alive():
+        pushing.kill()
+        pushing.join()
+
+
+def tell(spec: JobSpec, found: list[Measured], idle: int) -> Part:
+    """A row for each number of workers, and two plots."""
+    columns = ["workers", "rounds/s", "updates/s", "MB/s in", "reducer, CPU ms an update", "reducer, CPU ms a MB"]
+    columns += ["broker's share of the CPU", "reducer's memory above idle, model sizes"]
+    rows: list[list[Cell]] = []
+    for m in found:
+        mb = m.updates * m.update_bytes / 1e6
+        rates = [m.versions / m.seconds, m.updates / m.seconds, mb / m.seconds]
+        costs = [m.reducer_ms_per_update, 1000 * m.reducer_cpu_s / mb, m.broker_share]
+        rows.append([m.workers, *rates, *costs, (m.reducer_peak - idle) / (4 * spec.parameters)])
+    costs = [m.reducer_ms_per_update for m in found if m.workers > 1]
+    spread = (
+        f" From 2 workers on the reducer's CPU an update differs by {max(costs) / min(costs) - 1:.0%}." if costs else ""
+    )
+    note = f"Rounds of {spec.micro_batches_per_round} updates of {found[0].update_bytes:,} bytes.{spread}"
+    title = f"Workers without a model, {spec.model} with {spec.codec.up}"
+    throughput = {"updates": [(m.workers, m.updates / m.seconds) for m in found]}
+    cpu = {"reducer": [(m.workers, m.reducer_ms_per_update) for m in found]}
+    cpu["broker"] = [(m.workers, 1000 * m.broker_cpu_s / m.updates) for m in found]
+    name = f"scaling-{spec.model}"
+    plots = [
+        Plot(f"{name}-throughput", "Updates per second", "workers", "updates/s", throughput, True),
+        Plot(f"{name}-cpu", "CPU for an update", "workers", "ms", cpu, True),
+    ]
+    return Part([Table(title, columns, rows, note)], plots, {name: [asdict(m) for m in found]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=COUNTS)
+    parser.add_argument("--seconds", type=float, default=10, help="for each number of workers")
+    parser.add_argument("--micro-batches", type=int, default=max(COUNTS), help="of each round")
+    parser.add_argument("--model", default="lenet5")
+    parser.add_argument("--input", type=int, nargs=3)
+    parser.add_argument("--codec", default="float16")
+    parser.add_argument("--json", type=Path, help="where to write what was found")
+    options = parser.parse_args()
+    end_cleanly_when_asked()
+    spec = JobSpec(
+        name="bench: scaling",
+        dataset="mnist",
+        model=options.model,
+        input=options.input,
+        micro_batch=1,
+        micro_batches_per_round=options.micro_batches,
+        rounds=10_000_000,
+        codec=CodecSpec(up=options.codec, down="float32"),
+        checkpoint_every=0,
+        evaluate_every=0,
+    )
+    blob, found = update_of(spec), []
+    with tempfile.TemporaryDirectory() as home, reducing(Path(home)) as (redis, url):
+        reducer, idle = idle_reducer(redis, url, spec)
+        for workers in options.workers:
+            found.append(measure(redis, url, reducer, spec, blob, workers, options.seconds))
+            print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)
+    part = tell(spec, found, idle)
+    print(markdown(part))
+    if options.json:
+        part.save(options.json)
+
+
+if __name__ == "__main__":
+    main()

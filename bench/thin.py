@@ -1,0 +1,242 @@
+"""Beside torch DistributedDataParallel over thin links: rates, bytes, and accuracy over time.
+
+    python -m bench.thin --case simplenet-20mbit --pairs 5
+    python -m bench.thin --case resnet18-20mbit --ours '{"codec": {"up": "float16"}}' --limit 120
+
+Both train the same model on the same data behind the same links, in turn, two workers with one thread each. DDP is
+given one micro-batch for each rank and round; what of the job is other than that stands in the case's `ours`, or in
+`--ours`, as fields of a JobSpec. Of slow rounds few are measured: each measurement ends after `--limit` seconds. A
+case with an accuracy compares what both reach after equal samples and when; where DDP would take hours over the link,
+its accuracy comes from a run without one. Scoring is never part of the time.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench import ours, peer_ddp
+from bench.course import Course, Point
+from bench.ending import end_cleanly_when_asked
+from bench.links import Links, NoLinks, Shape, links
+from bench.report import Cell, Part, Plot, Table, markdown, median, merged, paired
+from computeshare.settings import Settings
+from computeshare.spec import JobSpec
+
+WORKERS = 2
+BASE: dict[str, Any] = {
+    "dataset": "mnist",
+    "micro_batch": 32,
+    "micro_batches_per_round": WORKERS,
+    "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+    "threads": 1,
+    "checkpoint_every": 0,
+    "evaluate_every": 0,
+}
+RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One comparison. `peer` and `ours` are fields of a JobSpec beside those of BASE; `ours` has the last word.
+
+    `samples`: how many both see; 0: as many as they get to in the time. `score_every`: in samples. `accuracy`: the time
+    to it is compared, a fraction. `unshaped`: whether DDP's accuracy comes from a run of its own without a link; over
+    the link it then runs for `peer_limit_s` alone, for its rate.
+    """
+
+    shape: Shape
+    peer: Mapping[str, Any]
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    limit_s: float = 60.0
+    samples: int = 0
+    score_every: int = 0
+    accuracy: float | None = None
+    unshaped: bool = False
+    peer_limit_s: float = 180.0
+
+
+CASES: dict[str, Case] = {
+    "simplenet-20mbit": Case(Shape(20), {"model": "simplenet"}, limit_s=20),
+    "simplenet-20mbit-20ms": Case(Shape(20, 20), {"model": "simplenet"}, limit_s=20),
+    "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, limit_s=30),
+    "resnet18-20mbit": Case(Shape(20), RESNET, limit_s=180),
+    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, limit_s=180),
+    "resnet18-20mbit-accuracy": Case(Shape(20), RESNET, limit_s=900, samples=64_000, score_every=16_000, unshaped=True),
+    "lenet5-to-98": Case(Shape(20), {"model": "lenet5"}, limit_s=900, samples=240_000, score_every=6400, accuracy=0.98),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What one turn of both gave."""
+
+    ours: ours.Trained
+    peer: Course
+
+
+def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
+    """What each of both is asked to train: the job's document, and DDP's JobSpec."""
+    peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.peer, "rounds": 1}))
+    document = {**BASE, **case.peer, **case.ours}
+    plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
+    document.setdefault("rounds", _rounds(case.samples, plan.micro_batch * plan.micro_batches_per_round))
+    if case.score_every:
+        document["checkpoint_every"] = max(1, case.score_every // (plan.micro_batch * plan.micro_batches_per_round))
+    return document, peer.model_copy(update={"rounds": _rounds(case.samples, peer.micro_batch * WORKERS)})
+
+
+def _rounds(samples: int, each: int) -> int:
+    return -(-samples // each) if samples else 1_000_000
+
+
+def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> Course:
+    """DDP's turn; over links it ends when its time is over, or the accuracy that is compared is reached."""
+    _, spec = specs(case)
+    every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
+    limit_s = case.peer_limit_s if case.unshaped else case.limit_s
+    if not over:
+        return peer_ddp.train(spec, data_dir, WORKERS, score_every=every)
+    return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, case.accuracy)
+
+
+def compare(case: Case, pairs: int, data_dir: Path) -> tuple[list[Pair], Course | None]:
+    """Both in turn, and DDP without a link where the case wants that. Raises NoLinks."""
+    document, _ = specs(case)
+    done = []
+    with (
+        links(WORKERS, case.shape) as own,
+        links(WORKERS, replace(case.shape, between=True), 1) as theirs,
+        ours.plane(WORKERS, data_dir, own) as plane,
+    ):
+        for _ in range(pairs):
+            trained = ours.train(plane, document, case.limit_s)
+            done.append(Pair(trained, train_peer(case, data_dir, theirs, not case.unshaped)))
+            rates = trained.course.samples_per_s, done[-1].peer.samples_per_s
+            print("ComputeShare {:.1f}   DDP {:.1f} samples/s".format(*rates), file=sys.stderr, flush=True)
+    return done, train_peer(case, data_dir, None, True) if case.unshaped else None
+
+
+def tell(name: str, case: Case, pairs: list[Pair], apart: Course | None) -> Part:
+    """The part of the report about one case."""
+    rows = [paired(label, [(value(p.ours.course), value(p.peer)) for p in pairs]) for label, value in RATES.items()]
+    if case.score_every:
+        rows += _accuracy_rows(case, pairs, apart)
+    rows.append(["computing, share of the time", median([min(p.ours.busy.values()) for p in pairs]), None, None])
+    lost = sorted({why for p in pairs for why in p.ours.left if "heard of" in why})
+    note = f"Pairs: {len(pairs)}; workers taken for dead: {len(lost)}."
+    shape = f"{case.shape.rate_mbit:g} Mbit/s each way per worker, {case.shape.rtt_ms:g} ms of added round trip"
+    table = Table(f"{name}: {shape}", ["median of", "ComputeShare", "DDP", "ratio"], rows, note)
+    details = [{"ours": _ours(p.ours), "ddp": _summary(p.peer)} for p in pairs]
+    return Part([table], _plots(name, pairs, apart), {name: details})
+
+
+RATES: dict[str, Callable[[Course], float]] = {
+    "rounds/s": lambda course: course.rounds_per_s,
+    "samples/s": lambda course: course.samples_per_s,
+    "kB up a round, all workers": lambda course: course.bytes_per_round[0] / 1000,
+    "kB down a round, all workers": lambda course: course.bytes_per_round[1] / 1000,
+}
+
+
+def _accuracy_rows(case: Case, pairs: list[Pair], apart: Course | None) -> list[list[Cell]]:
+    both = [(p.ours.course, apart or p.peer) for p in pairs]
+    samples = min(course.points[-1].samples for pair in both for course in pair)
+    at = [(a.accuracy_at(samples), b.accuracy_at(samples)) for a, b in both]
+    rows = [[*paired(f"accuracy after {samples:,} samples, %", [(_percent(a), _percent(b)) for a, b in at])[:3], None]]
+    if case.accuracy is not None:
+        reached = [(a.reached(case.accuracy), b.reached(case.accuracy)) for a, b in both]
+        for label, value in TO_ACCURACY.items():
+            row = [tuple(value(point) if point else None for point in pair) for pair in reached]
+            rows.append(paired(f"{label} to {case.accuracy:.1%}", [(a, b) for a, b in row]))
+    return rows
+
+
+TO_ACCURACY: dict[str, Callable[[Point], float]] = {
+    "seconds": lambda point: point.seconds,
+    "samples": lambda point: point.samples,
+    "MB up and down": lambda point: (point.bytes_up + point.bytes_down) / 1e6,
+}
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _plots(name: str, pairs: list[Pair], apart: Course | None) -> list[Plot]:
+    """Accuracy over time of the last pair."""
+    lines = {"ComputeShare": _line(pairs[-1].ours.course), "DDP": _line(pairs[-1].peer)}
+    lines |= {"DDP, no link": _line(apart)} if apart else {}
+    if not any(lines.values()):
+        return []
+    return [Plot(name, f"{name}: test accuracy over time", "seconds", "%", lines)]
+
+
+def _line(course: Course) -> list[list[float]]:
+    return [[p.seconds, 100 * course.accuracy[p.version]] for p in course.points if p.version in course.accuracy]
+
+
+def _summary(course: Course) -> dict[str, Any]:
+    """A course without its points."""
+    first, last = course.timed()
+    return {"first": asdict(first), "last": asdict(last), "accuracy": dict(course.accuracy)}
+
+
+def _ours(trained: ours.Trained) -> dict[str, Any]:
+    return {
+        **_summary(trained.course),
+        "milliseconds": trained.milliseconds,
+        "busy": trained.busy,
+        "left": trained.left,
+        "spec": trained.job["spec"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--ours", type=json.loads, default={}, help="fields of a JobSpec, as JSON")
+    parser.add_argument("--rate", type=float, help="Mbit/s, in place of the case's")
+    parser.add_argument("--rtt", type=float, help="milliseconds, in place of the case's")
+    parser.add_argument("--limit", type=float, help="seconds of each measurement")
+    parser.add_argument("--samples", type=int, help="how many both see")
+    parser.add_argument("--score-every", type=int, help="samples between versions that are scored")
+    parser.add_argument("--json", type=Path, help="where to write what was found")
+    options = parser.parse_args()
+    end_cleanly_when_asked()
+    found = []
+    for name in options.case or CASES:
+        case = _changed(CASES[name], options)
+        found.append(tell(name, case, *compare(case, options.pairs, Settings().data_dir)))
+        part = merged(found)
+        print(markdown(found[-1]), flush=True)
+        if options.json:
+            part.save(options.json)
+
+
+def _changed(case: Case, options: argparse.Namespace) -> Case:
+    shape = {"rate_mbit": options.rate, "rtt_ms": options.rtt}
+    given = {
+        "shape": replace(case.shape, **_set(shape)),
+        "ours": {**case.ours, **options.ours},
+        "limit_s": options.limit,
+        "peer_limit_s": options.limit,
+        "samples": options.samples,
+        "score_every": options.score_every,
+    }
+    return replace(case, **_set(given))
+
+
+def _set(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NoLinks as why:
+        sys.exit(f"skipped: {why}")

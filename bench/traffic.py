@@ -1,0 +1,86 @@
+"""Bytes a round, up and down, and accuracy after equal samples, for every codec.
+
+    python -m bench.traffic --model lenet5 --samples 120000
+
+Two workers behind links that are not limited, so that what moved can be counted as a whole; without root the
+control plane's own count of blobs remains.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+from bench import ours
+from bench.ending import end_cleanly_when_asked
+from bench.links import Links, Shape, links, missing
+from bench.report import Cell, Part, Table, markdown
+from computeshare.errors import ComputeShareError
+from computeshare.settings import Settings
+from computeshare.spec import CodecName
+
+WORKERS = 2
+
+
+@contextmanager
+def links_if_possible() -> Iterator[Links | None]:
+    """Links to count bytes on; None, and a line that says so, where they cannot be made."""
+    if why := missing():
+        print(f"bytes of blobs alone are counted: {why}", file=sys.stderr)
+        yield None
+        return
+    with links(WORKERS, Shape()) as made:
+        yield made
+
+
+def measure(plane: ours.Plane, document: dict[str, Any], up: str, down: str) -> list[Cell]:
+    """A codec's row."""
+    try:
+        trained = ours.train(plane, {**document, "codec": {"up": up, "down": down}})
+    except (ComputeShareError, RuntimeError) as error:  # the other codecs are still of interest
+        return [up, down, f"failed: {error}", *[None] * 5]
+    course, job = trained.course, trained.job
+    blobs = [job["bytes_up"] / job["version"] / 1000, job["bytes_down"] / job["version"] / 1000]
+    wire = [moved / 1000 if plane.links else None for moved in course.bytes_per_round]
+    accuracy = list(course.accuracy.values())[-1:] or [job["accuracy"]]
+    return [up, down, 100 * accuracy[0], *blobs, *wire, course.rounds_per_s]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lenet5")
+    parser.add_argument("--samples", type=int, default=120_000)
+    parser.add_argument("--up", nargs="+", default=list(get_args(CodecName)))
+    parser.add_argument("--down", nargs="+", default=["float32"])
+    parser.add_argument("--json", type=Path, help="where to write what was found")
+    options = parser.parse_args()
+    end_cleanly_when_asked()
+    document = {
+        "dataset": "mnist",
+        "model": options.model,
+        "micro_batches_per_round": WORKERS,
+        "rounds": -(-options.samples // (32 * WORKERS)),
+        "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+        "threads": 1,
+        "checkpoint_every": 0,
+        "evaluate_every": 0,
+    }
+    with links_if_possible() as over, ours.plane(WORKERS, Settings().data_dir, over) as plane:
+        rows = []
+        for up in options.up:
+            for down in options.down:
+                rows.append(measure(plane, document, up, down))
+                print(*rows[-1], file=sys.stderr, flush=True)
+    columns = ["up", "down", f"accuracy after {options.samples:,} samples, %", "blobs up, kB a round"]
+    columns += ["blobs down, kB a round", "frames up, kB a round", "frames down, kB a round", "rounds/s"]
+    note = "Over both workers; frames are everything on their links, heartbeats and headers included."
+    part = Part([Table(f"Bytes by codec, {options.model}", columns, rows, note)])
+    print(markdown(part))
+    if options.json:
+        part.save(options.json)
+
+
+if __name__ == "__main__":
+    main()
