@@ -66,7 +66,7 @@ class Diverged(ComputeShareError):
 
 
 class Interrupted(ComputeShareError):
-    """A transfer was cut short because whoever wanted it no longer does."""
+    """A transfer, or work, was cut short because whoever wanted it no longer does."""
 
 
 class FailpointError(ComputeShareError):

@@ -55,7 +55,7 @@ class Gatherer:
                 refused = True
                 continue
             if not refused:
-                buffers.add(buffer, self.plan.size(m))
+                buffers.add(buffer, self.plan.unit_size(m))
                 yield update
         if refused:
             raise Refused

@@ -43,8 +43,8 @@ class JobKeys:
         return self._key("origin")
 
     def round(self) -> str:
-        """hash: status, token, base, version, first, count, unit, carried, total, needed, cursor, opened, deadline,
-        closed, counted.
+        """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
+        counted, bases.
 
         The job is open while it exists; `counted` is what made its version of `base`.
         """

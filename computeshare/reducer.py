@@ -29,6 +29,7 @@ from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim
 from computeshare.settings import Settings
 from computeshare.spec import OptimizerSpec
+from computeshare.wire import Wire
 
 CLAIM_MS = 2000
 RENEW_S = 0.5
@@ -44,6 +45,7 @@ class Reducer:
     def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
         self.redis, self.artifacts, self.stop = redis, artifacts, stop
         self.id = uuid.uuid4().hex[:12]
+        self.wire = Wire(redis)
         self.jobs: dict[str, JobReducer] = {}
         self._claims: dict[str, Claim] = {}
         self._lost: set[Claim] = set()
@@ -107,7 +109,7 @@ class Reducer:
         for job_id in sorted(bytes(member).decode() for member in members):
             if job_id in self.jobs:
                 continue
-            rounds = Claim(self.redis, job_id, self.id)
+            rounds = Claim(self.redis, job_id, self.id, self.wire)
             state = rounds.read()
             if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
                 continue  # nothing is left to do

@@ -93,8 +93,8 @@ class JobReducer:
             self._save_again(state)
         if self.checkpoints.is_stuck:
             pass  # until somebody resumes it
-        elif len(parts) == state.total or state.closed:
-            self._reduce(state, parts)
+        elif len(parts) >= state.needed or state.closed:
+            self._reduce(state, _first_to_come(parts, state.needed))
         elif self._closes(state, len(parts)):
             return self.advance()
         return True
@@ -154,7 +154,8 @@ class JobReducer:
         restored = self._restore()
         if restored is None and self.rounds.origin():
             raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
-        carried = self.artifacts.manifest(restored.token).carried if restored else ()
+        manifest = self.artifacts.manifest(restored.token) if restored else None
+        carried = manifest.carried if manifest else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
         begun = restored.held if restored else self.steps.load(self.initial, b"")
@@ -162,6 +163,8 @@ class JobReducer:
         sha256 = self.layout.digest(held.weights)
         token = Token(incarnation, version, sha256[:16])
         following = self._following(version, carried)
+        if manifest and following.wanted is not None and following.count:
+            following = following.behind(manifest.next_micro_batch)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
         event |= {"sha256": sha256, "bytes": sum(map(len, blob))}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
@@ -200,7 +203,8 @@ class JobReducer:
         held = self._replay(state, weights) if raw is None else self.steps.load(weights, b"".join(raw))
         self.current = Version(state.token, held)
         if self.spec.wants_checkpoint(state.version):
-            self._checkpoint(self.current, state.carried)  # the reducer before may have died between commit and file
+            # The reducer before may have died between commit and file.
+            self._checkpoint(self.current, self._following(state.version, state.carried))
 
     def _replay(self, state: RoundState, weights: Weights) -> "Held":
         """Repeat the step that led to the current version, from the state before and the round's submissions."""
@@ -210,16 +214,17 @@ class JobReducer:
         if base is None or raw is None or blob is None:
             raise LostClaim(f"the state before version {state.token} is gone")
         before = self.steps.load(decode_weights(self.down, blob, self.layout), b"".join(raw))
-        numbers = self.rounds.counted()
-        updates = (self._replayed(base, m, state.token) for m in numbers)
-        gradient = self.steps.combine(updates, [self.plan.size(m) for m in numbers])
+        counted = self.rounds.counted(state)
+        updates = (self._replayed(one, state.token) for one in counted)
+        samples = [self.plan.unit_size(unit) for _, unit in counted]
+        gradient = self.steps.combine(updates, samples, [_behind(token, base) for token, _ in counted])
         held = dataclasses.replace(before, master=self.steps.optimizer.step(before.master, gradient), weights=weights)
-        if not self.rounds.store_state(base, numbers, state.token, self.steps.dump(held.master)):
+        if not self.rounds.store_state(base, counted, state.token, self.steps.dump(held.master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return held
 
-    def _replayed(self, base: Token, micro_batch: int, token: Token) -> Vector:
-        (message,) = self.rounds.updates([(str(base), micro_batch)], update_parts(self.layout))
+    def _replayed(self, one: tuple[str, int], token: Token) -> Vector:
+        (message,) = self.rounds.updates([one], update_parts(self.layout))
         if message is None:
             raise LostClaim(f"the state of version {token} has been stored meanwhile")
         return self.gatherer.decode(message)[0]
@@ -246,10 +251,12 @@ class JobReducer:
         assert self.current is not None
         clock = _Clock()
         numbers = sorted(parts)
-        samples = [self.plan.size(m) for m in numbers]
+        samples = [self.plan.unit_size(m) for m in numbers]
+        counted = [parts[m] for m in numbers]
+        staleness = [_behind(part.base, base.token) for part in counted]
         buffers = sync.Mean(sum(samples))
         try:
-            gradient = self.steps.combine(self.gatherer.checked(base, parts, buffers), samples)
+            gradient = self.steps.combine(self.gatherer.checked(base, parts, buffers), samples, staleness)
         except Refused:
             return
         failpoint("after_gather")
@@ -261,21 +268,23 @@ class JobReducer:
         blob, held = self.steps.publish(master, buffers.value, self.current.held.weights)
         sha256 = self.layout.digest(held.weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
-        counted = [parts[m] for m in numbers]
         event = self._event(base, token, sha256, counted, samples)
-        carried = [m for m in base.micro_batches if m not in parts]
-        if carried:
-            event["carried"] = carried
+        if any(staleness):
+            event["staleness"] = staleness
+        following = self._following(token.version, tuple(m for m in base.units if m not in parts), base)
+        if following.carried:
+            event["carried"] = following.carried
         clock.lap("encode")
-        following = self._following(token.version, carried)
         failpoint("before_commit")
-        if not self.rounds.commit(base, counted, token, blob, following, {**event, "seconds": clock.laps}):
+        told = {**event, "seconds": clock.laps}
+        if not self.rounds.commit(base, counted, token, blob, following, told, self.spec.recent):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         failpoint("after_commit")
         self.current = Version(token, held)
-        self.rounds.store_state(base.token, numbers, token, self.steps.dump(master))
+        done = [(part.base, part.micro_batch) for part in counted]
+        self.rounds.store_state(base.token, done, token, self.steps.dump(master))
         failpoint("after_state")
-        self._keep(self.current, carried)
+        self._keep(self.current, following)
         if self.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
 
@@ -290,20 +299,31 @@ class JobReducer:
 
     # Publishing and keeping
 
-    def _following(self, version: int, carried: Sequence[int] = ()) -> Round:
-        """The round from `version`; without micro-batches after the last one."""
-        following = self.plan.round(version, carried)
-        if version < self.spec.rounds_total:
-            return following
-        return Round(version, following.epoch, following.first, 0, 0)
+    def _following(self, version: int, carried: Sequence[int] = (), before: RoundState | None = None) -> Round:
+        """The round from `version`; without units after the last one.
 
-    def _keep(self, version: Version, carried: Sequence[int]) -> None:
+        Args:
+            carried: what was left of the round before, if that was closed without it.
+            before: the round before, if it is at hand.
+        """
+        own = self.spec.round_from(version, carried)
+        if version >= self.spec.rounds_total:
+            return Round(version, own.epoch, own.first, 0, 0)
+        if own.wanted is not None and before is not None and not self.plan.ends_epoch(before.version):
+            return dataclasses.replace(own, first=before.first, count=before.count, carried=before.carried)
+        return own
+
+    def _keep(self, version: Version, following: Round) -> None:
         if self.checkpoints.is_due or self.spec.wants_checkpoint(version.token.version):
-            self._checkpoint(version, carried)
+            self._checkpoint(version, following)
 
-    def _checkpoint(self, version: Version, carried: Sequence[int] = ()) -> None:
+    def _checkpoint(self, version: Version, following: Round) -> None:
         """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written."""
-        following = self._following(version.token.version, carried)
+        if following.wanted is not None and following.count:
+            left = self.rounds.pending(version.token)
+            if left is None:
+                return  # the version has moved on, under another reducer
+            following = dataclasses.replace(following.behind(left[0]), carried=tuple(left[1]))
         state = b"".join(self.steps.dump(version.held.master))
         snapshot = Snapshot(version.token, version.held.weights, state, following)
         self.checkpoints.begin(self.layout, snapshot, self.spec.wants_checkpoint)
@@ -313,7 +333,7 @@ class JobReducer:
         assert self.current is not None
         self.checkpoints.retry()
         if self.spec.wants_checkpoint(state.version) and not self.artifacts.has(state.token):
-            self._checkpoint(self.current, state.carried)
+            self._checkpoint(self.current, self._following(state.version, state.carried))
 
     def _settle(self) -> None:
         """Make sure that the last version is on disk before letting the job go."""
@@ -322,8 +342,20 @@ class JobReducer:
         if self.artifacts.has(self.current.token):
             self.checkpoints.announce(self.artifacts.manifest(self.current.token))
         else:
-            self._checkpoint(self.current)
+            self._checkpoint(self.current, self._following(self.current.token.version))
             self.checkpoints.wait()
+
+
+def _first_to_come(parts: dict[int, Received], count: int) -> dict[int, Received]:
+    """As many of what was received as make a version, the earliest of them."""
+    if len(parts) <= count:
+        return parts
+    return dict(sorted(parts.items(), key=lambda one: (one[1].at, one[0]))[:count])
+
+
+def _behind(base: str, current: Token) -> int:
+    """How many versions before the current one an update was computed on."""
+    return current.version - Token.parse(base).version
 
 
 class _Clock:

@@ -7,6 +7,7 @@ nothing, where the log names another kind for one of those who took part.
 
 import struct
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ class Replay:
             machine = _Machine(self.spec, self._data_dir, self._device)
             held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
-                held = machine.step(held, _parts(version))
+                held = machine.step(held, _parts(version), version.get("staleness") or ())
                 digest = machine.layout.digest(held.weights)
                 workers = frozenset(worker for _, worker, _ in version["counted"])
                 self.checked.append(Checked(version["version"], version["sha256"], digest, workers))
@@ -174,7 +175,7 @@ class _Machine:
     def __init__(self, spec: JobSpec, data_dir: Path, device: "torch.device") -> None:
         from computeshare.stepping import Steps
         from computeshare.training import datasets, devices, models
-        from computeshare.training.replica import Replica
+        from computeshare.training.units import replica_of
 
         devices.make_deterministic(device)
         datasets.prepare(spec.dataset, data_dir)
@@ -182,8 +183,10 @@ class _Machine:
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
         self.initial: Weights = models.weights_of(module, self.layout)
-        self._replica = Replica(module, self.layout, spec.plan, split, device)
+        self._replica = replica_of(spec, module, self.layout, split, device)
         self._up, self._plan = CODECS[spec.codec.up], spec.plan
+        self._before: deque[Weights] = deque(maxlen=spec.recent)
+        self._loaded: Weights | None = None
         self.steps = Steps(spec, self.layout)
 
     def start(self, weights: Weights, state: bytes = b"") -> "Held":
@@ -191,18 +194,26 @@ class _Machine:
         held = self.steps.load(weights, state)
         return self.steps.blob(held.master, held.weights)[1]
 
-    def step(self, base: "Held", parts: Sequence[tuple[int, int]]) -> "Held":
-        """The version after `base`, made of these micro-batches, each with its samples."""
-        self._replica.load(base.weights)
-        samples = [count for _, count in parts]
-        updates = [self._update(micro_batch) for micro_batch, _ in parts]
-        with _using(1):  # thread, as every reducer steps
-            return self.steps.step(base, updates, samples)
+    def step(self, base: "Held", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()) -> "Held":
+        """The version after `base`, made of these units, each with its samples.
 
-    def _update(self, micro_batch: int) -> tuple[Vector, Vector]:
-        """A micro-batch's update and buffers as they reach a reducer."""
-        update = self._replica.compute(micro_batch)
-        seed = self._plan.generator_seed(micro_batch)
+        Args:
+            staleness: how many versions before `base` each was computed on; none: all on `base`.
+        """
+        self._before.append(base.weights)
+        late = staleness or [0] * len(parts)
+        updates = [self._update(unit, behind) for (unit, _), behind in zip(parts, late, strict=True)]
+        with _using(1):  # thread, as every reducer steps
+            return self.steps.step(base, updates, [count for _, count in parts], staleness)
+
+    def _update(self, unit: int, behind: int) -> tuple[Vector, Vector]:
+        """A unit's update and buffers as they reach a reducer."""
+        weights = self._before[-1 - behind]
+        if weights is not self._loaded:
+            self._replica.load(weights)
+            self._loaded = weights
+        update = self._replica.compute(unit)
+        seed = self._plan.generator_seed(unit)
         sent = encode_update(self._up, update.vector, update.buffers, self.layout, seed)
         return decode_update(self._up, sent, self.layout)
 

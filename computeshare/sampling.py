@@ -7,7 +7,7 @@ its last unit and its last micro-batch may be short.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -38,10 +38,21 @@ class Round:
     count: int
     samples: int
     carried: tuple[int, ...] = ()
+    wanted: int | None = None
+    """How many of them make the version, whichever come first; None: all."""
+
+    @property
+    def needed(self) -> int:
+        """How many of them make the version."""
+        return self.total if self.wanted is None else self.wanted
 
     @property
     def total(self) -> int:
         return len(self.carried) + self.count
+
+    def behind(self, cursor: int) -> "Round":
+        """What of a window begins at the unit with this number."""
+        return replace(self, first=cursor, count=self.first + self.count - cursor)
 
     @property
     def units(self) -> list[int]:
@@ -86,6 +97,12 @@ class Plan:
         first = epoch * self.units_per_epoch + start
         samples = sum(self.unit_size(unit) for unit in (*carried, *range(first, first + count)))
         return Round(version, epoch, first, count, samples, tuple(carried))
+
+    def window(self, version: int) -> Round:
+        """The round that starts from `version` where any units of its epoch may make it: as many as of a `round`."""
+        own = self.round(version)
+        first = own.epoch * self.units_per_epoch
+        return Round(version, own.epoch, first, self.units_per_epoch, own.samples, wanted=own.count)
 
     @property
     def last_round_count(self) -> int:

@@ -18,8 +18,9 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.broker import connect, when_there_is_room
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
-from computeshare.errors import Fenced, JobGone
+from computeshare.errors import Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
+from computeshare.keeping import LeaseKeeper
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
@@ -64,7 +65,7 @@ class SeatSession:
         reason = "left"
         try:
             self._load(device_name)
-            reason = self._join() or self._take_part()
+            reason = self._join() or self._serve()
         except Fenced as fenced:
             reason = str(fenced)
         except JobGone as gone:
@@ -88,7 +89,7 @@ class SeatSession:
 
         from computeshare.catalog import catalog
         from computeshare.training import datasets, devices, models
-        from computeshare.training.replica import Replica
+        from computeshare.training.units import replica_of
 
         spec = self.spec
         if spec.threads:
@@ -100,7 +101,7 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
-        self.replica = Replica(module, self.layout, spec.plan, split, device)
+        self.replica = replica_of(spec, module, self.layout, split, device)
 
     def _join(self) -> str | None:
         """Begin the session once the job is open; a reason if that is not to be."""
@@ -118,6 +119,10 @@ class SeatSession:
                 return f"the job is {status}"
             self.member.wait(1000)
         return "the worker was asked to leave"
+
+    def _serve(self) -> str:
+        with LeaseKeeper(self.member) as self.keeper:
+            return self._take_part()
 
     def _take_part(self) -> str:
         """Compute and submit until there is a reason to end, which is returned."""
@@ -154,21 +159,31 @@ class SeatSession:
         return self.member.lease(loaded)
 
     def _work(self, grant: Grant) -> Grant:
-        """Compute a leased work unit and submit it."""
+        """Compute what was leased and submit it."""
+        self.keeper.begin(grant.micro_batches)
+        try:
+            return self._submit(grant.token, *self._computed(grant))
+        except Interrupted:
+            return self.member.lease(grant.token)  # which says why
+        finally:
+            self.keeper.end()
+
+    def _computed(self, grant: Grant) -> tuple[list[Update], dict[str, float]]:
+        """The updates of what was leased, and where the time went. Raises Interrupted: there is no use in them."""
         computing_s = encoding_s = 0.0
         updates: list[Update] = []
-        for micro_batch in grant.micro_batches:
+        for unit in grant.micro_batches:
             started = time.perf_counter()
-            update = self.replica.compute(micro_batch)
+            update = self.replica.compute(unit, self.keeper.goes_on)
             failpoint("after_compute")
             computed = time.perf_counter()
-            seed = self.spec.plan.generator_seed(micro_batch)
+            seed = self.spec.plan.generator_seed(unit)
             message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
-            updates.append((micro_batch, message, update.loss))
+            updates.append((unit, message, update.loss))
             computing_s += computed - started
             encoding_s += time.perf_counter() - computed
         seconds = {"waiting": self.waiting_s, "computing": computing_s, "encoding": encoding_s}
-        return self._submit(grant.token, updates, {name: round(s, 6) for name, s in seconds.items()})
+        return updates, {name: round(s, 6) for name, s in seconds.items()}
 
     def _submit(self, token: str, updates: list[Update], seconds: dict[str, float]) -> Grant:
         report: dict[str, Any] = {

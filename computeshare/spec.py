@@ -4,6 +4,7 @@ Knows no torch: names, arguments and sizes come from the committed `catalog`.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -12,6 +13,7 @@ from computeshare.catalog import catalog
 from computeshare.methods import (
     LARGEST_LOCAL_ROUND,
     LARGEST_ROUND,
+    AsyncStrategy,
     LocalStrategy,
     OptimizerSpec,
     Part,
@@ -21,7 +23,7 @@ from computeshare.methods import (
     wrong,
 )
 from computeshare.quorum import bad_values, tolerated
-from computeshare.sampling import Plan
+from computeshare.sampling import Plan, Round
 
 __all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy", "WorkerRange"]
 
@@ -207,6 +209,17 @@ class JobSpec(Part):
             return 1.0
         last = self.plan.ends_epoch(version) or version + 1 == self.rounds_total
         return 1.0 if last else self.strategy.quorum
+
+    def round_from(self, version: int, carried: Sequence[int] = ()) -> Round:
+        """The round that starts from `version`, with what the one before left over."""
+        if isinstance(self.strategy, AsyncStrategy):
+            return self.plan.window(version)
+        return self.plan.round(version, carried)
+
+    @property
+    def recent(self) -> int:
+        """From how many versions, the current one among them, a submission may start."""
+        return 1 + (self.strategy.max_staleness if isinstance(self.strategy, AsyncStrategy) else 0)
 
     @property
     def title(self) -> str:

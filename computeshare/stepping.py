@@ -49,9 +49,9 @@ class Steps:
         kept = b"" if self._down.exact else master.data.cast("B")
         return in_parts([struct.pack("<Q", len(kept)), kept, self.optimizer.dump()])
 
-    def combine(self, updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
-        """The gradient (d,) of a round from its updates (d,) in micro-batch order, read once."""
-        return combining.combine(self._spec.strategy, updates, samples, self._spec.workers.min)
+    def combine(self, updates: Iterable[Vector], samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
+        """The gradient (d,) of a round from its updates (d,) in the order of units, read once."""
+        return combining.combine(self._spec.strategy, updates, samples, self._spec.workers.min, staleness)
 
     def publish(self, master: Vector, buffers: Vector, before: Weights) -> tuple[list[Blob], Held]:
         """A version's weights as they travel, and what everyone holds who has read them.
@@ -69,12 +69,19 @@ class Steps:
         parts = encode_weights(self._down, full, self._layout)
         return parts, Held(master, full if self._down.exact else decode_weights(self._down, parts, self._layout))
 
-    def step(self, base: Held, parts: Iterable[tuple[Vector, Vector]], samples: Sequence[int]) -> Held:
+    def step(
+        self,
+        base: Held,
+        parts: Iterable[tuple[Vector, Vector]],
+        samples: Sequence[int],
+        staleness: Sequence[int] = (),
+    ) -> Held:
         """The version after `base`.
 
         Args:
-            parts: the version's decoded updates (d,), each with its buffers (b,), in micro-batch order; read once.
+            parts: the version's decoded updates (d,), each with its buffers (b,), in the order of units; read once.
             samples: how many samples each stands for.
+            staleness: how many versions before `base` each was computed on; none: all on `base`.
         """
         buffers = sync.Mean(sum(samples))
 
@@ -83,5 +90,5 @@ class Steps:
                 buffers.add(buffer, count)
                 yield update
 
-        master = self.optimizer.step(base.master, self.combine(updates(), samples))
+        master = self.optimizer.step(base.master, self.combine(updates(), samples, staleness))
         return self.publish(master, buffers.value, base.weights)[1]

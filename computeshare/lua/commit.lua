@@ -7,7 +7,7 @@
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
 --       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all
 --       12 how many of them make the version after the next   13 how many versions, the current one among them, a
---       submission may start from
+--       submission may start from   14 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
@@ -41,7 +41,7 @@ redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, i
 redis.call("PERSIST", KEYS[4])
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
-  "counted", ARGV[8], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
+  "counted", ARGV[8], "bases", ARGV[14], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
   "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call("HDEL", KEYS[1], "closed")
 if ARGV[6] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end

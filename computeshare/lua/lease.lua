@@ -10,7 +10,7 @@
 -- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
 -- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
-  "closed", "deadline", "needed", "unit")
+  "closed", "deadline", "needed")
 local status, token = round[1], round[2]
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, token, 0} end
@@ -56,7 +56,7 @@ while #granted < share do
     end
   elseif cursor < count then
     granted[#granted + 1] = string.format("%d", first + cursor)
-    cursor = cursor + tonumber(round[12])
+    cursor = cursor + 1
   else
     break
   end

@@ -29,8 +29,8 @@ end
 local function entry(i, bytes) -- what is kept of a micro-batch; who sent it is not the sender's to say
   local loss = tonumber(ARGV[10 + 2 * i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
-  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d}', cjson.encode(ARGV[2]),
-    cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes)
+  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.0f}',
+    cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes, now)
 end
 
 local function drop_staged() -- what was accepted has another name by now

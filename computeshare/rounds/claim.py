@@ -60,6 +60,8 @@ class Received:
     loss: float
     size: int
     """Of its message, in bytes."""
+    at: float
+    """When it came, in milliseconds since the epoch by the broker's clock."""
     entry: bytes = field(repr=False)
     """As the broker holds it."""
 
@@ -96,7 +98,7 @@ class Claim(RoundStore):
         names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
         names += [k.versions(), k.events(), k.spec(), k.free(), k.recent()]
         arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
-        arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.total, 1]
+        arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.needed]
         for key, parts in zip(staged, (weights, state), strict=True):
             self._channel.exchange([["UNLINK", key], *staging(key, parts, STAGED_S)])
         return bool(self._channel.call("open", names, arguments))
@@ -128,10 +130,25 @@ class Claim(RoundStore):
         found = self._channel.exchange([["HMGET", key, *range(parts)] for key in keys], into)
         return [message if any(part is not None for part in message) else None for message in found]
 
-    def counted(self) -> tuple[int, ...]:
-        """The micro-batches that made the current version of its base."""
-        raw: Any = self.redis.hget(self.keys.round(), "counted")
-        return numbers_in(bytes(raw or b"").decode())
+    def counted(self, state: RoundState) -> list[tuple[str, int]]:
+        """The updates that made the version of `state`, which has a base: token each was computed on, and number."""
+        raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases"])
+        numbers, bases = numbers_in(bytes(raw[0] or b"").decode()), bytes(raw[1] or b"").decode()
+        tokens = bases.split(",") if bases else [str(state.base)] * len(numbers)
+        return list(zip(tokens, numbers, strict=True))
+
+    def pending(self, token: Token) -> tuple[int, list[int]] | None:
+        """What of the round from `token` on is not counted: how far the leases have got, and the units before that.
+
+        None if the version has moved on.
+        """
+        k = self.keys
+        asked: list[Command] = [["HMGET", k.round(), "token", "first", "cursor"], ["LRANGE", k.free(), 0, -1]]
+        asked += [["HKEYS", key] for key in (k.leases(), k.backups(), k.received())]
+        (round_, *rest) = self._channel.exchange([["MULTI"], *asked, ["EXEC"]])[-1]
+        if round_[0] is None or round_[0].decode() != str(token):
+            return None
+        return int(round_[1]) + int(round_[2]), sorted({int(unit) for some in rest for unit in some})
 
     def close(self, token: Token, at_least: int) -> bool:
         """Freeze what the round has received, if that is enough; False if it is not, or the round has moved on."""
@@ -153,9 +170,10 @@ class Claim(RoundStore):
             k.full(),
             k.recent(),
         ]
-        made = {state.token: state.micro_batches} | ({state.base: self.counted()} if state.base else {})
-        for token, numbers in made.items():
-            names += [k.weights(str(token)), k.state(str(token)), *(k.update(str(token), m) for m in numbers)]
+        for token in (state.token, state.base):
+            names += [k.weights(str(token)), k.state(str(token))] if token else []
+        received = [(part.base, part.micro_batch) for part in self.progress()[1].values()]
+        names += [k.update(*one) for one in (*received, *(self.counted(state) if state.base else ()))]
         return bool(self.scripts.call("discard", names, [str(state.token), self.fence]))
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
@@ -184,13 +202,16 @@ class Claim(RoundStore):
         weights: Sequence[Blob],
         following: Round,
         event: dict[str, Any],
+        recent: int = 1,
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
         Args:
             base: the round that was reduced.
-            parts: what made the version: all that the round has received, ascending.
+            parts: what made the version, ascending: all that the round has received, unless the next one is the same
+                window of units.
             following: the next round, with what is carried into it; its count is 0 after the last one.
+            recent: how many versions, this one among them, a submission may start from.
         """
         k = self.keys
         staged = self._staged("weights")
@@ -202,19 +223,20 @@ class Claim(RoundStore):
         arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
         entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
         arguments += [numbers_text(part.micro_batch for part in parts), entries.hexdigest()]
-        arguments += [numbers_text(following.carried), following.total]
-        arguments += [following.total, 1]
+        arguments += [numbers_text(following.carried), following.total, following.needed, recent]
+        bases = [part.base for part in parts]
+        arguments.append("" if set(bases) == {str(base.token)} else ",".join(bases))
         return self._staging("commit", staged, weights, names, arguments)
 
-    def store_state(self, base: Token, counted: Sequence[int], token: Token, state: Sequence[Blob]) -> bool:
+    def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
-        state of its `base` and the updates of the micro-batches `counted`.
+        state of its `base` and the updates `counted`, named as in `updates`.
 
         Returns False, changing nothing, if the version or the fence had moved on.
         """
         k = self.keys
         staged = self._staged("state")
-        drop = [k.update(str(base), m) for m in counted]
+        drop = [k.update(*one) for one in counted]
         names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
         return self._staging("keep", staged, state, names, [self.fence, str(token)])
 

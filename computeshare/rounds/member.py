@@ -24,6 +24,8 @@ STAGED_S = 600
 AT_ONCE_BYTES = 4 << 20
 """Messages up to which all of a submission goes in one exchange; larger ones are staged part by part before."""
 SHORTEST_LEASE_MS = 2000
+EXTENDED_MS = 5000
+"""What a lease has left at least, each time that its worker is heard of."""
 UNMEASURED_MS = 5000
 """Milliseconds a micro-batch is assumed to take on a worker that has not been measured yet."""
 
@@ -102,6 +104,14 @@ class Member:
         """End the session and hand its leases back; does nothing if it has ended."""
         failpoint("in_leave")
         leave(self._scripts, self.keys, self.worker_id, self.session, reason)
+
+    def extend(self, micro_batches: Sequence[int]) -> str:
+        """Keep the leases on these a while longer; any thread may. Returns the job's status, `gone`, or `fenced`."""
+        k = self.keys
+        names = [k.round(), k.sessions(), k.leases(), k.backups()]
+        return bytes(
+            self._scripts.call("extend", names, [self.worker_id, self.session, EXTENDED_MS, *micro_batches])
+        ).decode()
 
     def lease(self, token: str) -> Grant:
         """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""

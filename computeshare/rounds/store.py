@@ -11,13 +11,13 @@ from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.channel import Scripts
 from computeshare.types import Token
 
-FIELDS = ["status", "token", "base", "first", "count", "carried", "closed", "opened", "deadline"]
+FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """A job's current round: those `carried` and `count` micro-batches from `first` on turn `token`'s version into the
-    next; once `closed`, those it has received do.
+    """A job's current round: `needed` of the units `carried` and of the `count` units from `first` on turn `token`'s
+    version into the next; once `closed`, those it has received do.
     """
 
     status: str
@@ -26,6 +26,7 @@ class RoundState:
     first: int
     count: int
     carried: tuple[int, ...] = ()
+    needed: int = 0
     closed: bool = False
     opened_ms: int = 0
     """By the broker's clock."""
@@ -37,7 +38,7 @@ class RoundState:
         return len(self.carried) + self.count
 
     @property
-    def micro_batches(self) -> list[int]:
+    def units(self) -> list[int]:
         """All of them, ascending."""
         return [*sorted(self.carried), *range(self.first, self.first + self.count)]
 
@@ -50,7 +51,7 @@ class RoundState:
         """From the values of `FIELDS` in a round's hash; None if there is no such hash."""
         if values[0] is None:
             return None
-        status, token, base, first, count, carried, closed, opened, deadline = (
+        status, token, base, first, count, carried, needed, closed, opened, deadline = (
             bytes(value or b"").decode() for value in values
         )
         return cls(
@@ -60,6 +61,7 @@ class RoundState:
             first=int(first),
             count=int(count),
             carried=numbers_in(carried),
+            needed=int(needed),
             closed=bool(closed),
             opened_ms=int(opened or 0),
             deadline_ms=float(deadline or 0),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from computeshare.errors import ArtifactError
+from computeshare.errors import ArtifactError, Interrupted
 from computeshare.layout import Layout, Weights
 from computeshare.methods import OptimizerSpec
 from computeshare.sampling import Plan
@@ -64,27 +64,31 @@ class LocalReplica:
         self._replica.load(weights)
         np.copyto(self._base, weights.parameters)
 
-    def prefetch(self, micro_batch: int) -> None:
+    def prefetch(self, unit: int) -> None:
         """Assemble the batch of a unit's first micro-batch ahead. Changes no result."""
-        self._replica.prefetch(micro_batch)
+        self._replica.prefetch(self._plan.micro_batches(unit)[0])
 
-    def compute(
+    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
+        """The steps of the unit with this number, as `walk`."""
+        return self.walk(self._plan.micro_batches(unit), self._plan.slot(unit), goes_on)
+
+    def walk(
         self, micro_batches: Sequence[int], slot: int = 0, goes_on: Callable[[], bool] = lambda: True
-    ) -> LocalUpdate | None:
+    ) -> LocalUpdate:
         """One step on each micro-batch, in the order given.
 
         Args:
             micro_batches: those of a unit (`Plan.micro_batches`), or the first of them; at least one.
             slot: whose inner state to use and keep, if it is kept.
             goes_on: asked before every step.
-        Returns: None if `goes_on` was false; a kept inner state stays as far as it got.
+        Raises Interrupted: `goes_on` was false; a kept inner state stays as far as it got.
         """
         replica, optimizer, losses = self._replica, self._optimizer(slot), []
         replica.parameters.fill(self._base)
         replica.rewind()
         for micro_batch in micro_batches:
             if not goes_on():
-                return None
+                raise Interrupted("the work was called off")
             losses.append(replica.backward(micro_batch))
             optimizer.step()
         vector = replica.parameters.read()

@@ -1,7 +1,7 @@
 """A worker's copy of the model: weights in, one update per micro-batch out."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from computeshare.errors import Interrupted
 from computeshare.layout import Layout, Weights
 from computeshare.sampling import Plan
 from computeshare.training.datasets import Split
@@ -65,8 +66,13 @@ class Replica:
             images, labels = self._split.batch(self._plan.indices(micro_batch))
             self._next = (micro_batch, images.to(self._device), labels.to(self._device))
 
-    def compute(self, micro_batch: int) -> Update:
-        """Forward and backward over the micro-batch with this number."""
+    def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True) -> Update:
+        """Forward and backward over the micro-batch with this number.
+
+        Raises Interrupted: `goes_on`, which is asked before, was false.
+        """
+        if not goes_on():
+            raise Interrupted("the work was called off")
         self.rewind()
         loss = self.backward(micro_batch)
         return Update(self._gradient.read(), self.buffers.read(), loss.item())

@@ -61,7 +61,7 @@ def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int) -
     for version in range(epochs * plan.rounds_per_epoch):
         replica.load(weights)
         units = plan.round(version).units
-        updates = [u for unit in units if (u := replica.compute(plan.micro_batches(unit)))]
+        updates = [replica.compute(unit) for unit in units]
         way = local.combine([u.vector for u in updates], [plan.unit_size(unit) for unit in units])
         weights = Weights(server.step(weights.parameters, way), updates[-1].buffers, weights.counters)
     return weights

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.catalog import catalog
-from computeshare.errors import ArtifactError, ShapeError, SpecError
+from computeshare.errors import ArtifactError, Interrupted, ShapeError, SpecError
 from computeshare.layout import Weights
 from computeshare.methods import LocalStrategy, OptimizerSpec
 from computeshare.sampling import Plan
@@ -69,9 +69,7 @@ def replica(inner: OptimizerSpec = MOMENTUM, kept: bool = False, seed: int = 0) 
 
 
 def run(r: LocalReplica, unit: int) -> LocalUpdate:
-    update = r.compute(PLAN.micro_batches(unit), PLAN.slot(unit))
-    assert update is not None
-    return update
+    return r.compute(unit)
 
 
 def bits(update: LocalUpdate) -> str:
@@ -104,8 +102,8 @@ def test_inner_steps_are_those_of_a_plain_loop(inner: OptimizerSpec) -> None:
 
 def test_the_loss_is_weighted_by_samples() -> None:
     r = replica(OptimizerSpec(name="SGD", lr=0.0))
-    whole, short = (r.compute([m]) for m in (5, 6))  # of eight samples and of two
-    both = r.compute([5, 6])
+    whole, short = (r.walk([m]) for m in (5, 6))  # of eight samples and of two
+    both = r.walk([5, 6])
     assert whole and short and both
     assert both.loss == pytest.approx((8 * whole.loss + 2 * short.loss) / 10)
 
@@ -179,7 +177,8 @@ def test_a_unit_that_is_called_off_yields_nothing_and_leaves_nothing_behind() ->
     r = replica()
     expected = bits(run(r, 1))
     answers = iter([True, True, False])
-    assert r.compute(PLAN.micro_batches(0), goes_on=lambda: next(answers)) is None
+    with pytest.raises(Interrupted):
+        r.compute(0, goes_on=lambda: next(answers))
     assert bits(run(r, 1)) == expected
 
 
@@ -205,7 +204,7 @@ def test_single_steps_of_plain_sgd_and_their_mean_are_synchronous_sgd() -> None:
     gradients, ways = [], []
     for m in numbers:
         gradients.append(plain.compute(m).vector)
-        update = steps.compute([m])
+        update = steps.walk([m])
         assert update is not None
         ways.append(update.vector)
     outer = LocalStrategy(inner_steps=1, outer_lr=1.0, outer_momentum=0.0).outer_optimizer

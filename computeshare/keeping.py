@@ -1,0 +1,48 @@
+"""A seat's leases while it computes and sends: kept by a thread and a connection of their own, however busy the link."""
+
+import threading
+
+import structlog
+from redis.exceptions import RedisError
+
+from computeshare.rounds import Member
+
+EXTEND_S = 1.0
+log = structlog.get_logger()
+
+
+class LeaseKeeper:
+    """Keeps the leases that a seat works on, and hears of the job's end meanwhile."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._over = threading.Event()
+        self._work: tuple[int, ...] = ()
+        self._status = "running"
+
+    def __enter__(self) -> "LeaseKeeper":
+        threading.Thread(target=self._keep, name="leases", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def begin(self, micro_batches: tuple[int, ...]) -> None:
+        """Keep the leases on these from now on."""
+        self._status, self._work = "running", micro_batches
+
+    def end(self) -> None:
+        """Let the others run out, should there be any that the seat does not know of."""
+        self._work = ()
+
+    def goes_on(self) -> bool:
+        """Whether there is any use in going on with the work, as far as is known."""
+        return self._status == "running"
+
+    def _keep(self) -> None:
+        while not self._over.wait(EXTEND_S):
+            if work := self._work:
+                try:
+                    self._status = self._member.extend(work)
+                except RedisError as error:
+                    log.warning("leases not extended", error=str(error))

@@ -1,0 +1,22 @@
+"""What computes a job's units, by its strategy: micro-batches one by one, or replicas of local SGD."""
+
+import torch
+from torch import nn
+
+from computeshare.layout import Layout
+from computeshare.methods import LocalStrategy
+from computeshare.spec import JobSpec
+from computeshare.training.datasets import Split
+from computeshare.training.local import LocalReplica
+from computeshare.training.replica import Replica
+
+
+def replica_of(
+    spec: JobSpec, module: nn.Module, layout: Layout, split: Split, device: torch.device
+) -> Replica | LocalReplica:
+    """The model with which a machine takes part in a job: `load` a version's weights, then `compute` units."""
+    strategy = spec.strategy
+    if isinstance(strategy, LocalStrategy):
+        kept = strategy.inner_state == "kept"
+        return LocalReplica(module, layout, spec.plan, split, device, strategy.inner_optimizer, kept)
+    return Replica(module, layout, spec.plan, split, device)
