@@ -91,22 +91,23 @@ class Heartbeat(threading.Thread):
                 unregister(self.redis, self.worker.id)
 
 
-def shake_hands(redis: Redis, worker: WorkerInfo) -> None:
-    """Compare versions before anything else, however long the broker is away.
+def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> None:
+    """Compare versions before anything else, however long the broker is away, unless this worker is leaving.
 
     Raises: VersionError: the control plane's is another; the workers' page says so for a while.
     """
-    while True:
+    while not leaving.is_set():
         try:
             handshake.check(redis, "worker")
             return
         except RedisError as error:
             log.warning("broker away", error=str(error))
-            time.sleep(HEARTBEAT_S)
+            leaving.wait(HEARTBEAT_S)
         except VersionError:
             with contextlib.suppress(RedisError):
                 register(redis, replace(worker, state="refused"))
             raise
+    sys.exit(0)
 
 
 def serve(redis_url: str, worker: WorkerInfo) -> None:
@@ -114,9 +115,16 @@ def serve(redis_url: str, worker: WorkerInfo) -> None:
 
     Raises: VersionError: the control plane is of another version.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until RQ has handlers of its own
+    leaving = threading.Event()
+
+    def leave(*_: object) -> None:
+        leaving.set()
+        sys.exit(0)  # which is lost where it strikes a finalizer
+
+    for number in (signal.SIGTERM, signal.SIGINT):  # until RQ has handlers of its own
+        signal.signal(number, leave)
     redis, impatient = connect(redis_url), connect(redis_url, retries=0)
-    shake_hands(impatient, worker)
+    shake_hands(impatient, worker, leaving)
     heartbeat = Heartbeat(impatient, worker)
     heartbeat.start()
     log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=",".join(worker.queues))
