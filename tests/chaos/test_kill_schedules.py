@@ -170,7 +170,7 @@ def test_a_worker_that_slept_goes_on_with_the_current_version(up: Stage, calm: d
     sleeper = f"hand-{[worker.pid for worker in up.workers].index(seat.ppid())}"
     seat.send_signal(signal.SIGSTOP)
     asleep_at = version_of(up, job_id)
-    while version_of(up, job_id) < asleep_at + 2:  # then what it had sent is counted
+    while up.job(job_id)["version"] < asleep_at + 2:  # then what it had sent is counted, and told
         assert time.monotonic() < deadline, "nobody went on"
         time.sleep(0.05)
     before = taking_part(up, job_id)[sleeper]

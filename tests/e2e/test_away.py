@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ import pytest
 from computeshare.embedded import free_port
 
 pytestmark = pytest.mark.e2e
+LEAVING_S = 30
+"""Within which a process leaves on the busiest machine; those that wait for their broker first take minutes."""
 READY = {"reducer": "reducer ready", "evaluator": "evaluator ready", "worker": "broker away"}
 
 
@@ -56,15 +57,11 @@ def test_a_reducer_or_evaluator_without_a_broker_leaves_when_it_is_told(
     tmp_path: Path, role: str, number: int, link: object
 ) -> None:
     with link() as port, started(role, port, tmp_path) as process:  # type: ignore[operator]
-        asked = time.monotonic()
         process.send_signal(number)
-        assert process.wait(10) == 0
-        assert time.monotonic() - asked < 4
+        assert process.wait(LEAVING_S) == 0
 
 
 def test_an_idle_worker_without_a_broker_leaves_at_the_first_interrupt(tmp_path: Path) -> None:
     with nobody() as port, started("worker", port, tmp_path) as process:
-        asked = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.wait(10)
-        assert time.monotonic() - asked < 4
+        assert process.wait(LEAVING_S) == 0

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -230,7 +231,7 @@ def test_the_control_plane_says_what_it_speaks(redis: Redis, dispatcher: Dispatc
 def test_every_process_refuses_to_work_for_a_control_plane_of_another_version(own: Redis, tmp_path: object) -> None:
     own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
     with pytest.raises(VersionError, match=r"this worker runs .* upgrade this worker's machine"):
-        shake_hands(own, worker())
+        shake_hands(own, worker(), threading.Event())
     (shown,) = list_workers(own)
     assert shown.state == "refused"
     stop = stop_event()
