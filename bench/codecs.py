@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from computeshare.codecs import CODECS, SPARSE, Codec
+from computeshare.codecs import CODECS, Codec
 from computeshare.settings import Settings
 from computeshare.training import datasets, models
 from computeshare.types import Vector
@@ -129,7 +129,7 @@ def main() -> None:
     )
     for name in options.model or GRADIENTS:
         values = gradient(name, Settings().data_dir, options.folder)
-        for label, codec in {**CODECS, **SPARSE}.items():
+        for label, codec in CODECS.items():
             row, copied = measure(codec, values, options.times), memcpy_mb_s(values, options.times)
             speeds = f"{row.encode_mb_s:.0f} | {row.decode_mb_s:.0f}"
             print(f"| `{name}` | `{label}` | {row.ratio:.1f} | {speeds} | {row.error:.2g} | {copied:.0f} |", flush=True)

@@ -9,9 +9,9 @@ from computeshare.codecs.messages import decode_update, largest_update, update_p
 from computeshare.errors import CodecError, Diverged
 from computeshare.layout import Layout
 from computeshare.rounds import Claim, Fault, Received, RoundState, Suspicion
-from computeshare.sampling import Plan
+from computeshare.sampling import Plan, Round
 from computeshare.strategies.sync import Mean
-from computeshare.types import Message, Vector
+from computeshare.types import Message, Token, Vector
 
 PIECE_BYTES = 1 << 20
 """Smaller updates are read several at a time, as many as are together of this size."""
@@ -33,6 +33,8 @@ class Gatherer:
         self._parts = update_parts(layout)
         self._update = np.empty(layout.parameters, np.float32)
         self._message = memoryview(bytearray())
+        self.ahead: dict[tuple[str, int], Message] = {}
+        """Messages that were read already."""
 
     def checked(self, base: RoundState, parts: dict[int, Received], buffers: Mean) -> Iterator[Vector]:
         """The updates in micro-batch order, each checked before it is given out; `buffers` adds up their buffers.
@@ -62,6 +64,10 @@ class Gatherer:
 
     def messages(self, parts: Sequence[Received]) -> Iterator[tuple[int, Message | None]]:
         """The messages of these micro-batches, each until the next is asked for; None for one that is gone."""
+        missing = [part for part in parts if (part.base, part.micro_batch) not in self.ahead]
+        if not missing:
+            yield from ((part.micro_batch, self.ahead[part.base, part.micro_batch]) for part in parts)
+            return
         for some in _pieces(parts):
             into = [self._room(some[0].size)] if some[0].size > PIECE_BYTES else None
             wanted = [(part.base, part.micro_batch) for part in some]
@@ -96,6 +102,12 @@ class Gatherer:
                 f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "
                 f"{found.times} times, from {found.sessions} worker(s). Try a lower learning rate."
             )
+
+    def expected(self, base: Token, following: Round) -> list[tuple[str, int]]:
+        """The updates that are worth asking for before it is known that they have come."""
+        if self.limit * following.total > PIECE_BYTES:
+            return []
+        return [(str(base), unit) for unit in following.units]
 
 
 def _pieces(parts: Sequence[Received]) -> Iterator[list[Received]]:

@@ -57,6 +57,8 @@ class JobReducer:
         self.look_again_s = LOOK_S
         """How soon `advance` is to be called again though nothing may have happened."""
         self.checkpoints = Checkpointer(rounds, self.artifacts)
+        self._expected: list[tuple[str, int]] = []
+        self._parts = 0
         self._held_until = 0.0
 
     def advance(self) -> bool:
@@ -73,7 +75,7 @@ class JobReducer:
             return True
 
     def _advance(self) -> bool:
-        state, parts = self.rounds.progress()
+        state, parts, ahead = self.rounds.look(self._expected, self._parts)
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
         if state is None or self.current is None:
@@ -94,6 +96,7 @@ class JobReducer:
         if self.checkpoints.is_stuck:
             pass  # until somebody resumes it
         elif len(parts) >= state.needed or state.closed:
+            self.gatherer.ahead = ahead
             self._reduce(state, _first_to_come(parts, state.needed))
         elif self._closes(state, len(parts)):
             return self.advance()
@@ -141,6 +144,7 @@ class JobReducer:
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout: Layout = models.layout_of(module)
+        self._parts = update_parts(self.layout)
         self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
         self.initial: Weights = models.weights_of(module, self.layout)
         self.steps = Steps(spec, self.layout)
@@ -281,6 +285,7 @@ class JobReducer:
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         failpoint("after_commit")
         self.current = Version(token, held)
+        self._expected = self.gatherer.expected(token, following)
         done = [(part.base, part.micro_batch) for part in counted]
         self.rounds.store_state(base.token, done, token, self.steps.dump(master))
         failpoint("after_state")

@@ -17,7 +17,7 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import connect, when_there_is_room
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
+from computeshare.codecs.messages import decode_weights, encode_update, feedback_of, weights_parts
 from computeshare.errors import Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
@@ -101,6 +101,7 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
+        self.feedback = feedback_of(self.up, self.layout)
         self.replica = replica_of(spec, module, self.layout, split, device)
 
     def _join(self) -> str | None:
@@ -172,13 +173,15 @@ class SeatSession:
         """The updates of what was leased, and where the time went. Raises Interrupted: there is no use in them."""
         computing_s = encoding_s = 0.0
         updates: list[Update] = []
+        if self.feedback:
+            self.feedback.mark()
         for unit in grant.micro_batches:
             started = time.perf_counter()
             update = self.replica.compute(unit, self.keeper.goes_on)
             failpoint("after_compute")
             computed = time.perf_counter()
             seed = self.spec.plan.generator_seed(unit)
-            message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
+            message = encode_update(self.up, update.vector, update.buffers, self.layout, seed, self.feedback)
             updates.append((unit, message, update.loss))
             computing_s += computed - started
             encoding_s += time.perf_counter() - computed
@@ -200,5 +203,7 @@ class SeatSession:
         self.bytes_down, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
+        if self.feedback and receipt.outcome != "accepted":
+            self.feedback.go_back()
         assert receipt.grant is not None  # it was asked for
         return receipt.grant

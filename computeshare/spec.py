@@ -28,11 +28,11 @@ from computeshare.sampling import Plan, Round
 __all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy", "WorkerRange"]
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-CodecName = Literal["float32", "float16", "bfloat16", "int8"]
+CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 DownCodecName = Literal["float32", "float16", "bfloat16"]
 """Those that leave alone what they have given once, as a restored version must be published as it was."""
-LARGEST_BYTES = 400_000_000
-"""Largest weights, in bytes of float32: they travel as one value, which the broker takes up to 512 MB."""
+LARGEST_BYTES = 8_000_000_000
+"""Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
 LARGEST_ROUND_BYTES = 2 << 30
 """Largest round, in bytes of float32, that is held in memory at once to be combined by a median or a trimmed mean."""
 INSTEAD = {
@@ -139,9 +139,8 @@ class JobSpec(Part):
         largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
         if 4 * self.parameters * largest > LARGEST_BYTES:
             raise ValueError(
-                f"model {self.model} has {self.parameters:,} parameters at this input; with {heaviest} this "
-                f"release takes models up to {LARGEST_BYTES // 4 // largest:,} (weights and the optimizer's "
-                f"state travel in one piece): choose a smaller model or input"
+                f"model {self.model} has {self.parameters:,} parameters at this input; with {heaviest} models up to "
+                f"{LARGEST_BYTES // 4 // largest:,} can be trained: choose a smaller model or input"
             )
         if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
             raise ValueError(

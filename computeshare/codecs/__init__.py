@@ -48,6 +48,5 @@ CODECS: dict[CodecName, Codec] = {
     "float16": Halves("float16"),
     "bfloat16": Halves("bfloat16"),
     "int8": Int8(),
+    "topk": TopK(),
 }
-SPARSE: dict[str, Codec] = {"topk": TopK()}
-"""What travels only with error feedback."""

@@ -13,7 +13,7 @@ class Feedback:
 
     Sent is codec(values + decay x residual), and the residual becomes what of that sum was not sent: with a decay of 1
     everything arrives at last, and the sum of what is decoded follows the sum of the values.
-    Source: Karimireddy et al., arXiv:1901.09847. Holds one vector, and one bucket to decode into. Not for two threads.
+    Source: Karimireddy et al., arXiv:1901.09847. Holds two vectors, and one bucket to decode into. Not for two threads.
     """
 
     def __init__(self, codec: Codec, sizes: Sequence[int], decay: float = 1.0) -> None:
@@ -28,6 +28,7 @@ class Feedback:
         self._owed = np.zeros(sum(sizes), np.float32)
         self._buckets = np.split(self._owed, np.cumsum(sizes)[:-1])
         self._decoded = np.empty(max(sizes, default=0), np.float32)
+        self._marked = np.zeros_like(self._owed)
 
     def encode(self, bucket: int, values: Vector, seed: int = 0) -> bytes:
         """The bucket's values and what is owed of those before, as one frame; what it leaves out is owed from now on.
@@ -48,6 +49,14 @@ class Feedback:
     def residual(self, bucket: int) -> Vector:
         """What is owed of a bucket, as a view that the next `encode` changes."""
         return self._buckets[bucket]
+
+    def mark(self) -> None:
+        """Remember what is owed now."""
+        np.copyto(self._marked, self._owed)
+
+    def go_back(self) -> None:
+        """Owe what was owed at the last `mark`: what has been encoded since then did not count."""
+        np.copyto(self._owed, self._marked)
 
     def reset(self) -> None:
         """Owe nothing any more."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from computeshare.codecs import Codec, frame
+from computeshare.codecs.feedback import Feedback
 from computeshare.codecs.float32 import Float32
 from computeshare.errors import CodecError
 from computeshare.layout import BUCKET, Layout, Weights
@@ -28,9 +29,24 @@ def weights_parts(layout: Layout) -> int:
     return len(layout.buckets) + 2
 
 
-def encode_update(codec: Codec, vector: Vector, buffers: Vector, layout: Layout, seed: int) -> list[Blob]:
-    """One micro-batch's gradient and buffers as a message; `seed` is the micro-batch's."""
-    return [*_encoded(codec, vector, layout, seed), _EXACT.encode(buffers)]
+def encode_update(
+    codec: Codec, vector: Vector, buffers: Vector, layout: Layout, seed: int, feedback: Feedback | None = None
+) -> list[Blob]:
+    """One unit's update and buffers as a message.
+
+    Args:
+        seed: the unit's.
+        feedback: what this sender owes of the updates before, for a codec that wants one.
+    """
+    if feedback is None:
+        return [*_encoded(codec, vector, layout, seed), _EXACT.encode(buffers)]
+    owing = (feedback.encode(index, vector[part], seed + index) for index, part in enumerate(layout.buckets))
+    return [*owing, _EXACT.encode(buffers)]
+
+
+def feedback_of(codec: Codec, layout: Layout) -> Feedback | None:
+    """A sender's memory for updates of this layout, if the codec wants one."""
+    return Feedback(codec, [part.stop - part.start for part in layout.buckets]) if codec.residual else None
 
 
 def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> tuple[Vector, Vector]:

@@ -105,11 +105,18 @@ class Claim(RoundStore):
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
         """The current round, and its micro-batches that arrived so far, in one exchange."""
-        values, entries = self._channel.exchange(
-            [["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
-        )
+        state, received, _ = self.look()
+        return state, received
+
+    def look(
+        self, wanted: Sequence[tuple[str, int]] = (), parts: int = 0
+    ) -> tuple[RoundState | None, dict[int, Received], dict[tuple[str, int], Message]]:
+        """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there."""
+        commands: list[Command] = [["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
+        values, entries, *messages = self._channel.exchange([*commands, *self._asked(wanted, parts)])
         received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
-        return RoundState.parse(values), received
+        there = zip(wanted, messages, strict=True)
+        return RoundState.parse(values), received, {one: found for one, found in there if _is_there(found)}
 
     def now_ms(self) -> float:
         """Milliseconds since the epoch by the broker's clock."""
@@ -126,9 +133,11 @@ class Claim(RoundStore):
             wanted: token of the version that each was computed on, and its number.
             into: memory for each, of which what is returned are views.
         """
-        keys = [self.keys.update(base, micro_batch) for base, micro_batch in wanted]
-        found = self._channel.exchange([["HMGET", key, *range(parts)] for key in keys], into)
-        return [message if any(part is not None for part in message) else None for message in found]
+        found = self._channel.exchange(self._asked(wanted, parts), into)
+        return [message if _is_there(message) else None for message in found]
+
+    def _asked(self, wanted: Sequence[tuple[str, int]], parts: int) -> list[Command]:
+        return [["HMGET", self.keys.update(*one), *range(parts)] for one in wanted]
 
     def counted(self, state: RoundState) -> list[tuple[str, int]]:
         """The updates that made the version of `state`, which has a base: token each was computed on, and number."""
@@ -285,3 +294,7 @@ class Claim(RoundStore):
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
         """Append an event, unless another reducer has taken over."""
         return self.append(kind, event, str(self.fence))
+
+
+def _is_there(message: Message) -> bool:
+    return any(part is not None for part in message)
