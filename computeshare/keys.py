@@ -44,7 +44,7 @@ class JobKeys:
 
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
-        counted, bases.
+        counted, bases, snapshot (the newest version of the chain whose weights are kept whole).
 
         The job is open while it exists; `counted` is what made its version of `base`.
         """
@@ -53,6 +53,16 @@ class JobKeys:
     def weights(self, token: str) -> str:
         """hash: the published weights of a version, part by part; kept until the version after the next."""
         return self._key("weights", token)
+
+    def delta(self, token: str) -> str:
+        """hash: the difference of a version's weights from those of the one before, part by part, where the job
+        publishes that; kept until the snapshot after the next.
+        """
+        return self._key("delta", token)
+
+    def chain(self) -> str:
+        """list: tokens of the versions whose `delta` is kept, oldest first; of the first the `weights` are."""
+        return self._key("chain")
 
     def state(self, token: str) -> str:
         """hash: the reducer's full-precision weights and optimizer state of a version, in pieces; kept until the next

@@ -14,15 +14,16 @@ import structlog
 
 from computeshare.artifacts import Artifacts
 from computeshare.catalog import catalog
+from computeshare.chain import Chain, route
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, update_parts
+from computeshare.codecs.messages import add_delta, decode_weights, update_parts
 from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
 from computeshare.quorum import Progress, decide, needed, tolerated
-from computeshare.rounds import Claim, Received, RoundState
+from computeshare.rounds import Claim, Link, Received, RoundState
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
 from computeshare.strategies import sync
@@ -176,6 +177,7 @@ class JobReducer:
         if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event):
             raise LostClaim("the job was opened by another reducer")
         self.current = Version(token, held)
+        self.chain = Chain([token], token, sum(map(len, blob)))
 
     def _restore(self) -> Version | None:
         """The newest whole checkpoint on disk; the optimizer takes over its state."""
@@ -199,10 +201,11 @@ class JobReducer:
 
     def _resume(self, state: RoundState) -> None:
         """Take over a running job from Redis: its weights, and its optimizer's state or what that came from."""
-        blob = self.rounds.load(self.rounds.keys.weights(str(state.token)))
-        if blob is None:
+        tokens, snapshot = self.rounds.chain()
+        weights = self._load_weights(state.token, tokens, snapshot)
+        if weights is None:
             raise LostClaim(f"the weights of version {state.token} are gone")
-        weights = decode_weights(self.down, blob, self.layout)
+        self.chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), 4 * self.layout.parameters)
         raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
         held = self._replay(state, weights) if raw is None else self.steps.load(weights, b"".join(raw))
         self.current = Version(state.token, held)
@@ -210,14 +213,30 @@ class JobReducer:
             # The reducer before may have died between commit and file.
             self._checkpoint(self.current, self._following(state.version, state.carried))
 
+    def _load_weights(self, token: Token, chain: Sequence[str], snapshot: str) -> Weights | None:
+        """A version's weights as workers hold them; None if they are gone."""
+        load, keys = self.rounds.load, self.rounds.keys
+        if not self.steps.chained:
+            message = load(keys.weights(str(token)))
+            return message and decode_weights(self.down, message, self.layout)
+        way = route(chain, snapshot, "", str(token))
+        if way is None or way.snapshot is None or (message := load(keys.weights(way.snapshot))) is None:
+            return None
+        weights = decode_weights(CODECS["float32"], message, self.layout)
+        for one in way.deltas:
+            if (delta := load(keys.delta(one))) is None:
+                return None
+            weights = add_delta(self.down, delta, self.layout, weights)
+        return weights
+
     def _replay(self, state: RoundState, weights: Weights) -> "Held":
         """Repeat the step that led to the current version, from the state before and the round's submissions."""
         base = state.base
         raw = self.rounds.load(self.rounds.keys.state(str(base))) if base else None
-        blob = self.rounds.load(self.rounds.keys.weights(str(base))) if base else None
-        if base is None or raw is None or blob is None:
+        held_before = self._load_weights(base, *self.rounds.chain()) if base else None
+        if base is None or raw is None or held_before is None:
             raise LostClaim(f"the state before version {state.token} is gone")
-        before = self.steps.load(decode_weights(self.down, blob, self.layout), b"".join(raw))
+        before = self.steps.load(held_before, b"".join(raw))
         counted = self.rounds.counted(state)
         updates = (self._replayed(one, state.token) for one in counted)
         samples = [self.plan.unit_size(unit) for _, unit in counted]
@@ -269,7 +288,7 @@ class JobReducer:
         if not np.isfinite(master).all():
             raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
-        blob, held = self.steps.publish(master, buffers.value, self.current.held.weights)
+        blob, held = self.steps.publish(master, buffers.value, self.current.held.weights, base.version + 1)
         sha256 = self.layout.digest(held.weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         event = self._event(base, token, sha256, counted, samples)
@@ -281,7 +300,8 @@ class JobReducer:
         clock.lap("encode")
         failpoint("before_commit")
         told = {**event, "seconds": clock.laps}
-        if not self.rounds.commit(base, counted, token, blob, following, told, self.spec.recent):
+        link = self._link(token, held, sum(map(len, blob)))
+        if not self.rounds.commit(base, counted, token, blob, following, told, self.spec.recent, link):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         failpoint("after_commit")
         self.current = Version(token, held)
@@ -292,6 +312,19 @@ class JobReducer:
         self._keep(self.current, following)
         if self.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
+
+    def _link(self, token: Token, held: "Held", delta_bytes: int) -> Link | None:
+        """What becomes of the chain with the next version, if that is published as a difference."""
+        if not self.steps.chained:
+            return None
+        chain = self.chain
+        chain.add(token, delta_bytes)
+        if not chain.wants_snapshot:
+            return Link()
+        outdated = chain.outdated
+        whole = self.steps.blob(held.master, held.weights)[0]
+        chain.renew(token, sum(map(len, whole)))
+        return Link(whole, len(chain.tokens) - 1, outdated)
 
     def _event(
         self, base: RoundState, token: Token, sha256: str, parts: list[Received], samples: list[int]

@@ -135,7 +135,7 @@ class Replay:
             machine = _Machine(self.spec, self._data_dir, self._device)
             held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
-                held = machine.step(held, _parts(version), version.get("staleness") or ())
+                held = machine.step(version["version"], held, _parts(version), version.get("staleness") or ())
                 digest = machine.layout.digest(held.weights)
                 workers = frozenset(worker for _, worker, _ in version["counted"])
                 self.checked.append(Checked(version["version"], version["sha256"], digest, workers))
@@ -194,8 +194,10 @@ class _Machine:
         held = self.steps.load(weights, state)
         return self.steps.blob(held.master, held.weights)[1]
 
-    def step(self, base: "Held", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()) -> "Held":
-        """The version after `base`, made of these units, each with its samples.
+    def step(
+        self, version: int, base: "Held", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()
+    ) -> "Held":
+        """The version with this number, after `base`, made of these units, each with its samples.
 
         Args:
             staleness: how many versions before `base` each was computed on; none: all on `base`.
@@ -204,7 +206,7 @@ class _Machine:
         late = staleness or [0] * len(parts)
         updates = [self._update(unit, behind) for (unit, _), behind in zip(parts, late, strict=True)]
         with _using(1):  # thread, as every reducer steps
-            return self.steps.step(base, updates, [count for _, count in parts], staleness)
+            return self.steps.step(version, base, updates, [count for _, count in parts], staleness)
 
     def _update(self, unit: int, behind: int) -> tuple[Vector, Vector]:
         """A unit's update and buffers as they reach a reducer."""

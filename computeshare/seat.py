@@ -16,16 +16,18 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import connect, when_there_is_room
-from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_update, feedback_of, weights_parts
-from computeshare.errors import Fenced, Interrupted, JobGone
+from computeshare.codecs import CODECS, DELTAS
+from computeshare.codecs.messages import add_delta, decode_weights, encode_update, feedback_of, weights_parts
+from computeshare.errors import CodecError, Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
+from computeshare.layout import Weights
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
+from computeshare.types import Blob
 
 log = structlog.get_logger()
 
@@ -55,6 +57,7 @@ class SeatSession:
         terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers)
         self.member = Member(redis, seat.job, seat.worker, session, terms)
         self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
+        self.weights: Weights | None = None  # where versions are published as differences, those of the last one
         self.bytes_down = 0
         self.waiting_s = 0.0
         self.joined = False
@@ -132,13 +135,12 @@ class SeatSession:
         while not self.stop.is_set():
             match grant.answer:
                 case "stale":
-                    parts, grant = self.member.pull(grant.token, weights_parts(self.layout))
+                    weights, grant = self._pull(loaded, grant.token)
                     if grant.answer == "stale":
                         continue  # superseded while it was on its way
-                    if parts is None:
+                    if weights is None:
                         raise JobGone(f"the weights of version {grant.token} are gone")
-                    self.replica.load(decode_weights(self.down, parts, self.layout))
-                    self.bytes_down += sum(map(len, parts))
+                    self.replica.load(weights)
                     loaded = grant.token
                 case "leased":
                     grant = self._work(grant)
@@ -149,6 +151,28 @@ class SeatSession:
                 case status:
                     return f"the job is {status}"
         return "the worker was asked to leave"
+
+    def _pull(self, loaded: str, token: str) -> tuple[Weights | None, Grant]:
+        """A version's weights, None if they are gone, and a lease on its round."""
+        parts = weights_parts(self.layout)
+        if self.spec.codec.down not in DELTAS:
+            message, grant = self.member.pull(token, parts)
+            self.bytes_down += _bytes([message] if message else [])
+            return message and decode_weights(self.down, message, self.layout), grant
+        pulled, grant = self.member.follow(loaded if self.weights else "", token, parts)
+        if pulled is None:
+            return None, grant
+        self.bytes_down += _bytes([*([pulled.whole] if pulled.whole else []), *pulled.deltas])
+        weights = decode_weights(CODECS["float32"], pulled.whole, self.layout) if pulled.whole else self.weights
+        assert weights is not None  # a way that begins with those at hand was given because they are
+        for message in pulled.deltas:
+            weights = add_delta(self.down, message, self.layout, weights)
+        if not token.endswith(self.layout.digest(weights)[:16]):
+            raise CodecError(
+                f"the differences that lead to version {token} give other weights: the broker has lost some"
+            )
+        self.weights = weights
+        return weights, grant
 
     def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
         """Sleep until the next version, which is then to be pulled, or until it is worth asking for a lease again."""
@@ -207,3 +231,7 @@ class SeatSession:
             self.feedback.go_back()
         assert receipt.grant is not None  # it was asked for
         return receipt.grant
+
+
+def _bytes(messages: list[list[Blob]]) -> int:
+    return sum(len(part) for message in messages for part in message)

@@ -29,8 +29,6 @@ __all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy",
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
-DownCodecName = Literal["float32", "float16", "bfloat16"]
-"""Those that leave alone what they have given once, as a restored version must be published as it was."""
 LARGEST_BYTES = 8_000_000_000
 """Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
 LARGEST_ROUND_BYTES = 2 << 30
@@ -48,7 +46,7 @@ class CodecSpec(Part):
     """How vectors travel: `up` for updates, `down` for weights."""
 
     up: CodecName = "float16"
-    down: DownCodecName = "float32"
+    down: CodecName = "float32"
 
 
 class WorkerRange(Part):

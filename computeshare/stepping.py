@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_weights, in_parts
+from computeshare.codecs import CODECS, DELTAS, Codec
+from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
 from computeshare.layout import Layout, Weights
 from computeshare.spec import JobSpec
 from computeshare.strategies import combining, sync
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.types import Blob, Vector
+
+WHOLE: Codec = CODECS["float32"]
+"""How a snapshot travels, where the versions after it are differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +56,50 @@ class Steps:
         """The gradient (d,) of a round from its updates (d,) in the order of units, read once."""
         return combining.combine(self._spec.strategy, updates, samples, self._spec.workers.min, staleness)
 
-    def publish(self, master: Vector, buffers: Vector, before: Weights) -> tuple[list[Blob], Held]:
+    @property
+    def chained(self) -> bool:
+        """Whether versions are published as their difference from the one before."""
+        return self._spec.codec.down in DELTAS
+
+    def publish(self, master: Vector, buffers: Vector, before: Weights, version: int) -> tuple[list[Blob], Held]:
         """A version's weights as they travel, and what everyone holds who has read them.
+
+        What a difference has lost is in the next one, which is that of the full-precision parameters from what
+        everyone holds.
 
         Args:
             buffers: the mean of the round's buffers (b,).
             before: the weights of the version before.
         """
         mean = buffers if self._layout.buffers else before.buffers
-        return self.blob(master, Weights(master, mean, self._layout.counted(before.counters)))
+        full = Weights(master, mean, self._layout.counted(before.counters))
+        if not self.chained:
+            return self.blob(master, full)
+        delta = Weights(master - before.parameters, full.buffers, full.counters)
+        parts = encode_weights(self._down, delta, self._layout, version * len(self._layout.buckets))
+        return parts, Held(master, add_delta(self._down, parts, self._layout, before))
 
     def blob(self, master: Vector, weights: Weights) -> tuple[list[Blob], Held]:
-        """As `publish`, for weights whose buffers and counters are those to be published."""
+        """A version's whole weights as they travel, and what everyone holds who has read them.
+
+        Where versions are published as differences, these are the weights as they are, exact; else the full-precision
+        parameters with the others' buffers and counters.
+        """
+        if self.chained:
+            return encode_weights(WHOLE, weights, self._layout), Held(master, weights)
         full = Weights(master, weights.buffers, weights.counters)
         parts = encode_weights(self._down, full, self._layout)
         return parts, Held(master, full if self._down.exact else decode_weights(self._down, parts, self._layout))
 
     def step(
         self,
+        version: int,
         base: Held,
         parts: Iterable[tuple[Vector, Vector]],
         samples: Sequence[int],
         staleness: Sequence[int] = (),
     ) -> Held:
-        """The version after `base`.
+        """The version with this number, which comes after `base`.
 
         Args:
             parts: the version's decoded updates (d,), each with its buffers (b,), in the order of units; read once.
@@ -91,4 +114,4 @@ class Steps:
                 yield update
 
         master = self.optimizer.step(base.master, self.combine(updates(), samples, staleness))
-        return self.publish(master, buffers.value, base.weights)[1]
+        return self.publish(master, buffers.value, base.weights, version)[1]

@@ -50,3 +50,5 @@ CODECS: dict[CodecName, Codec] = {
     "int8": Int8(),
     "topk": TopK(),
 }
+DELTAS: frozenset[CodecName] = frozenset({"int8", "topk"})
+"""Codecs that lose too much of a version's weights: down, they carry the difference from the version before."""

@@ -66,10 +66,10 @@ def largest_update(layout: Layout) -> int:
     return headers + 4 * (layout.parameters + layout.buffers)
 
 
-def encode_weights(codec: Codec, weights: Weights, layout: Layout) -> list[Blob]:
-    """A version's weights as a message."""
+def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> list[Blob]:
+    """A version's weights as a message, or what is to be added to the parameters of another, with its own rest."""
     counters = frame.pack(weights.counters.astype("<i8", copy=False))
-    return [*_encoded(codec, weights.parameters, layout, 0), _EXACT.encode(weights.buffers), counters]
+    return [*_encoded(codec, weights.parameters, layout, seed), _EXACT.encode(weights.buffers), counters]
 
 
 def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:
@@ -80,6 +80,15 @@ def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:
         _EXACT.decode(parts[-2], layout.buffers),
         np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8"),
     )
+
+
+def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -> Weights:
+    """The weights after those `before`, from a message of the difference; the bits are everywhere the same.
+
+    Raises CodecError.
+    """
+    delta = decode_weights(codec, message, layout)
+    return Weights(before.parameters + delta.parameters, delta.buffers, delta.counters)
 
 
 def in_parts(pieces: Sequence[Blob]) -> list[Blob]:

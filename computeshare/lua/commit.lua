@@ -1,13 +1,15 @@
 -- commit.lua: publish the next version, unless the version or the fence has moved on.
 -- KEYS  1 round   2 fence   3 staged weights   4 next weights   5 weights before the base's   6 leases   7 backups
 --       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals   15 state of the base
---       16 recent
+--       16 recent   17 chain   18 staged whole weights   19 next whole weights   then what the chain lets go of
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
 --       5 next round's first micro-batch   6 its count (0 after the last round)   7 event (JSON)
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
 --       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all
 --       12 how many of them make the version after the next   13 how many versions, the current one among them, a
 --       submission may start from   14 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
+--       15 `delta` if what is staged is the difference from the base, else `whole`
+--       16 how many versions of the chain stay before this one, where it is published whole, too; else empty
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
@@ -37,8 +39,20 @@ local function deadline() -- of the next round, in milliseconds after its openin
   return middle + 4 * math.max(median(arrivals), 0.1 * middle, 5)
 end
 
-redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, if the staging expired
+if ARGV[16] ~= "" then
+  redis.call("RENAME", KEYS[18], KEYS[19]) -- these raise, with no effect that matters, if the staging expired
+  redis.call("PERSIST", KEYS[19])
+end
+redis.call("RENAME", KEYS[3], KEYS[4])
 redis.call("PERSIST", KEYS[4])
+if ARGV[15] == "delta" then
+  if ARGV[16] ~= "" then
+    redis.call("LTRIM", KEYS[17], -tonumber(ARGV[16]), -1)
+    redis.call("HSET", KEYS[1], "snapshot", ARGV[2])
+    for i = 20, #KEYS do redis.call("UNLINK", KEYS[i]) end
+  end
+  redis.call("RPUSH", KEYS[17], ARGV[2])
+end
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
   "counted", ARGV[8], "bases", ARGV[14], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),

@@ -1,6 +1,6 @@
 -- open.lua: publish a job's first weights, initial or restored, unless it is open already.
 -- KEYS  1 round   2 fence   3 staged weights   4 weights   5 staged state   6 state   7 versions   8 events   9 spec
---       10 free   11 recent
+--       10 free   11 recent   12 chain
 -- ARGV  1 this reducer's fence   2 token   3 version   4 first micro-batch   5 count (0 if all rounds are done)
 --       6 event (JSON)   7 micro-batches carried into this round, by commas   8 how many leases it gives out in all
 --       9 how many of them make the next version
@@ -14,10 +14,12 @@ redis.call("PERSIST", KEYS[6])
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "status", ARGV[5] == "0" and "finished" or "running", "token", ARGV[2], "base", "", "version", ARGV[3],
   "first", ARGV[4], "count", ARGV[5], "carried", ARGV[7], "total", ARGV[8], "cursor", "0", "needed", ARGV[9],
+  "snapshot", ARGV[2],
   "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 for micro_batch in ARGV[7]:gmatch("%d+") do redis.call("RPUSH", KEYS[10], micro_batch) end
-redis.call("DEL", KEYS[11])
+redis.call("DEL", KEYS[11], KEYS[12])
 redis.call("LPUSH", KEYS[11], ARGV[2])
+redis.call("RPUSH", KEYS[12], ARGV[2])
 redis.call("XADD", KEYS[7], "MAXLEN", "16", "*", "token", ARGV[2])
 redis.call("XADD", KEYS[8], "*", "type", "opened", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[6])
 return 1

@@ -1,6 +1,6 @@
 """The round protocol over Redis: lease, submit, gather, commit. Every atomic step is a script in `computeshare/lua`."""
 
-from computeshare.rounds.claim import Claim, Fault, Received, Suspicion
+from computeshare.rounds.claim import Claim, Fault, Link, Received, Suspicion
 from computeshare.rounds.member import Grant, Member, Receipt, Terms, Update
 from computeshare.rounds.store import RoundState, RoundStore
 
@@ -8,6 +8,7 @@ __all__ = [
     "Claim",
     "Fault",
     "Grant",
+    "Link",
     "Member",
     "Receipt",
     "Received",

@@ -66,6 +66,18 @@ class Received:
     """As the broker holds it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a version that is published as a difference continues its chain."""
+
+    snapshot: Sequence[Blob] | None = None
+    """The version's whole weights, if they are published, too."""
+    kept: int = 0
+    """How many versions before it the chain keeps then."""
+    outdated: Sequence[Token] = ()
+    """Those that it lets go of."""
+
+
 class Claim(RoundStore):
     """One job's rounds in the hands of one reducer; everything it does carries its fence."""
 
@@ -96,7 +108,7 @@ class Claim(RoundStore):
         k = self.keys
         staged = [self._staged("weights"), self._staged("state")]
         names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
-        names += [k.versions(), k.events(), k.spec(), k.free(), k.recent()]
+        names += [k.versions(), k.events(), k.spec(), k.free(), k.recent(), k.chain()]
         arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
         arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.needed]
         for key, parts in zip(staged, (weights, state), strict=True):
@@ -182,6 +194,7 @@ class Claim(RoundStore):
         for token in (state.token, state.base):
             names += [k.weights(str(token)), k.state(str(token))] if token else []
         received = [(part.base, part.micro_batch) for part in self.progress()[1].values()]
+        names += [key(token) for token in self.chain()[0] for key in (k.weights, k.delta)] + [k.chain()]
         names += [k.update(*one) for one in (*received, *(self.counted(state) if state.base else ()))]
         return bool(self.scripts.call("discard", names, [str(state.token), self.fence]))
 
@@ -212,6 +225,7 @@ class Claim(RoundStore):
         following: Round,
         event: dict[str, Any],
         recent: int = 1,
+        link: Link | None = None,
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
@@ -221,20 +235,26 @@ class Claim(RoundStore):
                 window of units.
             following: the next round, with what is carried into it; its count is 0 after the last one.
             recent: how many versions, this one among them, a submission may start from.
+            link: where `weights` are the difference from the version before, what else becomes of the chain.
         """
         k = self.keys
-        staged = self._staged("weights")
-        before = k.weights(str(base.base)) if base.base else k.staged("none")
-        names = [k.round(), k.fence(), staged, k.weights(str(token)), before, k.leases(), k.backups(), k.received()]
+        staged, snapshot = self._staged("weights"), self._staged("snapshot")
+        target = k.delta(str(token)) if link else k.weights(str(token))
+        before = k.weights(str(base.base)) if base.base and not link else k.staged("none")
+        names = [k.round(), k.fence(), staged, target, before, k.leases(), k.backups(), k.received()]
         names += [k.free(), k.suspects(), k.versions(), k.events(), k.full(), k.arrivals()]
-        names += [k.state(str(base.token)), k.recent()]
+        names += [k.state(str(base.token)), k.recent(), k.chain(), snapshot, k.weights(str(token))]
+        names += [key for old in (link.outdated if link else ()) for key in (k.weights(str(old)), k.delta(str(old)))]
         arguments: list[Argument] = [str(base.token), str(token), self.fence, token.version]
         arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
         entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
         arguments += [numbers_text(part.micro_batch for part in parts), entries.hexdigest()]
         arguments += [numbers_text(following.carried), following.total, following.needed, recent]
         bases = [part.base for part in parts]
-        arguments.append("" if set(bases) == {str(base.token)} else ",".join(bases))
+        arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
+        arguments.append(link.kept if link and link.snapshot else "")
+        if link and link.snapshot:
+            self._channel.exchange([["UNLINK", snapshot], *staging(snapshot, link.snapshot, STAGED_S)])
         return self._staging("commit", staged, weights, names, arguments)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
@@ -265,6 +285,13 @@ class Claim(RoundStore):
         (count,) = self._channel.exchange([["HLEN", key]])
         parts = [self._channel.exchange([["HGET", key, part]])[0] for part in range(count)]
         return parts if parts and None not in parts else None
+
+    def chain(self) -> tuple[list[str], str]:
+        """The tokens of the job's chain, oldest first, and the newest snapshot's."""
+        tokens, snapshot = self._channel.exchange(
+            [["LRANGE", self.keys.chain(), 0, -1], ["HGET", self.keys.round(), "snapshot"]]
+        )
+        return [token.decode() for token in tokens], (snapshot or b"").decode()
 
     def origin(self) -> str | None:
         """Token of the checkpoint that the job was forked from."""

@@ -8,6 +8,7 @@ from typing import Any
 from redis import Redis
 
 from computeshare.broker import BLOCK_MS
+from computeshare.chain import route
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
@@ -49,6 +50,14 @@ class Receipt:
     status: str
     grant: Grant | None = None
     """The lease that was asked for in the same exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Messages that lead to a version: whole weights to begin with (none: those at hand), differences to add to them."""
+
+    whole: list[Blob] | None
+    deltas: list[list[Blob]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,24 @@ class Member:
         weights: Command = ["HMGET", self.keys.weights(token), *range(parts)]
         found, reply = self._channel.exchange([weights, self._lease(token)], [into, None])
         return None if None in found else found, self._checked(self._granted(reply))
+
+    def follow(self, loaded: str, token: str, parts: int) -> tuple[Pulled | None, Grant]:
+        """As `pull`, where versions are published as differences: what leads from the version `loaded` to `token`."""
+        k = self.keys
+        asked: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"]]
+        asked += [["HMGET", k.delta(token), *range(parts)], self._lease(token)]
+        chain, snapshot, newest, reply = self._channel.exchange(asked)
+        grant = self._checked(self._granted(reply))
+        way = route([one.decode() for one in chain], (snapshot or b"").decode(), loaded, token)
+        if way is None:
+            return None, grant
+        keys = [k.weights(way.snapshot)] if way.snapshot else []
+        keys += [k.delta(one) for one in way.deltas if one != token]
+        found = [self._channel.exchange([["HMGET", key, *range(parts)]])[0] for key in keys]
+        found += [newest] if token in way.deltas else []
+        if any(None in message for message in found):
+            return None, grant
+        return Pulled(found[0] if way.snapshot else None, found[1:] if way.snapshot else found), grant
 
     def submit(
         self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any], and_lease: bool = False
