@@ -47,8 +47,9 @@ from computeshare.types import Token
 
 FAULT_S = 0.2
 SETTLE_S = 2.0
-OPEN_S = 120.0
 """Left out at the beginning of each period: what the one before leaves behind."""
+OPEN_S = 120.0
+"""Within which a reducer opens the job."""
 GOAL = 0.9
 
 

@@ -211,7 +211,8 @@ def test_a_pause_shows_though_slow_parts_of_before_are_still_on_their_way(site: 
     page.route("**/parts*", lambda route: route.continue_() if held else held.append((route, route.fetch())))
     with page.expect_request("**/parts*"):
         feed.scored()
-    page.wait_for_timeout(500)
+    # The answer of before the pause is held back, long enough for the page to think the server slow.
+    wait_until(lambda: page.wait_for_timeout(500) or bool(held))
     with page.expect_response("**/pause"):
         page.get_by_role("button", name="Pause").click()
     route, before = held[0]
