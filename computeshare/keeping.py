@@ -1,4 +1,4 @@
-"""A seat's leases while it computes and sends: kept by a thread and a connection of their own, however busy the link."""
+"""A seat's leases while it computes and sends: a thread and a connection of their own keep them."""
 
 import threading
 

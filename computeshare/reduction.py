@@ -218,7 +218,7 @@ class JobReducer:
         load, keys = self.rounds.load, self.rounds.keys
         if not self.steps.chained:
             message = load(keys.weights(str(token)))
-            return message and decode_weights(self.down, message, self.layout)
+            return None if message is None else decode_weights(self.down, message, self.layout)
         way = route(chain, snapshot, "", str(token))
         if way is None or way.snapshot is None or (message := load(keys.weights(way.snapshot))) is None:
             return None

@@ -157,8 +157,10 @@ class SeatSession:
         parts = weights_parts(self.layout)
         if self.spec.codec.down not in DELTAS:
             message, grant = self.member.pull(token, parts)
-            self.bytes_down += _bytes([message] if message else [])
-            return message and decode_weights(self.down, message, self.layout), grant
+            if message is None:
+                return None, grant
+            self.bytes_down += _bytes([message])
+            return decode_weights(self.down, message, self.layout), grant
         pulled, grant = self.member.follow(loaded if self.weights else "", token, parts)
         if pulled is None:
             return None, grant

@@ -29,7 +29,7 @@ __all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy",
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
-LARGEST_BYTES = 8_000_000_000
+LARGEST_BYTES = 4_000_000_000
 """Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
 LARGEST_ROUND_BYTES = 2 << 30
 """Largest round, in bytes of float32, that is held in memory at once to be combined by a median or a trimmed mean."""

@@ -54,7 +54,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Messages that lead to a version: whole weights to begin with (none: those at hand), differences to add to them."""
+    """Messages that lead to a version: whole weights to begin with (none: those at hand), then differences."""
 
     whole: list[Blob] | None
     deltas: list[list[Blob]]

@@ -22,7 +22,7 @@ TOKENS = [Token(1, version, f"{version:016x}") for version in range(100)]
     ],
 )
 def test_the_way_to_a_version(loaded: str, token: str, expected: Route | None) -> None:
-    assert route("abcde", "c", loaded, token) == expected
+    assert route([*"abcde"], "c", loaded, token) == expected
 
 
 def test_another_snapshot_is_due_once_the_differences_are_as_large() -> None:
