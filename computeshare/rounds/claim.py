@@ -26,8 +26,8 @@ PIECE = 2000
 STAGED_S = 120
 """Seconds that weights may lie staged before they are committed."""
 
-
 Fault = Literal["damaged", "not_finite", "lost"]
+"""Why an update is refused: its sender's fault, nobody's until others disagree, or the broker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,6 @@ class Suspicion:
     """Sessions that sent any micro-batch of the round so."""
     there: int
     """Sessions that take part."""
-
-
-"""Why an update is refused: its sender's fault, nobody's until others disagree, or the broker's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +177,8 @@ class Claim(RoundStore):
     def discard(self, state: RoundState) -> bool:
         """Give up the round that the broker went back to; False if the version or the fence had moved on."""
         k = self.keys
-        names = [
-            k.round(),
-            k.fence(),
-            k.leases(),
-            k.backups(),
-            k.received(),
-            k.free(),
-            k.suspects(),
-            k.full(),
-            k.recent(),
-        ]
+        names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects()]
+        names += [k.full(), k.recent()]
         for token in (state.token, state.base):
             names += [k.weights(str(token)), k.state(str(token))] if token else []
         received = [(part.base, part.micro_batch) for part in self.progress()[1].values()]

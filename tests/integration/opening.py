@@ -79,7 +79,7 @@ def commit(claim: Claim, token: Token, carried: Sequence[int] = (), keep: bool =
     following = PLAN.round(token.version, carried)
     done = claim.commit(base, counted, token, [b"weights"], following, event)
     if done and keep:
-        claim.store_state(base.token, [part.micro_batch for part in counted], token, [b"state"])
+        claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
     return done
 
 

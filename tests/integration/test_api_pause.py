@@ -35,7 +35,7 @@ PLAN = JobSpec(dataset="digits", model="mlp").plan
 def opened(redis: Redis, job: str, incarnation: int = 1, status: str = "running") -> None:
     """Open a job's rounds as a reducer would."""
     values = {"status": status, "token": token(0, incarnation), "base": "", "version": 0, "first": 0, "count": 4}
-    redis.hset(JobKeys(job).round(), mapping={**values, "cursor": 0})
+    redis.hset(JobKeys(job).round(), mapping={**values, "needed": 4, "cursor": 0})
 
 
 def set_status(database: Database, job: str, **values: Any) -> None:

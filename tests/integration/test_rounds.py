@@ -39,7 +39,7 @@ def test_a_deleted_job_cannot_be_claimed_or_opened(redis: Redis, store: RoundSto
     assert not claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     assert not Claim(redis, store.job_id, "second").claim("host", 1, 60_000)
     assert not claim.append("checkpoint", {})
-    claim.store_state(ZERO, range(4), ONE, [b"state"])
+    claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state"])
     left = {bytes(key).decode() for key in redis.scan_iter(store.keys.pattern())}
     assert all(":staged:" in key and redis.ttl(key) > 0 for key in left)
 
@@ -368,7 +368,7 @@ def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, jo
     fill(join, claim)
     assert commit(claim, ONE, keep=False)
     assert claim.updates(of(ZERO), 1) == [[b"update"]] * 4
-    claim.store_state(ZERO, range(4), ONE, [b"state 1"])
+    claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
     assert claim.updates(of(ZERO), 1) == [None] * 4
     assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
     assert claim.load(claim.keys.state(str(ZERO))) is None
@@ -380,9 +380,9 @@ def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) 
     assert claim.renew(0)
     other = Claim(redis, claim.job_id, "other")
     assert other.claim("host", 2, 60_000)
-    assert not claim.store_state(ZERO, range(4), ONE, [b"late"])  # fenced
-    assert other.store_state(ZERO, range(4), ONE, [b"state 1"])
-    assert not other.store_state(ZERO, range(4), TWO, [b"of no version"])
+    assert not claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"late"])  # fenced
+    assert other.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
+    assert not other.store_state(ZERO, of(ZERO, range(4)), TWO, [b"of no version"])
     assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
     assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
 

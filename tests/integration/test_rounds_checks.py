@@ -24,7 +24,7 @@ def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Cla
     kept = [k.weights(str(ZERO)), k.state(str(ZERO)), *(k.update(str(ZERO), m) for m in range(4))]
     assert [redis.ttl(key) for key in kept] == [-1] * 6
     assert commit(claim, ONE, keep=False)
-    claim.store_state(ZERO, range(4), ONE, [b"state 1"])
+    claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
     assert [redis.ttl(key) for key in (k.weights(str(ONE)), k.state(str(ONE)))] == [-1, -1]
 
 

@@ -273,14 +273,16 @@ class Rounds(RuleBasedStateMachine):
     def commit(self, late: bool) -> None:
         base, parts = current(self.claim), self.claim.progress()[1]
         counted = [parts[m] for m in sorted(parts)]
-        carried = tuple(m for m in base.micro_batches if m not in parts)
+        carried = tuple(m for m in base.units if m not in parts)
         token = Token(1, self.token.version + 1, secrets.token_hex(8))
         following = PLAN.round(token.version, carried)
         if late and self.fenced:
             assert not self.fenced.commit(base, counted, token, [b"late"], following, {})
             return
         assert self.claim.commit(base, counted, token, [b"weights"], following, {})
-        assert self.claim.store_state(self.token, sorted(parts), token, [b"state"])
+        assert self.claim.store_state(
+            self.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"]
+        )
         self._next(token, carried)
 
     # What must hold after each step
@@ -292,7 +294,7 @@ class Rounds(RuleBasedStateMachine):
         state, received = self.claim.progress()
         assert state is not None and state.status == ("paused" if self.paused else "running")
         assert (state.token, state.closed) == (self.token, self.closed)
-        assert state.micro_batches == self.round.units
+        assert state.units == self.round.units
         assert {m: (part.worker, part.nonce) for m, part in received.items()} == self.received
         leases: Any = self.redis.hgetall(self.store.keys.leases())
         assert {int(m): lease.split(b"|")[3].decode() for m, lease in leases.items()} == {
