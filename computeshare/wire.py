@@ -27,7 +27,7 @@ from computeshare.pacing import Pacer
 from computeshare.resp import Replies
 
 STALL_S = 10.0
-"""Seconds without a byte moved after which a link counts as broken; longer than a busy broker takes to answer."""
+"""Seconds without a byte moved after which a link counts as broken, where the client has no timeout of its own."""
 _LOOK_S = 0.5
 _WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _SO_NWRITE = 0x1024  # macOS: bytes that the other side has not confirmed
@@ -38,7 +38,8 @@ class Wire:
 
     Args:
         client: whose connections are made; `decode_responses` does not apply, replies are bytes.
-        stall_s: how long nothing may move, in seconds; the whole may take as long as it likes.
+        stall_s: how long nothing may move, in seconds, by default the client's `socket_timeout`; the whole may take
+            as long as it likes.
         pacer: what keeps the bytes sent to a rate, shared between wires if need be.
         interrupt: asked twice a second and more; once it says True, the exchange that is under way is given up.
     """
@@ -46,13 +47,13 @@ class Wire:
     def __init__(
         self,
         client: Redis,
-        stall_s: float = STALL_S,
+        stall_s: float | None = None,
         pacer: Pacer | None = None,
         interrupt: Callable[[], bool] | None = None,
     ) -> None:
         pool: Any = client.connection_pool
         self._connection = pool.connection_class(**pool.connection_kwargs)  # one that the pool does not count
-        self._stall_s = stall_s
+        self._stall_s: float = stall_s or pool.connection_kwargs.get("socket_timeout") or STALL_S
         self._pacer = pacer
         self._interrupt = interrupt
         self._link: socket.socket | None = None

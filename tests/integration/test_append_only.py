@@ -33,14 +33,14 @@ from api.tables import LedgerEntry, VersionRow, table
 from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_weights, encode_update
+from computeshare.codecs.messages import decode_update, decode_weights, encode_update, update_parts, weights_parts
 from computeshare.embedded import EmbeddedBroker
 from computeshare.errors import Fenced, JobGone, LostClaim
 from computeshare.layout import Layout, Weights
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Member, RoundState, RoundStore
 from computeshare.spec import JobSpec
-from computeshare.types import Token, Vector
+from computeshare.types import Blob, Message, Token, Vector
 
 CUTS = int(os.environ.get("COMPUTESHARE_CUTS", "10"))
 FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
@@ -77,7 +77,7 @@ class Work:
     member: Member
     token: str
     nonce: str
-    updates: list[tuple[int, bytes, float]]
+    updates: list[tuple[int, list[Blob], float]]
 
 
 class Worker:
@@ -86,7 +86,7 @@ class Worker:
     def __init__(self, run: "Run", name: str) -> None:
         self.run, self.name, self.rng = run, name, run.rng
         self.member: Member | None = None
-        self.token, self.weights = "", b""
+        self.token, self.weights = "", list[Blob]()
         self.to_send: list[Work] = []
         self.sent: list[Work] = []
 
@@ -114,8 +114,8 @@ class Worker:
         assert self.member is not None
         grant = self.member.lease(self.token)
         if grant.answer == "stale":
-            blob, grant = self.member.pull(grant.token)
-            self.token, self.weights = grant.token, blob or b""
+            message, grant = self.member.pull(grant.token, weights_parts(model()[0]))
+            self.token, self.weights = grant.token, message or []
         if grant.answer == "leased":
             updates = [(m, self.run.compute(self.weights, m), 0.5) for m in grant.micro_batches]
             self.to_send.append(Work(self.member, self.token, secrets.token_hex(8), updates))
@@ -158,15 +158,15 @@ class Run:
         self.projector = Projector(self.database, self.root)
         self.dispatcher = Dispatcher(self.database, self.root)
 
-    def compute(self, weights: bytes, micro_batch: int) -> bytes:
+    def compute(self, weights: list[Blob], micro_batch: int) -> list[Blob]:
         """An update that depends on the weights to the last bit, and where salted on the moment too."""
-        digest = hashlib.sha256(weights).digest()
+        digest = digest_of(weights)
         salt = self.rng.randbytes(8) if self.salted else b""
         seed = hashlib.sha256(digest + salt + micro_batch.to_bytes(8)).digest()
         vector = np.random.default_rng(list(seed)).standard_normal(model()[0].parameters, np.float32)
-        blob = encode_update(FLOAT32, 0.1 * vector, np.zeros(0, np.float32))
-        self.computed[hashlib.sha256(blob).digest()] = digest
-        return blob
+        message = encode_update(FLOAT32, 0.1 * vector, np.zeros(0, np.float32), model()[0], 0)
+        self.computed[digest_of(message)] = digest
+        return message
 
     def finish(self) -> str:
         """Run to the end; returns the digest of the last weights."""
@@ -216,7 +216,8 @@ class Run:
             return
         before, parts = self.reducer.rounds.progress()
         full = before is not None and before.status == "running" and len(parts) == before.count
-        blobs = self.reducer.rounds.updates(before.token, sorted(parts)) if before and full else []
+        wanted = [(part.base, m) for m, part in sorted(parts.items())]
+        messages = self.reducer.rounds.updates(wanted, update_parts(model()[0])) if full else []
         try:
             self.reducer.advance()
         except LostClaim as lost:
@@ -228,37 +229,34 @@ class Run:
         if after is None:
             return
         if (after.version, after.token.digest16) not in self.journal:
-            self._check(before, after, sorted(parts), blobs)
+            self._check(before, after, sorted(parts), messages)
 
     def _check(
-        self, before: RoundState | None, after: RoundState, numbers: list[int], blobs: list[bytes | None]
+        self, before: RoundState | None, after: RoundState, numbers: list[int], messages: list[Message | None]
     ) -> None:
         """A version seen for the first time is the step from its base with the updates counted, and nothing else."""
-        blob = self.redis.get(self.store.keys.weights(str(after.token)))
-        assert isinstance(blob, bytes)
-        weights = decode_weights(FLOAT32, blob, model()[0]).parameters
+        weights = decode_weights(FLOAT32, self._weights_of(after.token), model()[0]).parameters
         if after.version == 0:
             self.journal[0, after.token.digest16] = (weights, np.zeros_like(weights))
             return
         assert before is not None and before.version + 1 == after.version, f"{before} became {after}"
         old, velocity = self.journal[before.version, before.token.digest16]
-        base = hashlib.sha256(self._weights_of(before.token)).digest()
-        for micro_batch, update in zip(numbers, blobs, strict=True):
-            assert update is not None and self.computed[hashlib.sha256(update).digest()] == base, (
+        base = digest_of(self._weights_of(before.token))
+        for micro_batch, update in zip(numbers, messages, strict=True):
+            assert update is not None and self.computed[digest_of(update)] == base, (
                 f"micro-batch {micro_batch} of {after.token} was computed on other weights than {before.token}"
             )
         samples = np.array([SPEC.plan.size(m) for m in numbers], np.float64)
-        vectors = [np.frombuffer(_vector(update), np.float32).astype(np.float64) for update in blobs if update]
+        vectors = [decode_update(FLOAT32, one, model()[0])[0].astype(np.float64) for one in messages if one]
         mean = sum(n * v for n, v in zip(samples, vectors, strict=True)) / samples.sum()
         velocity = MOMENTUM * velocity + mean if before.version else mean
         expected = old - LR * velocity
         assert np.allclose(weights, expected, atol=1e-4), f"{after.token} is not the step from {before.token}"
         self.journal[after.version, after.token.digest16] = (weights, velocity)
 
-    def _weights_of(self, token: Token) -> bytes:
-        blob = self.redis.get(self.store.keys.weights(str(token)))  # kept until the version after the next
-        assert isinstance(blob, bytes)
-        return blob
+    def _weights_of(self, token: Token) -> list[Blob]:
+        parts = range(weights_parts(model()[0]))  # kept until the version after the next
+        return [part for part in self.redis.hmget(self.store.keys.weights(str(token)), parts) if part is not None]
 
     def _fail(self) -> None:
         before = self.store.read()
@@ -313,10 +311,8 @@ class Run:
         self.database.close()
 
 
-def _vector(blob: bytes) -> bytes:
-    from computeshare.codecs.messages import decode_update
-
-    return decode_update(FLOAT32, blob, model()[0])[0].tobytes()
+def digest_of(message: Message) -> bytes:
+    return hashlib.sha256(b"".join(part for part in message if part is not None)).digest()
 
 
 def answers(redis: Redis) -> bool:
