@@ -230,7 +230,12 @@ class VersionPublic(_Answer):
     token: str | None = Field(description="none where its record was lost")
     sha256: str | None = Field(description="over its weights; none where its record was lost")
     loss: float | None
-    counted: list[tuple[int, str, int]] = Field(description="micro-batch, worker and samples, in micro-batch order")
+    counted: list[tuple[int, str, int]] = Field(
+        description="unit of work (a micro-batch; for strategy local a replica's), worker and samples, in their order"
+    )
+    staleness: list[int] = Field(
+        description="how many versions before its base each was computed on; empty where none was late"
+    )
 
 
 class VersionPage(_Answer):

@@ -170,6 +170,8 @@ class LedgerEntry(SQLModel, table=True):
     worker: str
     samples: int
     voided: bool = False
+    staleness: int = 0
+    """How many versions before the base it was computed on."""
 
 
 class EpochStat(SQLModel, table=True):

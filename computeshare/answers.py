@@ -83,11 +83,14 @@ class Checkpoint(TypedDict):
 
 
 class Version(TypedDict):
-    """A version that stands; `counted` holds micro-batch, worker and samples of each part it was made of."""
+    """A version that stands; `counted` holds unit, worker and samples of each part it was made of, `staleness` how many
+    versions before its base each was computed on (nothing: all on its base).
+    """
 
     version: int
     sha256: str | None
     counted: list[tuple[int, str, int]]
+    staleness: NotRequired[list[int]]
 
 
 @dataclass(frozen=True, slots=True)

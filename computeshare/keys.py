@@ -112,6 +112,14 @@ class JobKeys:
         """list: tokens of the versions that a submission may start from, the current one first."""
         return self._key("recent")
 
+    def handed(self) -> str:
+        """list: sessions that left and handed over the inner state of their replica, for others to go on from."""
+        return self._key("handed")
+
+    def inner(self, session: str) -> str:
+        """hash: the inner state that a session handed over, in pieces; expires after a day."""
+        return self._key("inner", session)
+
     def suspects(self) -> str:
         """hash of the current round: micro-batch to the sessions whose update of it was not finite."""
         return self._key("suspects")

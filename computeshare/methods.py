@@ -18,8 +18,6 @@ LARGEST_ROUND = 4096
 """Most updates that a version may be made of."""
 LARGEST_LOCAL_ROUND = 100_000
 """Most micro-batches in all the replicas of a round."""
-ACCEPTED: frozenset[str] = frozenset({"sync"})
-"""The kinds of strategy that a job may ask for; those of `KINDS` that are missing here are not wired up yet."""
 Backup = Annotated[bool, Field(description="lease slow work a second time once nothing else is left to lease")]
 
 
@@ -114,11 +112,8 @@ class LocalStrategy(Part):
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer steps; 0: none")
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
-        description="the inner optimizer's state: afresh every round, or kept with the replica's worker "
-        "(then the bits depend on who took part)",
-    )
-    scale_steps: bool = Field(
-        False, description="let slow workers take fewer inner steps at once (then the bits depend on who took part)"
+        description="the inner optimizer's state: afresh every round, or kept by the worker, which hands it over when "
+        "it leaves (then the bits depend on who took part)",
     )
     backup: Backup = True
 
@@ -155,8 +150,8 @@ def chosen(value: Any) -> AnyStrategy:
     if not isinstance(value, dict | AnyStrategy):
         raise ValueError("strategy must be an object with a kind and that kind's fields")
     kind = value.get("kind", "sync") if isinstance(value, dict) else value.kind
-    if kind not in sorted(ACCEPTED):  # a list, for what cannot be hashed
-        expected = ", ".join(f"'{name}'" for name in KINDS if name in ACCEPTED)
+    if kind not in list(KINDS):  # a list, for what cannot be hashed
+        expected = ", ".join(f"'{name}'" for name in KINDS)
         error = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
         raise ValidationError.from_exception_data("strategy", [error])
     if not isinstance(value, dict):

@@ -135,7 +135,7 @@ class Replay:
             machine = _Machine(self.spec, self._data_dir, self._device)
             held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
-                held = machine.step(version["version"], held, _parts(version), version.get("staleness") or ())
+                held = machine.step(version["version"], held, _parts(version), version.get("staleness", ()))
                 digest = machine.layout.digest(held.weights)
                 workers = frozenset(worker for _, worker, _ in version["counted"])
                 self.checked.append(Checked(version["version"], version["sha256"], digest, workers))

@@ -125,10 +125,6 @@ class Plan:
         before = epoch * self.micro_batches_per_epoch
         return range(before + start, before + stop)
 
-    def slot(self, unit: int) -> int:
-        """The place in its round of the unit with this number, from 0: which replica it is."""
-        return unit % self.units_per_epoch % self.units_per_round
-
     def unit_size(self, unit: int) -> int:
         """How many samples the unit with this number holds."""
         span = self.inner_steps * self.micro_batch

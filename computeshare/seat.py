@@ -17,8 +17,8 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import connect, when_there_is_room
 from computeshare.codecs import CODECS, DELTAS
-from computeshare.codecs.messages import add_delta, decode_weights, encode_update, feedback_of, weights_parts
-from computeshare.errors import CodecError, Fenced, Interrupted, JobGone
+from computeshare.codecs.messages import add_delta, decode_weights, encode_update, feedback_of, in_parts, weights_parts
+from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.layout import Weights
@@ -69,6 +69,7 @@ class SeatSession:
         try:
             self._load(device_name)
             reason = self._join() or self._serve()
+            self._hand_over()
         except Fenced as fenced:
             reason = str(fenced)
         except JobGone as gone:
@@ -115,6 +116,7 @@ class SeatSession:
             status = when_there_is_room(lambda: self.member.join(self.seat.id, about), self.stop)
             if status == "running":
                 self.joined = True
+                self._take_over()
                 log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device)
                 return None
             if status == "banned":
@@ -123,6 +125,31 @@ class SeatSession:
                 return f"the job is {status}"
             self.member.wait(1000)
         return "the worker was asked to leave"
+
+    def _take_over(self) -> None:
+        """Go on with a replica whose worker has left, where its inner state is kept."""
+        from computeshare.training.local import LocalReplica
+
+        if isinstance(self.replica, LocalReplica) and self.replica.keeps and (state := self.member.take_over()):
+            try:
+                self.replica.restore(b"".join(state))
+            except ArtifactError as error:
+                log.warning("inner state not taken over", job=self.seat.job, error=str(error))
+
+    def _hand_over(self) -> None:
+        """Leave the inner state of this seat's replica to another, while the job can still make use of it."""
+        from computeshare.training.local import LocalReplica
+
+        status = self.member.extend(())
+        if (
+            isinstance(self.replica, LocalReplica)
+            and status in ("running", "paused")
+            and (state := self.replica.dump())
+        ):
+            try:
+                self.member.hand_over(in_parts([state]))
+            except OutOfMemoryError as error:
+                log.warning("inner state not handed over", job=self.seat.job, error=str(error))
 
     def _serve(self) -> str:
         with LeaseKeeper(self.member) as self.keeper:

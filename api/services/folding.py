@@ -138,6 +138,7 @@ class Fold:
         token = self._token(data["token"])
         epoch, loss = count_of(data["epoch"]), optional_of(data["loss"])
         counted = [(count_of(m), name_of(worker), count_of(samples)) for m, worker, samples in data["counted"]]
+        staleness = [count_of(late) for late in data.get("staleness", [])] or [0] * len(counted)
         samples = sum(part[2] for part in counted)
         self.rates.job.add(entry.at_ms, samples)
         rate = round(self.rates.job.value(entry.at_ms), 1)
@@ -157,9 +158,9 @@ class Fold:
                 "voided": False,
             }
         )
-        for micro_batch, worker, size in counted:
+        for (micro_batch, worker, size), late in zip(counted, staleness, strict=True):
             row = {"micro_batch": micro_batch, "epoch": epoch, "worker": worker, "samples": size, "voided": False}
-            self.changes.ledger.append(about | row)
+            self.changes.ledger.append(about | row | {"staleness": late})
             self._worker(worker)["samples"] += size
         shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
         self._event(entry, shown | {"samples_per_s": rate})

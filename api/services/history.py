@@ -98,13 +98,16 @@ class History:
         """How often each sample of each epoch counted; of the `newest` epochs only, if so many are asked for."""
         with self._database.read() as session:
             job = find(session, job_id)
-            owned = samples_owned(plan_of(job.spec), job.version)
+            plan = plan_of(job.spec)
+            owned = samples_owned(plan, job.version)
+            unfinished = job.version // plan.rounds_per_epoch if _takes_any_units(job.spec) else None
             first = max(0, len(owned) - newest) if newest else 0
             mine = (EPOCH.c.job_id == job_id) & (EPOCH.c.epoch >= first)
             stats = {row[0]: row[1:] for row in session.execute(select(*(EPOCH.c[n] for n in _EPOCH)).where(mine))}
         epochs = []
-        for epoch, samples in enumerate(owned[first:], first):
+        for epoch, planned in enumerate(owned[first:], first):
             counted, covered, reassigned, refused = stats.get(epoch, (0, 0, 0, 0))
+            samples = covered if epoch == unfinished else planned
             missing = max(0, samples - covered)
             epochs.append(
                 EpochPublic(
@@ -200,6 +203,11 @@ def plan_of(spec: dict[str, Any]) -> Plan:
     samples = catalog().datasets[spec["dataset"]].train
     steps = spec.get("strategy", {}).get("inner_steps", 1)
     return Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"], steps)
+
+
+def _takes_any_units(spec: dict[str, Any]) -> bool:
+    """Whether a round may be made of any units of its epoch, whose last one may be short."""
+    return bool(spec.get("strategy", {}).get("kind") == "async")
 
 
 def samples_owned(plan: Plan, version: int) -> list[int]:

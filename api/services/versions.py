@@ -23,7 +23,9 @@ def versions(session: Session, job_id: str, since: int, limit: int) -> VersionPa
     for number in numbers:
         row, parts = rows.get(number), sorted(counted.get(number, []))
         token, sha256, loss = (row.token, row.sha256, row.loss) if row else (None, None, None)
-        items.append(VersionPublic(version=number, token=token, sha256=sha256, loss=loss, counted=parts))
+        late = [part[3] for part in parts]
+        about = {"version": number, "token": token, "sha256": sha256, "loss": loss}
+        items.append(VersionPublic(**about, counted=[part[:3] for part in parts], staleness=late if any(late) else []))
     return VersionPage(items=items, next_since=numbers[-1] if numbers and numbers[-1] < last else None)
 
 
@@ -34,9 +36,9 @@ def _rows(session: Session, job_id: str, numbers: range) -> dict[int, Any]:
     return {row.version: row for row in session.execute(query.order_by(VERSION.c.incarnation))}
 
 
-def _counted(session: Session, job_id: str, tokens: list[str]) -> dict[int, list[tuple[int, str, int]]]:
-    """The ledger's entries by version."""
-    columns = (LEDGER.c.version, LEDGER.c.micro_batch, LEDGER.c.worker, LEDGER.c.samples)
+def _counted(session: Session, job_id: str, tokens: list[str]) -> dict[int, list[tuple[int, str, int, int]]]:
+    """The ledger's entries by version, each with its staleness."""
+    columns = (LEDGER.c.version, LEDGER.c.micro_batch, LEDGER.c.worker, LEDGER.c.samples, LEDGER.c.staleness)
     mine = (LEDGER.c.job_id == job_id) & LEDGER.c.token.in_(tokens) & LEDGER.c.voided.is_(False)
     found = defaultdict(list)
     for version, *part in session.execute(select(*columns).where(mine)):

@@ -71,6 +71,12 @@ class Channel:
         """Run one script and return its reply."""
         return self.exchange([self.script(name, keys, arguments)])[0]
 
+    def load(self, key: str) -> list[Blob] | None:
+        """All parts of the message under a key; None if it is gone."""
+        (count,) = self.exchange([["HLEN", key]])
+        parts = [self.exchange([["HGET", key, part]])[0] for part in range(count)]
+        return parts if parts and None not in parts else None
+
     def _exchange(self, commands: Sequence[Command], into: Sequence[Buffer | None] | None) -> list[Any]:
         if self._retry is None:
             return self._wire.exchange(commands, into)

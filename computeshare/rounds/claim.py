@@ -270,9 +270,7 @@ class Claim(RoundStore):
 
     def load(self, key: str) -> list[Blob] | None:
         """All parts of one of the job's messages; None if it is gone."""
-        (count,) = self._channel.exchange([["HLEN", key]])
-        parts = [self._channel.exchange([["HGET", key, part]])[0] for part in range(count)]
-        return parts if parts and None not in parts else None
+        return self._channel.load(key)
 
     def chain(self) -> tuple[list[str], str]:
         """The tokens of the job's chain, oldest first, and the newest snapshot's."""

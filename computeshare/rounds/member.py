@@ -24,6 +24,8 @@ STAGED_S = 600
 """Seconds that a staged message, and the answer to a submission, are kept."""
 AT_ONCE_BYTES = 4 << 20
 """Messages up to which all of a submission goes in one exchange; larger ones are staged part by part before."""
+HANDED_S = 86_400
+"""Seconds that an inner state which was handed over is kept."""
 SHORTEST_LEASE_MS = 2000
 EXTENDED_MS = 5000
 """What a lease has left at least, each time that its worker is heard of."""
@@ -182,6 +184,20 @@ class Member:
         failpoint("after_push")
         grant = self._granted(replies[-1]) if and_lease else None
         return Receipt(outcome.decode(), current.decode(), status.decode(), grant)
+
+    def hand_over(self, state: Sequence[Blob]) -> None:
+        """Leave the inner state of this session's replica to whoever joins next."""
+        commands = staging(self.keys.inner(self.session), state, HANDED_S)
+        self._channel.exchange([*commands, ["RPUSH", self.keys.handed(), self.session]])
+
+    def take_over(self) -> list[Blob] | None:
+        """An inner state that another session has handed over, which nobody else gets then; None if there is none."""
+        while (session := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
+            key = self.keys.inner(session.decode())
+            if state := self._channel.load(key):
+                self._channel.exchange([["UNLINK", key]])
+                return state
+        return None
 
     def wait(self, timeout_ms: int = BLOCK_MS) -> str | None:
         """Block until something happened to the job, at most `timeout_ms`.

@@ -37,8 +37,8 @@ class LocalReplica:
     """Takes inner steps through micro-batches of `plan` on `split`, from the weights loaded last.
 
     With `kept` false the inner optimizer starts afresh with every unit. Then what a unit yields depends on the weights
-    and its micro-batches alone, on one kind of machine. With `kept` true each slot of a round (`Plan.slot`) has an
-    inner state that goes on from unit to unit, and that its next worker can be given. It takes `module` over.
+    and its micro-batches alone, on one kind of machine. With `kept` true the inner state goes on from unit to unit,
+    whichever those are, and can be handed over. It takes `module` over.
     """
 
     def __init__(
@@ -57,7 +57,12 @@ class LocalReplica:
         self._parameters = list(module.parameters())
         self._base: Vector = self._replica.parameters.read()
         self._plan, self._inner, self._keep = plan, inner, kept
-        self._kept: dict[int, torch.optim.Optimizer] = {}
+        self._kept: torch.optim.Optimizer | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the inner state goes on from unit to unit."""
+        return self._keep
 
     def load(self, weights: Weights) -> None:
         """Start the following units from `weights`, which are copied. Raises ShapeError."""
@@ -70,20 +75,17 @@ class LocalReplica:
 
     def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
         """The steps of the unit with this number, as `walk`."""
-        return self.walk(self._plan.micro_batches(unit), self._plan.slot(unit), goes_on)
+        return self.walk(self._plan.micro_batches(unit), goes_on)
 
-    def walk(
-        self, micro_batches: Sequence[int], slot: int = 0, goes_on: Callable[[], bool] = lambda: True
-    ) -> LocalUpdate:
+    def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
         """One step on each micro-batch, in the order given.
 
         Args:
             micro_batches: those of a unit (`Plan.micro_batches`), or the first of them; at least one.
-            slot: whose inner state to use and keep, if it is kept.
             goes_on: asked before every step.
         Raises Interrupted: `goes_on` was false; a kept inner state stays as far as it got.
         """
-        replica, optimizer, losses = self._replica, self._optimizer(slot), []
+        replica, optimizer, losses = self._replica, self._optimizer(), []
         replica.parameters.fill(self._base)
         replica.rewind()
         for micro_batch in micro_batches:
@@ -97,30 +99,21 @@ class LocalReplica:
         loss = float(np.average(torch.stack(losses).tolist(), weights=sizes))
         return LocalUpdate(vector, replica.buffers.read(), replica.counters.read(), loss)
 
-    @property
-    def slots(self) -> list[int]:
-        """The slots whose inner state is kept here."""
-        return sorted(self._kept)
+    def dump(self) -> bytes | None:
+        """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""
+        return None if self._kept is None else dump_state(self._inner.name, self._kept)
 
-    def dump(self, slot: int) -> bytes:
-        """A slot's inner state for the worker that serves it next, in the safetensors format; KeyError without one."""
-        return dump_state(self._inner.name, self._kept[slot])
+    def restore(self, state: bytes) -> None:
+        """Go on from what another worker's `dump` gave, with this job's own settings.
 
-    def restore(self, slot: int, state: bytes) -> None:
-        """Go on in this slot from what another worker's `dump` gave, with this job's own settings.
-
-        Raises: ArtifactError: it is none of this optimizer and model, or not finite; the slot is as it was then.
+        Raises: ArtifactError: it is none of this optimizer and model, or not finite; the inner state is as it was then.
         """
         optimizer = self._fresh()
         settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
         load_state(self._inner.name, optimizer, state)
         optimizer.param_groups[0].update(settings)
         self._check(optimizer)
-        self._kept[slot] = optimizer
-
-    def forget(self, slot: int) -> None:
-        """Let another worker serve this slot; its inner state starts afresh if it comes back."""
-        self._kept.pop(slot, None)
+        self._kept = optimizer
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises ArtifactError where the state is not like one that a step on copies of the tensors leaves."""
@@ -136,10 +129,10 @@ class LocalReplica:
             if not all(bool(torch.isfinite(v).all()) for v in state.values() if isinstance(v, torch.Tensor)):
                 raise ArtifactError("the inner state is not finite: start this replica's afresh")
 
-    def _optimizer(self, slot: int) -> torch.optim.Optimizer:
-        optimizer = self._kept.get(slot) or self._fresh()
+    def _optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._kept or self._fresh()
         if self._keep:
-            self._kept[slot] = optimizer
+            self._kept = optimizer
         return optimizer
 
     def _fresh(self) -> torch.optim.Optimizer:

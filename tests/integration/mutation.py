@@ -27,7 +27,9 @@ from computeshare.embedded import EmbeddedBroker
 from computeshare.rounds.channel import Scripts
 from tests.integration.opening import claim, join, store  # noqa: F401
 
-TESTS = tuple(f"tests/integration/test_rounds{which}.py" for which in ("", "_checks", "_quorum", "_bad_workers"))
+TESTS = tuple(
+    f"tests/integration/test_rounds{which}.py" for which in ("", "_checks", "_quorum", "_bad_workers", "_windows")
+)
 OPTIONS = ("--noconftest", "--assert=plain", "--tb=no", "-p", "no:cacheprovider", "--timeout=20")
 PROCESSES = 2
 NO_VERDICT = 70
@@ -63,19 +65,19 @@ class Trials:
         """All tests; remembers which of them call which script, those that call little else first."""
         called: Counter[str] = Counter()
         shares: dict[str, dict[int, float]] = {}
-        unaltered = Scripts._digest
+        unaltered = Scripts.digest
 
         def digest(scripts: Scripts, name: str) -> str:
             called[name] += 1
             return unaltered(scripts, name)
 
-        Scripts._digest = digest  # type: ignore[method-assign]
+        Scripts.digest = digest  # type: ignore[method-assign]
         for index, item in enumerate(session.items):
             called.clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             for script, times in called.items():
                 shares.setdefault(script, {})[index] = times / called.total()
-        Scripts._digest = unaltered  # type: ignore[method-assign]
+        Scripts.digest = unaltered  # type: ignore[method-assign]
         self._callers = {script: sorted(among, key=among.__getitem__, reverse=True) for script, among in shares.items()}
         self.codes[0] = min(session.testsfailed, 1)
 

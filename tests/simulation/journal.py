@@ -153,7 +153,7 @@ class Journal:
             step, numbers = self.made[str(step)]
             counted += numbers
         rounds = [following(version) for version in range(ROUNDS)]
-        assert sorted(counted) == [m for one in rounds for m in one.micro_batches], f"the branch counted {counted}"
+        assert sorted(counted) == [m for one in rounds for m in one.units], f"the branch counted {counted}"
         return token
 
     def _may(self, fence: int, token: Token) -> bool:

@@ -29,7 +29,7 @@ class Unsaved:
     """A version that was committed, its state not stored yet."""
 
     base: Token
-    counted: Sequence[int]
+    counted: Sequence[tuple[str, int]]
     token: Token
     weights: Weights
 
@@ -120,8 +120,8 @@ class SimReducer:
         if kept is None:
             assert state.base is not None, "a version without a state has a base"
             base = Weights(self._load("weights", state.base), self._load("state", state.base))
-            counted = self.claim.counted()
-            blobs = self._updates(state.base, counted)
+            counted = self.claim.counted(state)
+            blobs = self._updates(counted)
             again = base.step([self._whole(blob) for blob in blobs])
             assert again.weights == weights, f"replaying the step to {state.token} gave other bits"
             self.current = Version(state.token, again, state.carried)
@@ -136,8 +136,8 @@ class SimReducer:
         assert blob is not None, f"the {kind} of {token} are gone though a takeover needs them"
         return blob
 
-    def _updates(self, token: Token, numbers: Sequence[int]) -> list[bytes | None]:
-        return [_only(message) for message in self.claim.updates([(str(token), m) for m in numbers], 1)]
+    def _updates(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        return [_only(message) for message in self.claim.updates(wanted, 1)]
 
     @staticmethod
     def _whole(blob: bytes | None) -> bytes:
@@ -155,7 +155,7 @@ class SimReducer:
 
     def _read(self, state: RoundState, parts: dict[int, Received]) -> str:
         numbers = sorted(parts)
-        blobs = self._updates(state.token, numbers)
+        blobs = self._updates([(parts[m].base, m) for m in numbers])
         assert None not in blobs, f"a counted update of {state.token} is gone: {blobs}"
         self.reading = Reading(state, [parts[m] for m in numbers], blobs)
         return f"read {state.token}"
@@ -173,8 +173,9 @@ class SimReducer:
             return f"refused {[part.micro_batch for part, _ in bad]}"
         weights = self.current.weights.step([blob for blob in read.blobs if blob is not None])
         token = weights.token(read.base.token.incarnation, read.base.version + 1)
-        counted = [part.micro_batch for part in read.parts]
-        carried = tuple(m for m in read.base.micro_batches if m not in counted)
+        counted = [(part.base, part.micro_batch) for part in read.parts]
+        left = {*read.base.units} - {part.micro_batch for part in read.parts}
+        carried = tuple(m for m in read.base.units if m in left)
         event = {"token": str(token), "version": token.version, "base": str(read.base.token), "carried": carried}
         event |= {"sha256": weights.sha256, "counted": [[p.micro_batch, p.worker, _size(p)] for p in read.parts]}
         done = self.claim.commit(

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from api.services.forking import changed, fits_optimizer, misfit
-from computeshare import methods
 from computeshare.spec import JobSpec
 
 
@@ -34,8 +33,7 @@ def test_what_is_not_changed_stays(changes: dict[str, Any], found: dict[str, Any
     assert document == before
 
 
-def test_what_followed_from_a_strategy_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "ACCEPTED", frozenset(methods.KINDS))
+def test_what_followed_from_a_strategy_goes_with_it() -> None:
     local = spec(strategy={"kind": "local", "inner_steps": 5, "replicas": 2}).model_dump(mode="json")
     assert JobSpec.model_validate(changed(local, {"seed": 1})).micro_batches_per_round == 10
     assert JobSpec.model_validate(changed(local, {"strategy": {"replicas": 3}})).micro_batches_per_round == 15

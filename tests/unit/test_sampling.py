@@ -107,12 +107,6 @@ def test_a_units_samples_are_those_of_its_micro_batches(plan: Plan) -> None:
         assert r.samples == sum(plan.unit_size(unit) for unit in r.units)
 
 
-@given(local_plans(), st.integers(0, 40))
-def test_the_units_of_a_round_have_the_slots_in_order(plan: Plan, version: int) -> None:
-    r = plan.round(version)
-    assert [plan.slot(unit) for unit in r.units] == list(range(r.count))
-
-
 @given(plans)
 def test_a_unit_of_one_step_is_a_micro_batch(plan: Plan) -> None:
     assert (plan.units_per_epoch, plan.units_per_round) == (plan.micro_batches_per_epoch, plan.micro_batches_per_round)

@@ -5,7 +5,7 @@ import pytest
 
 from computeshare.methods import AsyncStrategy, LocalStrategy, SyncStrategy
 from computeshare.staleness import Weighting
-from computeshare.strategies import buffered, combining, local, sync
+from computeshare.strategies import buffered, combining, sync
 
 RNG = np.random.default_rng(0)
 UPDATES = [RNG.normal(size=50).astype(np.float32) for _ in range(5)]
@@ -148,15 +148,3 @@ def test_each_strategy_combines_in_its_own_way() -> None:
     assert np.array_equal(discounted, buffered.combine(AsyncStrategy(), UPDATES, samples, late))
     assert not np.array_equal(discounted, sync.mean(UPDATES, samples))
     assert np.array_equal(combining.combine(LocalStrategy(), UPDATES, samples), sync.mean(UPDATES, samples))
-
-
-@pytest.mark.parametrize(
-    ("own", "fastest", "steps"),
-    [(10.0, 10.0, 20), (20.0, 10.0, 10), (31.0, 10.0, 6), (9e9, 10.0, 1), (0.0, 10.0, 20), (10.0, 0.0, 20)],
-)
-def test_a_slow_worker_takes_as_many_steps_as_fit_beside_the_fastest(own: float, fastest: float, steps: int) -> None:
-    assert local.scaled_steps(20, own, fastest) == steps
-
-
-def test_nobody_takes_more_than_all_steps() -> None:
-    assert local.scaled_steps(20, own_ms=5.0, fastest_ms=10.0) == 20  # measured a moment apart

@@ -216,7 +216,7 @@ def test_single_steps_of_plain_sgd_and_their_mean_are_synchronous_sgd() -> None:
 
 
 def chain(first: LocalReplica, second: LocalReplica) -> list[str]:
-    """Two units of one slot, the second from another version, the first replica's and the second's inner state."""
+    """Two units, the second from another version, the first replica's and the second's inner state."""
     updates = [bits(run(first, 0))]
     second.load(weights(seed=3))
     return [*updates, bits(run(second, 3))]
@@ -229,7 +229,7 @@ def test_a_kept_state_goes_on_and_another_worker_goes_on_from_what_it_is_handed(
     expected = chain(alone, alone)
     first, heir = replica(inner, kept=True), replica(inner, kept=True, seed=5)
     run(first, 0)
-    heir.restore(0, first.dump(0))
+    heir.restore(state_of(first))
     heir.load(weights(seed=3))
     assert bits(run(heir, 3)) == expected[1]
     afresh = replica(inner)
@@ -237,30 +237,22 @@ def test_a_kept_state_goes_on_and_another_worker_goes_on_from_what_it_is_handed(
     assert (chain(afresh, afresh)[1] != expected[1]) == remembers
 
 
-def test_each_slot_keeps_a_state_of_its_own_until_it_is_forgotten() -> None:
-    r, other = replica(kept=True), replica(kept=True)
-    run(r, 0)
-    run(r, 1)
-    assert r.slots == [0, 1]
-    run(other, 1)
-    assert r.dump(1) == other.dump(1) != r.dump(0)
-    r.forget(1)
-    assert r.slots == [0]
-    assert bits(run(r, 1)) == bits(run(replica(kept=True), 1))
-    with pytest.raises(KeyError):
-        other.dump(0)
+def state_of(replica: LocalReplica) -> bytes:
+    state = replica.dump()
+    assert state is not None
+    return state
 
 
 def test_a_state_that_starts_afresh_is_not_kept() -> None:
-    r = replica()
+    r, kept = replica(), replica(kept=True)
     run(r, 0)
-    assert r.slots == []
+    assert r.dump() is None and kept.dump() is None  # nothing has been computed there yet
 
 
 def hostile() -> dict[str, tuple[bytes, str]]:
     good = replica(kept=True)
     run(good, 0)
-    state = good.dump(0)
+    state = state_of(good)
     tensors = safetensors.numpy.load(state)
     name = next(iter(tensors))
     length = int.from_bytes(state[:8], "little")
@@ -278,7 +270,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "not finite": (changed(**{name: np.full_like(tensors[name], np.nan)}), "not finite"),
         "cut": (state[:-5], "damaged"),
         "empty": (b"", "damaged"),
-        "of another optimizer": (other.dump(0), "that of AdamW"),
+        "of another optimizer": (state_of(other), "that of AdamW"),
     }
 
 
@@ -286,19 +278,20 @@ HOSTILE = ["of another shape", "of another number", "with something more", "not 
 
 
 @pytest.mark.parametrize("what", [*HOSTILE, "of another optimizer"])
-def test_a_state_that_does_not_fit_is_refused_and_the_slot_stays_as_it_was(what: str) -> None:
+def test_a_state_that_does_not_fit_is_refused_and_the_state_stays_as_it_was(what: str) -> None:
     blob, says = hostile()[what]
     r = replica(kept=True)
     run(r, 0)
-    before = r.dump(0)
+    before = r.dump()
     with pytest.raises(ArtifactError, match=says):
-        r.restore(0, blob)
-    assert r.dump(0) == before
+        r.restore(blob)
+    assert r.dump() == before
 
 
 def test_a_state_that_is_handed_over_brings_no_settings_along() -> None:
     giver, heir = replica(OptimizerSpec(name="SGD", lr=9.0, momentum=0.1), kept=True), replica(kept=True)
     run(giver, 0)
-    heir.restore(0, giver.dump(0))
-    settings = heir._kept[0].param_groups[0]
+    heir.restore(state_of(giver))
+    assert heir._kept is not None
+    settings = heir._kept.param_groups[0]
     assert (settings["lr"], settings["momentum"]) == (0.05, 0.9)

@@ -1,0 +1,248 @@
+"""Rounds made of whatever comes first, leases that are kept, messages of parts, and versions as differences."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, free, of, parts, send
+from redis import Redis
+
+from computeshare.rounds import Claim, Link, Member, RoundStore
+from computeshare.types import Token
+
+WINDOW = PLAN.window(0)
+"""Any four of the ten micro-batches of an epoch make a version."""
+
+
+@pytest.fixture
+def claim(redis: Redis, store: RoundStore) -> Claim:
+    """The active reducer of a job whose versions are made of the micro-batches that come first."""
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], WINDOW, {"version": 0})
+    return claim
+
+
+def buffered(claim: Claim, token: Token, *numbers: int, recent: int = 2) -> bool:
+    """Commit a version made of these micro-batches, after which submissions on so many versions count."""
+    base, counted = current(claim), [part for part in parts(claim) if part.micro_batch in numbers]
+    following = PLAN.window(token.version)
+    if following.epoch == PLAN.round(base.version).epoch:
+        following = replace(following, first=base.first, count=base.count)
+    done = claim.commit(base, counted, token, [b"weights"], following, {"version": token.version}, recent)
+    if done:
+        claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
+    return done
+
+
+def lease(member: Member, token: Token) -> tuple[int, ...]:
+    return member.lease(str(token)).micro_batches
+
+
+def is_full(claim: Claim) -> bool:
+    return bool(claim.redis.llen(claim.keys.full()))
+
+
+@pytest.fixture
+def begun(claim: Claim, join: Join) -> tuple[Member, Member]:
+    """A slow worker with a lease on 0 and 1, and a quick one whose 2, 3, 4 and 5 have made version 1."""
+    slow, quick = join("slow"), join("quick")
+    assert (lease(slow, ZERO), lease(quick, ZERO), lease(quick, ZERO)) == ((0, 1), (2, 3), (4, 5))
+    assert send(quick, ZERO, 2, 3, 4, nonce="three") == "accepted" and not is_full(claim)
+    assert send(quick, ZERO, 5, nonce="fourth") == "accepted" and is_full(claim)
+    assert buffered(claim, ONE, 2, 3, 4, 5)
+    return slow, quick
+
+
+def test_what_was_computed_on_the_version_before_counts_in_the_next(claim: Claim, begun: tuple[Member, Member]) -> None:
+    slow, quick = begun
+    assert not is_full(claim) and parts(claim) == []
+    assert lease(quick, ONE) == (6, 7)  # where the leases had got to
+    assert send(slow, ZERO, 0, 1) == "accepted"
+    assert send(quick, ONE, 6, 7, nonce="own") == "accepted" and is_full(claim)
+    assert {part.micro_batch: part.base for part in parts(claim)} == {
+        **dict.fromkeys((0, 1), str(ZERO)),
+        **dict.fromkeys((6, 7), str(ONE)),
+    }
+    base = current(claim)
+    assert buffered(claim, TWO, 0, 1, 6, 7)
+    state = current(claim)
+    assert state.base == base.token and claim.counted(state) == [*of(ZERO, [0, 1]), *of(ONE, [6, 7])]
+    assert claim.redis.lrange(claim.keys.recent(), 0, -1) == [str(TWO).encode(), str(ONE).encode()]
+
+
+def test_what_comes_too_late_is_stale_and_its_lease_is_handed_back(claim: Claim, begun: tuple[Member, Member]) -> None:
+    slow, quick = begun
+    assert send(quick, ONE, *lease(quick, ONE), *lease(quick, ONE), nonce="more") == "accepted"
+    assert buffered(claim, TWO, 6, 7, 8, 9)
+    assert send(slow, ZERO, 0, 1) == "stale" and free(claim) == [b"0", b"1"]
+    assert lease(quick, TWO) == (0,)  # two make the epoch's last version
+
+
+def test_a_backup_that_comes_too_late_leaves_the_first_lease_alone(claim: Claim, begun: tuple[Member, Member]) -> None:
+    slow, quick = begun
+    assert send(quick, ONE, *lease(quick, ONE), *lease(quick, ONE), nonce="more") == "accepted"
+    age(claim, 3000)  # slow by now, but not yet expired
+    backup = lease(quick, ONE)
+    assert backup == (0, 1)
+    assert buffered(claim, TWO, 6, 7, 8, 9, recent=1)
+    assert send(quick, ONE, 0, 1, nonce="late") == "stale"
+    assert free(claim) == [] and not claim.redis.exists(claim.keys.backups())
+    assert sorted(claim.redis.hkeys(claim.keys.leases())) == [b"0", b"1"]  # type: ignore[arg-type]
+    assert send(slow, TWO, 0, 1) == "accepted"
+
+
+def test_what_comes_beyond_a_version_stays_for_the_next(claim: Claim, join: Join) -> None:
+    member = join("only")
+    assert (lease(member, ZERO), lease(member, ZERO)) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert send(member, ZERO, *range(8)) == "accepted"
+    assert buffered(claim, ONE, 4, 5, 6, 7)
+    assert [part.micro_batch for part in parts(claim)] == [0, 1, 2, 3] and is_full(claim)
+    assert claim.updates(of(ZERO, [0, 4]), 1) == [[b"update"], None]
+    assert buffered(claim, TWO, 0, 1, 2, 3)
+    assert not is_full(claim) and (current(claim).needed, current(claim).total) == (2, 10)
+
+
+def test_the_last_version_of_an_epoch_takes_what_is_left_and_the_next_begins_anew(claim: Claim, join: Join) -> None:
+    member = join("only")
+    for token, following in ((ZERO, ONE), (ONE, TWO), (TWO, THREE)):
+        numbers = lease(member, token)
+        assert send(member, token, *numbers, nonce=str(token)) == "accepted"
+        assert buffered(claim, following, *numbers)
+    assert current(claim).units == list(range(10, 20)) and parts(claim) == []
+    assert lease(member, THREE) == (10, 11, 12, 13)
+
+
+def test_a_checkpoint_knows_what_is_not_counted_yet(claim: Claim, begun: tuple[Member, Member]) -> None:
+    slow, _ = begun
+    assert claim.pending(ONE) == (6, [0, 1])
+    assert claim.pending(ZERO) is None
+    slow.leave("bye")
+    assert claim.pending(ONE) == (6, [0, 1])
+
+
+def test_a_lease_is_kept_for_as_long_as_its_worker_says(claim: Claim, join: Join) -> None:
+    a, b = join("a"), join("b")
+    assert (lease(a, ZERO), lease(b, ZERO)) == ((0, 1), (2, 3))
+    age(claim, 60_000)
+    assert a.extend([0, 2]) == "running"
+    kept = expiries(claim)
+    now = claim.now_ms()
+    assert now + 4000 < kept[0] < now + 6000  # its own, and what it named
+    assert max(kept[1], kept[2], kept[3]) < now
+    assert send(a, ZERO, 0) == "accepted"
+
+
+def test_a_long_lease_is_not_made_shorter(claim: Claim, join: Join) -> None:
+    member = join("a")
+    lease(member, ZERO)
+    before = expiries(claim)
+    assert member.extend(range(4)) == "running" and expiries(claim) == before
+
+
+def test_a_backup_is_kept_too(claim: Claim, join: Join) -> None:
+    slow, quick = join("slow"), join("quick")
+    assert lease(slow, ZERO) == (0, 1)
+    while numbers := lease(quick, ZERO):
+        if 0 in numbers:
+            break
+        assert send(quick, ZERO, *numbers, nonce=str(numbers)) == "accepted"
+        age(claim, 3000)
+    age(claim, 60_000)
+    assert quick.extend([0, 1]) == "running"
+    kept = claim.redis.hgetall(claim.keys.backups())
+    assert {bytes(m): int(held.split(b"|")[1]) > claim.now_ms() for m, held in kept.items()} == {b"0": True, b"1": True}  # type: ignore[union-attr]
+    assert max(expiries(claim).values()) < claim.now_ms()
+
+
+def test_a_session_that_was_replaced_keeps_no_lease(claim: Claim, join: Join, store: RoundStore) -> None:
+    old = join("a", "one")
+    lease(old, ZERO)
+    join("a", "two")
+    assert old.extend([0]) == "fenced"
+    store.pause()
+    assert join_again(claim).extend([0]) == "paused"
+    store.purge()
+    assert old.extend([0]) == "gone"
+
+
+def join_again(claim: Claim) -> Member:
+    return Member(claim.redis, claim.job_id, "a", "two")
+
+
+def expiries(claim: Claim) -> dict[int, int]:
+    held: Any = claim.redis.hgetall(claim.keys.leases())
+    return {int(m): int(lease.split(b"|")[1]) for m, lease in held.items()}
+
+
+@pytest.mark.parametrize(
+    "other", [[b"one"], [b"one", b"two", b"three"], [b"one", b""]], ids=["too few", "too many", "empty"]
+)
+def test_a_message_that_has_not_all_its_parts_or_others_is_refused(
+    claim: Claim, join: Join, other: list[bytes]
+) -> None:
+    member = join("a")
+    lease(member, ZERO)
+    sent = [(0, [b"one", b"two"], 0.5), (1, other, 0.5)]
+    assert member.submit(str(ZERO), "nonce", sent, {}).outcome == "accepted"
+    assert [(part.micro_batch, part.size) for part in parts(claim)] == [(0, 6)]
+    assert member.submit(str(ZERO), "again", [(1, [b"one", b"two"], 0.5)], {}).outcome == "accepted"
+
+
+def test_what_was_left_of_an_opening_before_is_forgotten(redis: Redis, store: RoundStore) -> None:
+    redis.lpush(store.keys.recent(), str(TWO))
+    redis.rpush(store.keys.chain(), str(TWO))
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), {})
+    assert redis.lrange(store.keys.recent(), 0, -1) == [str(ZERO).encode()]
+    assert claim.chain() == ([str(ZERO)], str(ZERO))
+
+
+def link(claim: Claim, member: Member, token: Token, link: Link) -> None:
+    """Commit the window's next version as a difference."""
+    numbers = lease(member, current(claim).token)
+    assert send(member, current(claim).token, *numbers, nonce=f"link {token}") == "accepted"
+    base, counted = current(claim), parts(claim)
+    following = replace(PLAN.window(token.version), first=base.first, count=base.count)
+    delta = f"to {token.version}".encode()
+    assert claim.commit(base, counted, token, [delta], following, {"version": token.version}, link=link)
+    claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
+
+
+def test_a_chain_leads_from_a_snapshot_or_from_what_is_at_hand(claim: Claim, join: Join) -> None:
+    member = join("a")
+    link(claim, member, ONE, Link())
+    link(claim, member, TWO, Link())
+    way, grant = member.follow("", str(TWO), 1)
+    assert way is not None and (way.whole, way.deltas) == ([b"weights 0"], [[b"to 1"], [b"to 2"]])
+    assert grant.answer == "leased"
+    way, _ = member.follow(str(ONE), str(TWO), 1)
+    assert way is not None and (way.whole, way.deltas) == (None, [[b"to 2"]])
+    way, _ = member.follow("", str(THREE), 1)
+    assert way is None
+
+
+def test_a_snapshot_lets_go_of_what_lies_before_the_last_one(claim: Claim, join: Join) -> None:
+    member, k = join("a"), claim.keys
+    link(claim, member, ONE, Link([b"weights 1"], kept=1))
+    assert claim.chain() == ([str(ZERO), str(ONE)], str(ONE))
+    assert claim.redis.ttl(k.weights(str(ONE))) == -1 and claim.redis.ttl(k.delta(str(ONE))) == -1
+    link(claim, member, TWO, Link([b"weights 2"], kept=1, outdated=[ZERO]))
+    assert claim.chain() == ([str(ONE), str(TWO)], str(TWO))
+    assert not claim.redis.exists(k.weights(str(ZERO)))
+    way, _ = member.follow("", str(TWO), 1)
+    assert way is not None and (way.whole, way.deltas) == ([b"weights 2"], [])
+    way, _ = member.follow(str(ONE), str(TWO), 1)
+    assert way is not None and (way.whole, way.deltas) == (None, [[b"to 2"]])
+
+
+def test_a_whole_round_is_not_a_window(redis: Redis, store: RoundStore, job_id: str) -> None:
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000) and claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
+    member = Member(redis, job_id, "a", "a")
+    member.join("seat", {})
+    assert send(member, ZERO, *lease(member, ZERO)) == "accepted"
+    counted = parts(claim)
+    assert not claim.commit(current(claim), counted[:2], ONE, [b"w"], PLAN.round(1), {})
+    assert commit(claim, ONE)
