@@ -89,6 +89,7 @@ def test_a_round_with_carried_micro_batches_is_full_with_all_of_them(
     assert redis.llen(claim.keys.full()) == 0
     assert send(quick, ONE, 0, 1, nonce="carried") == "accepted"
     assert redis.llen(claim.keys.full()) == 1
+    assert claim.close(ONE, 6) and events(claim, "closed")[-1] == {"version": 1, "received": 6, "total": 6}
     assert commit(claim, TWO) and current(claim).carried == ()
 
 
