@@ -23,6 +23,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
 from computeshare.layout import Weights
+from computeshare.methods import LocalStrategy
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED, Kind, Vector
 
@@ -117,11 +118,15 @@ class Replay:
     """One job's recomputation from version `first` to `last`, on this machine."""
 
     def __init__(self, client: Client, job_id: str, data_dir: Path, first: int = 0, last: int | None = None) -> None:
-        """Reads the job. Raises SpecError: these versions cannot be replayed; the message says which can."""
+        """Reads the job. Raises SpecError: it or these versions cannot be replayed; the message says why, or which can."""
         self._client, self._data_dir = client, data_dir
         self.job = client.show(job_id)
         self.first, self.last = bounds(self.job, first, last)
         self.spec = _spec(self.job)
+        if remembered := _remembered(self.spec):
+            raise SpecError(
+                f"job {job_id} cannot be recomputed: its updates depend on {remembered}, which no log holds"
+            )
         workers = {worker["id"]: worker.get("kinds") or [] for worker in client.workers(job_id)}
         reducer = self.job.get("reducer")
         self.kinds = Kinds(workers, reducer.get("kind") if reducer else None)
@@ -204,6 +209,11 @@ class _Machine:
         """
         self._before.append(base.weights)
         late = staleness or [0] * len(parts)
+        if max(late) >= len(self._before):
+            raise ReplayError(
+                f"version {version} counts an update computed on version {version - 1 - max(late)}, from before the "
+                f"replay's beginning: start from an earlier checkpoint, or from 0"
+            )
         updates = [self._update(unit, behind) for (unit, _), behind in zip(parts, late, strict=True)]
         with _using(1):  # thread, as every reducer steps
             return self.steps.step(version, base, updates, [count for _, count in parts], staleness)
@@ -236,6 +246,15 @@ def _spec(job: Job) -> JobSpec:
         return JobSpec.model_validate(job["spec"])
     except ValidationError as error:
         raise ReplayError(f"this release cannot read the job's specification: {error}") from error
+
+
+def _remembered(spec: JobSpec) -> str | None:
+    """What the job's updates depend on that only their workers knew; None: nothing."""
+    if CODECS[spec.codec.up].residual:
+        return f"what each worker still owed of those before (codec {spec.codec.up})"
+    if isinstance(spec.strategy, LocalStrategy) and spec.strategy.inner_state == "kept":
+        return "the inner states that workers kept"
+    return None
 
 
 def _parts(version: Version) -> list[tuple[int, int]]:

@@ -32,6 +32,9 @@ DIGITS: dict[str, Any] = {
 }
 
 
+WITHOUT_ROUND = {name: DIGITS[name] for name in ("dataset", "model", "queue", "micro_batch")}
+WITHOUT_ROUND |= {"checkpoint_every": 5, "evaluate_every": 0}
+"""What is left to a strategy that says for itself what a round is."""
 CHANGES = ("--set", "optimizer.lr=0.01", "--set", "queue=nobody")
 
 
@@ -106,8 +109,10 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
         {"codec": {"up": "float32", "down": "float16"}, "optimizer": {"name": "Adam", "lr": 0.01}},
         {"strategy": {"combine": "median", "max_norm": 0.5}, "lr_scaling": "linear", "micro_batch": 100},
         {"model": "shufflenet_v2_x0_5", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2},
+        {"codec": {"up": "int8", "down": "int8"}, "optimizer": {"name": "Adam", "lr": 0.01}},
+        {"codec": {"up": "bfloat16", "down": "bfloat16"}, "micro_batch": 100},
     ],
-    ids=["lossy weights and Adam", "robust, crossing an epoch", "batch normalisation"],
+    ids=["lossy weights and Adam", "robust, crossing an epoch", "batch normalisation", "differences", "bfloat16"],
 )
 def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
     plane: ControlPlane, spec: dict[str, Any]
@@ -118,6 +123,61 @@ def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
     assert (versions, verdict.outcome) == ([*range(1, total + 1)], "matches")
     versions, verdict = recomputed(plane, job["id"], middle)
     assert (versions, verdict.outcome) == ([*range(middle + 1, total + 1)], "matches")
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_replicas_that_step_by_themselves_match_and_miss_no_sample(plane: ControlPlane, codec: str) -> None:
+    strategy = {"kind": "local", "inner_steps": 7, "replicas": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
+    job = plane.finish(plane.create(**WITHOUT_ROUND, strategy=strategy, codec={"up": codec, "down": codec}, epochs=3))
+    assert (job["version"], job["accuracy"] > 0.9) == (15, True)  # 90 micro-batches an epoch are 13 units, 5 rounds
+    epochs = plane.get(f"/v1/jobs/{job['id']}/ledger")["epochs"]
+    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 3
+    versions, verdict = recomputed(plane, job["id"])
+    assert (versions, verdict.outcome) == ([*range(1, 16)], "matches")
+    versions, verdict = recomputed(plane, job["id"], 10)
+    assert (versions, verdict.outcome) == ([*range(11, 16)], "matches")
+
+
+def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) -> None:
+    strategy = {"kind": "async", "buffer": 3, "max_staleness": 3}
+    job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, epochs=10, workers={"min": 2, "max": 2})
+    plane.reach(job_id, 10)
+    os.kill(plane.pids("worker")[0], signal.SIGKILL)
+    job = plane.finish(job_id)
+    assert job["accuracy"] > 0.8
+    epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 10
+    late = [version["staleness"] for version in plane.get(f"/v1/jobs/{job_id}/versions", limit=500)["items"]]
+    assert any(map(any, late)) and max(max(one, default=0) for one in late) <= 3
+    versions, verdict = recomputed(plane, job_id)
+    assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"codec": {"up": "topk", "down": "topk"}}, "what each worker still owed"),
+        (
+            {"strategy": {"kind": "local", "inner_steps": 5, "inner_state": "kept"}},
+            "the inner states that workers kept",
+        ),
+    ],
+    ids=["error feedback", "kept inner state"],
+)
+def test_what_only_workers_know_cannot_be_recomputed_but_no_sample_is_missing(
+    plane: ControlPlane, spec: dict[str, Any], reason: str
+) -> None:
+    job_id = plane.create(**WITHOUT_ROUND, **spec, epochs=6)
+    plane.reach(job_id, 2)
+    assert plane.http.post(f"/v1/jobs/{job_id}/pause").status_code == 202
+    plane.until("no worker", lambda: plane.job(job_id)["workers"] == 0)
+    assert plane.http.post(f"/v1/jobs/{job_id}/resume").status_code == 202
+    job = plane.finish(job_id)
+    assert job["accuracy"] > 0.8
+    epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 6
+    with pytest.raises(SpecError, match=reason):
+        recomputed(plane, job_id)
 
 
 def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(plane: ControlPlane) -> None:
