@@ -44,7 +44,8 @@ class JobKeys:
 
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
-        counted, bases, snapshot (the newest version of the chain whose weights are kept whole).
+        counted, bases, recent (from how many versions updates count), snapshot (the newest version whose weights are
+        kept whole, where the others are differences).
 
         The job is open while it exists; `counted` is what made its version of `base`.
         """

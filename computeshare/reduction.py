@@ -174,7 +174,7 @@ class JobReducer:
         event |= {"sha256": sha256, "bytes": sum(map(len, blob))}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
-        if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event):
+        if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event, self.spec.recent):
             raise LostClaim("the job was opened by another reducer")
         self.current = Version(token, held)
         self.chain = Chain([token], token, sum(map(len, blob)))
@@ -301,7 +301,7 @@ class JobReducer:
         failpoint("before_commit")
         told = {**event, "seconds": clock.laps}
         link = self._link(token, held, sum(map(len, blob)))
-        if not self.rounds.commit(base, counted, token, blob, following, told, self.spec.recent, link):
+        if not self.rounds.commit(base, counted, token, blob, following, told, link):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         failpoint("after_commit")
         self.current = Version(token, held)

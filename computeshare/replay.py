@@ -118,7 +118,7 @@ class Replay:
     """One job's recomputation from version `first` to `last`, on this machine."""
 
     def __init__(self, client: Client, job_id: str, data_dir: Path, first: int = 0, last: int | None = None) -> None:
-        """Reads the job. Raises SpecError: it or these versions cannot be replayed; the message says why, or which can."""
+        """Reads the job. Raises SpecError: it cannot be replayed, or not these versions; the message says why."""
         self._client, self._data_dir = client, data_dir
         self.job = client.show(job_id)
         self.first, self.last = bounds(self.job, first, last)

@@ -130,7 +130,7 @@ class Fold:
         if counted:
             self.rates.of(worker).add(entry.at_ms, samples)
         if outcome in ("accepted", "duplicate"):
-            for micro_batch in set(sent) - set(counted):
+            for micro_batch in set(sent) - set(counted) - set(numbers_of(data.get("late", []))):
                 self._tally(micro_batch, "duplicates_refused")
 
     def version(self, entry: Entry) -> None:

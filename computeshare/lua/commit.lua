@@ -6,14 +6,14 @@
 --       5 next round's first micro-batch   6 its count (0 after the last round)   7 event (JSON)
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
 --       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all
---       12 how many of them make the version after the next   13 how many versions, the current one among them, a
---       submission may start from   14 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
---       15 `delta` if what is staged is the difference from the base, else `whole`
---       16 how many versions of the chain stay before this one, where it is published whole, too; else empty
+--       12 how many of them make the version after the next
+--       13 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
+--       14 `delta` if what is staged is the difference from the base, else `whole`
+--       15 how many versions of the chain stay before this one, where it is published whole, too; else empty
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
-local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count")
+local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent")
 if round[1] ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
 if round[2] ~= "running" and round[2] ~= "paused" then return 0 end
 local stays = round[3] == ARGV[5] and round[4] == ARGV[6]
@@ -39,15 +39,15 @@ local function deadline() -- of the next round, in milliseconds after its openin
   return middle + 4 * math.max(median(arrivals), 0.1 * middle, 5)
 end
 
-if ARGV[16] ~= "" then
+if ARGV[15] ~= "" then
   redis.call("RENAME", KEYS[18], KEYS[19]) -- these raise, with no effect that matters, if the staging expired
   redis.call("PERSIST", KEYS[19])
 end
 redis.call("RENAME", KEYS[3], KEYS[4])
 redis.call("PERSIST", KEYS[4])
-if ARGV[15] == "delta" then
-  if ARGV[16] ~= "" then
-    redis.call("LTRIM", KEYS[17], -tonumber(ARGV[16]), -1)
+if ARGV[14] == "delta" then
+  if ARGV[15] ~= "" then
+    redis.call("LTRIM", KEYS[17], -tonumber(ARGV[15]), -1)
     redis.call("HSET", KEYS[1], "snapshot", ARGV[2])
     for i = 20, #KEYS do redis.call("UNLINK", KEYS[i]) end
   end
@@ -55,7 +55,7 @@ if ARGV[15] == "delta" then
 end
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
-  "counted", ARGV[8], "bases", ARGV[14], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
+  "counted", ARGV[8], "bases", ARGV[13], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
   "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call("HDEL", KEYS[1], "closed")
 if ARGV[6] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
@@ -69,7 +69,7 @@ else
   for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
 end
 redis.call("LPUSH", KEYS[16], ARGV[2])
-redis.call("LTRIM", KEYS[16], 0, tonumber(ARGV[13]) - 1)
+redis.call("LTRIM", KEYS[16], 0, tonumber(round[5]) - 1)
 redis.call("UNLINK", KEYS[5])
 redis.call("XADD", KEYS[11], "MAXLEN", "16", "*", "token", ARGV[2])
 redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[7])

@@ -18,7 +18,9 @@ if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then
   return {redis.call("HEXISTS", KEYS[9], ARGV[2]) == 1 and "banned" or "fenced", token, 0}
 end
 if token ~= ARGV[1] then return {"stale", token, 0} end
-if round[9] then return {"wait", token, 1000} end -- closed: the next version is on its way
+if round[9] or redis.call("HLEN", KEYS[5]) >= tonumber(round[11]) then
+  return {"wait", token, 1000} -- closed, or enough is there: the next version is on its way
+end
 
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

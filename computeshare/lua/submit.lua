@@ -1,5 +1,5 @@
 -- submit.lua: accept a worker's updates, each micro-batch once, that were computed on the current version or on one
--- that is recent enough to count.
+-- that will still be recent enough when the version is made that they become part of.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 speeds   7 nonce   8 full   9 events   10 free
 --       11 arrivals   12 recent   then for each micro-batch: its staged message, its update
 -- ARGV  1 token   2 worker   3 session   4 nonce   5 event (JSON object: what the worker says of the submission)
@@ -8,12 +8,12 @@
 -- Returns {outcome, current token, status}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
 -- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
 -- what the round has received, and `stale` hands back what was leased; the answer is remembered under the nonce.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed")
+local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent")
 local status, token, total, needed, closed = round[1], round[2], tonumber(round[4]), tonumber(round[5]), round[6]
 local parts = tonumber(ARGV[8])
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local counted = {}
+local counted, late = {}, {}
 cjson.decode(ARGV[5]) -- raises, with no effect, on anything but JSON
 
 local function weigh(message) -- bytes of all its parts; nothing if it has others than these
@@ -26,11 +26,12 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
   return redis.call("HLEN", message) == parts and bytes or nil
 end
 
-local function entry(i, bytes) -- what is kept of a micro-batch; who sent it is not the sender's to say
+local function entry(i, bytes, place) -- what is kept of a micro-batch; who sent it is not the sender's to say
   local loss = tonumber(ARGV[10 + 2 * i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
-  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.0f}',
-    cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes, now)
+  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.3f}',
+    cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes,
+    clock[1] * 1000 + (clock[2] + place) / 1000) -- no two are alike, so that all agree on their order
 end
 
 local function drop_staged() -- what was accepted has another name by now
@@ -46,7 +47,8 @@ local function answer(outcome)
   drop_staged()
   redis.call("SET", KEYS[7], outcome, "EX", ARGV[6], "NX")
   redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data", string.format(
-    '{"outcome":"%s","current":"%s","counted":[%s],%s', outcome, token, table.concat(counted, ","), ARGV[5]:sub(2)))
+    '{"outcome":"%s","current":"%s","counted":[%s],"late":[%s],%s', outcome, token, table.concat(counted, ","),
+    table.concat(late, ","), ARGV[5]:sub(2)))
   return {outcome, token, status}
 end
 
@@ -60,17 +62,21 @@ local function mine(i) -- the lease on a micro-batch, if it is this session's; a
   end
 end
 
+local function hand_back(i)
+  local lease, key = mine(i)
+  if lease then redis.call("HDEL", key, ARGV[9 + 2 * i]) end
+  if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[9 + 2 * i]) end
+end
+
 local count = (#ARGV - 8) / 2
-if status ~= "running" or not redis.call("LPOS", KEYS[12], ARGV[1]) then
-  for i = 0, count - 1 do
-    local lease, key = mine(i)
-    if lease then redis.call("HDEL", key, ARGV[9 + 2 * i]) end
-    if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[9 + 2 * i]) end
-  end
+local behind = redis.call("LPOS", KEYS[12], ARGV[1])
+if status ~= "running" or not behind then
+  for i = 0, count - 1 do hand_back(i) end
   return answer("stale")
 end
 
 local accepted, named, already, expired, leased = {}, {}, 0, 0, now
+local waiting = redis.call("HLEN", KEYS[5]) -- what has come before makes versions before
 local room = closed and 0 or total -- a closed round takes no more
 if ARGV[7] ~= "0" then
   room = math.min(room, math.ceil(total / tonumber(ARGV[7])))
@@ -86,6 +92,9 @@ for i = 0, count - 1 do
     already = already + 1
   elseif lease and not bytes then
     expired = expired + 1
+  elseif lease and behind + math.floor((waiting + #accepted) / needed) >= tonumber(round[7]) then
+    late[#late + 1] = micro_batch
+    hand_back(i)
   elseif lease and #accepted < room then
     accepted[#accepted + 1] = {i, bytes}
     named[micro_batch] = true
@@ -93,15 +102,16 @@ for i = 0, count - 1 do
   end
 end
 if #accepted == 0 then
+  if #late > 0 then return answer("stale") end
   return answer(expired > 0 and "refused" or already > 0 and "duplicate" or "lease_lost")
 end
 
-for _, one in ipairs(accepted) do
+for place, one in ipairs(accepted) do
   local i, bytes = one[1], one[2]
   local micro_batch = ARGV[9 + 2 * i]
   redis.call("RENAME", KEYS[13 + 2 * i], KEYS[14 + 2 * i])
   redis.call("PERSIST", KEYS[14 + 2 * i])
-  redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes))
+  redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place))
   redis.call("HDEL", KEYS[3], micro_batch)
   redis.call("HDEL", KEYS[4], micro_batch)
   counted[#counted + 1] = micro_batch

@@ -99,15 +99,26 @@ class Claim(RoundStore):
         return bool(self.scripts.call("renew", [self.keys.reducer()], [self._held, life_ms]))
 
     def open(
-        self, token: Token, weights: Sequence[Blob], state: Sequence[Blob], following: Round, event: dict[str, Any]
+        self,
+        token: Token,
+        weights: Sequence[Blob],
+        state: Sequence[Blob],
+        following: Round,
+        event: dict[str, Any],
+        recent: int = 1,
     ) -> bool:
-        """Publish the first weights, initial or restored; False if the job is open already (or gone)."""
+        """Publish the first weights, initial or restored; False if the job is open already (or gone).
+
+        Args:
+            recent: from how many versions, the current one among them, updates count in the next.
+        """
         k = self.keys
         staged = [self._staged("weights"), self._staged("state")]
         names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
         names += [k.versions(), k.events(), k.spec(), k.free(), k.recent(), k.chain()]
         arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
         arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.needed]
+        arguments.append(recent)
         for key, parts in zip(staged, (weights, state), strict=True):
             self._channel.exchange([["UNLINK", key], *staging(key, parts, STAGED_S)])
         return bool(self._channel.call("open", names, arguments))
@@ -212,7 +223,6 @@ class Claim(RoundStore):
         weights: Sequence[Blob],
         following: Round,
         event: dict[str, Any],
-        recent: int = 1,
         link: Link | None = None,
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
@@ -222,7 +232,6 @@ class Claim(RoundStore):
             parts: what made the version, ascending: all that the round has received, unless the next one is the same
                 window of units.
             following: the next round, with what is carried into it; its count is 0 after the last one.
-            recent: how many versions, this one among them, a submission may start from.
             link: where `weights` are the difference from the version before, what else becomes of the chain.
         """
         k = self.keys
@@ -237,7 +246,7 @@ class Claim(RoundStore):
         arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
         entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
         arguments += [numbers_text(part.micro_batch for part in parts), entries.hexdigest()]
-        arguments += [numbers_text(following.carried), following.total, following.needed, recent]
+        arguments += [numbers_text(following.carried), following.total, following.needed]
         bases = [part.base for part in parts]
         arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
         arguments.append(link.kept if link and link.snapshot else "")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, free, of, parts, send
+from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, events, free, of, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Link, Member, RoundStore
@@ -19,17 +19,17 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
     """The active reducer of a job whose versions are made of the micro-batches that come first."""
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], WINDOW, {"version": 0})
+    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], WINDOW, {"version": 0}, recent=2)
     return claim
 
 
-def buffered(claim: Claim, token: Token, *numbers: int, recent: int = 2) -> bool:
-    """Commit a version made of these micro-batches, after which submissions on so many versions count."""
+def buffered(claim: Claim, token: Token, *numbers: int) -> bool:
+    """Commit a version made of these micro-batches."""
     base, counted = current(claim), [part for part in parts(claim) if part.micro_batch in numbers]
     following = PLAN.window(token.version)
     if following.epoch == PLAN.round(base.version).epoch:
         following = replace(following, first=base.first, count=base.count)
-    done = claim.commit(base, counted, token, [b"weights"], following, {"version": token.version}, recent)
+    done = claim.commit(base, counted, token, [b"weights"], following, {"version": token.version})
     if done:
         claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
     return done
@@ -81,11 +81,12 @@ def test_what_comes_too_late_is_stale_and_its_lease_is_handed_back(claim: Claim,
 
 def test_a_backup_that_comes_too_late_leaves_the_first_lease_alone(claim: Claim, begun: tuple[Member, Member]) -> None:
     slow, quick = begun
-    assert send(quick, ONE, *lease(quick, ONE), *lease(quick, ONE), nonce="more") == "accepted"
-    age(claim, 3000)  # slow by now, but not yet expired
-    backup = lease(quick, ONE)
-    assert backup == (0, 1)
-    assert buffered(claim, TWO, 6, 7, 8, 9, recent=1)
+    assert (lease(quick, ONE), lease(quick, ONE)) == ((6, 7), (8, 9))
+    age(claim, 1500)  # slow by now, but not expired
+    assert lease(quick, ONE) == (0, 1)
+    assert send(quick, ONE, 6, 7, 8, 9, nonce="more") == "accepted"
+    assert buffered(claim, TWO, 6, 7, 8, 9)
+    claim.redis.lrem(claim.keys.recent(), 0, str(ONE))  # it is too old by now
     assert send(quick, ONE, 0, 1, nonce="late") == "stale"
     assert free(claim) == [] and not claim.redis.exists(claim.keys.backups())
     assert sorted(claim.redis.hkeys(claim.keys.leases())) == [b"0", b"1"]  # type: ignore[arg-type]
@@ -101,6 +102,28 @@ def test_what_comes_beyond_a_version_stays_for_the_next(claim: Claim, join: Join
     assert claim.updates(of(ZERO, [0, 4]), 1) == [[b"update"], None]
     assert buffered(claim, TWO, 0, 1, 2, 3)
     assert not is_full(claim) and (current(claim).needed, current(claim).total) == (2, 10)
+
+
+def test_nobody_computes_more_on_a_version_once_the_next_is_on_its_way(claim: Claim, join: Join) -> None:
+    quick, slow = join("quick"), join("slow")
+    assert send(quick, ZERO, *lease(quick, ZERO), *lease(quick, ZERO)) == "accepted"
+    assert [member.lease(str(ZERO)).answer for member in (quick, slow)] == ["wait", "wait"]
+    assert buffered(claim, ONE, *range(4)) and lease(slow, ONE) == (4, 5)
+
+
+def test_what_would_be_too_late_once_its_turn_comes_is_handed_back(claim: Claim, join: Join) -> None:
+    member = join("only")
+    numbers = [*lease(member, ZERO), *lease(member, ZERO), *lease(member, ZERO)]
+    assert numbers == list(range(10))
+    assert send(member, ZERO, *numbers) == "accepted"  # four for the next version, four for the one after that
+    assert [part.micro_batch for part in parts(claim)] == list(range(8)) and free(claim) == [b"8", b"9"]
+    assert events(claim, "submission")[-1]["late"] == [8, 9]
+    assert not claim.redis.exists(claim.keys.leases())
+    came = [part.at for part in parts(claim)]
+    assert came == sorted(set(came)) and abs(came[0] - claim.now_ms()) < 60_000
+    assert send(member, ZERO, *numbers, nonce="again") == "duplicate"
+    assert buffered(claim, ONE, 0, 1, 2, 3) and buffered(claim, TWO, 4, 5, 6, 7)
+    assert lease(member, TWO) == (8, 9)
 
 
 def test_the_last_version_of_an_epoch_takes_what_is_left_and_the_next_begins_anew(claim: Claim, join: Join) -> None:
@@ -143,11 +166,9 @@ def test_a_long_lease_is_not_made_shorter(claim: Claim, join: Join) -> None:
 def test_a_backup_is_kept_too(claim: Claim, join: Join) -> None:
     slow, quick = join("slow"), join("quick")
     assert lease(slow, ZERO) == (0, 1)
-    while numbers := lease(quick, ZERO):
-        if 0 in numbers:
-            break
-        assert send(quick, ZERO, *numbers, nonce=str(numbers)) == "accepted"
-        age(claim, 3000)
+    assert send(quick, ZERO, *lease(quick, ZERO)) == "accepted"  # its speed is known from now on
+    while 0 not in lease(quick, ZERO):
+        age(claim, 400)
     age(claim, 60_000)
     assert quick.extend([0, 1]) == "running"
     kept = claim.redis.hgetall(claim.keys.backups())
