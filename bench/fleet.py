@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -39,6 +39,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
 from computeshare.embedded import EmbeddedBroker
 from computeshare.keys import JobKeys
+from computeshare.layout import Layout
 from computeshare.queue.roster import ALIVE_MS
 from computeshare.rounds import RoundStore
 from computeshare.sampling import Plan
@@ -106,11 +107,18 @@ class Ledger:
 
 
 def load(
-    url: str, job_id: str, blob: bytes, names: list[str], each_s: float, faulty: Event, stop: Event, dead: Any
+    url: str,
+    job_id: str,
+    message: Sequence[bytes],
+    names: list[str],
+    each_s: float,
+    faulty: Event,
+    stop: Event,
+    dead: Any,
 ) -> None:
     """A process with some of the workers, a thread each, and the one who makes them fail every `each_s`."""
     rng = random.Random(os.getpid())
-    workers = [Worker(url, job_id, blob, name, stop, dead) for name in names]
+    workers = [Worker(url, job_id, message, name, stop, dead) for name in names]
     threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
@@ -172,13 +180,13 @@ def measure(redis: Redis, url: str, spec: JobSpec, options: argparse.Namespace) 
     job_id = secrets.token_hex(4)
     rounds = RoundStore(redis, job_id)
     rounds.publish(spec.model_dump_json())
-    blob = ready_made(redis, rounds)
+    message = ready_made(redis, rounds)
     context = multiprocessing.get_context("spawn")
     faulty, stop, dead = context.Event(), context.Event(), context.Queue()
     each_s = FAULT_S * options.processes
     names = [secrets.token_hex(6) for _ in range(options.workers)]
     shares = [names[i :: options.processes] for i in range(options.processes)]
-    arguments = [(url, job_id, blob, share, each_s, faulty, stop, dead) for share in shares]
+    arguments = [(url, job_id, message, share, each_s, faulty, stop, dead) for share in shares]
     processes = [context.Process(target=load, args=each) for each in arguments]
     for process in processes:
         process.start()
@@ -210,7 +218,7 @@ def measure(redis: Redis, url: str, spec: JobSpec, options: argparse.Namespace) 
     }
 
 
-def ready_made(redis: Redis, rounds: RoundStore) -> bytes:
+def ready_made(redis: Redis, rounds: RoundStore) -> list[bytes]:
     """An update that fits the model and moves it a little, once a reducer has opened the job."""
     name = rounds.keys.events()
     deadline = time.monotonic() + OPEN_S
@@ -221,7 +229,8 @@ def ready_made(redis: Redis, rounds: RoundStore) -> bytes:
     events: Any = redis.xrange(name)
     opened = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"opened")
     vector = np.random.default_rng(0).normal(0, 1e-6, opened["parameters"]).astype(np.float32)
-    return encode_update(CODECS["float32"], vector, np.zeros(0, np.float32))
+    layout = Layout.build(iter([("all", vector.shape, "parameter")]))
+    return [bytes(part) for part in encode_update(CODECS["float32"], vector, np.zeros(0, np.float32), layout, 0)]
 
 
 def _period(ledger: Ledger, burials: "Burials", seconds: float) -> float:

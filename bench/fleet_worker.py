@@ -3,14 +3,17 @@
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
-from redis import Connection, ConnectionPool, Redis
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from computeshare.errors import Fenced, JobGone
+from computeshare.outgoing import Blob, Command, frame
 from computeshare.rounds import Grant, Member
+from computeshare.wire import Wire
 
 KINDS = ("death", "sleep", "cut", "repeat", "lost reply")
 SLEEP_S = 3.0
@@ -18,42 +21,34 @@ REBORN_S = 1.0
 """How long a worker that died takes to come back, under another id."""
 
 
-class Mishap:
-    """What is to happen to the next message of a connection: `cut` in the middle of it, or `lost reply`."""
+class FragileWire(Wire):
+    """A connection that fails at the next exchange if it is told to."""
 
-    def __init__(self) -> None:
-        self.kind = ""
+    mishap = ""
+    """`cut`: in the middle of what is sent; `lost reply`: before anything of the reply was read."""
 
-
-class FragileConnection(Connection):
-    """A connection to which its mishap happens."""
-
-    def __init__(self, mishap: Mishap, **named: Any) -> None:
-        super().__init__(**named)
-        self._mishap = mishap
-
-    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        kind, self._mishap.kind = self._mishap.kind, ""
-        if kind == "cut":
-            whole = command if isinstance(command, bytes) else b"".join(command)
-            super().send_packed_command([whole[: len(whole) // 2]], check_health)
-        else:
-            super().send_packed_command(command, check_health)
-        if kind:
-            self.disconnect()
-            raise RedisConnectionError(kind)
+    def exchange(
+        self, commands: Sequence[Command], into: Sequence[Blob | None] | None = None, raise_errors: bool = True
+    ) -> list[Any]:
+        kind, self.mishap = self.mishap, ""
+        if not kind:
+            return super().exchange(commands, into, raise_errors)
+        data = b"".join(piece for command in commands for piece in frame(command))
+        link = self._ready()
+        link.setblocking(True)
+        link.sendall(data[: len(data) // 2] if kind == "cut" else data)
+        self.close()
+        raise RedisConnectionError(kind)
 
 
 class Worker:
-    """Leases and submits as a seat does, with a blob that was made beforehand in place of what it would compute."""
+    """Leases and submits as a seat does, with a message that was made beforehand in place of what it would compute."""
 
-    def __init__(self, url: str, job_id: str, blob: bytes, name: str, stop: Any, dead: Any) -> None:
-        self._job_id, self._blob, self._stop, self._dead = job_id, blob, stop, dead
-        self._mishap = Mishap()
-        self._pool = ConnectionPool.from_url(
-            url, connection_class=FragileConnection, mishap=self._mishap, socket_timeout=10, retry=None
-        )
-        self._redis = Redis(connection_pool=self._pool)
+    def __init__(self, url: str, job_id: str, message: Sequence[bytes], name: str, stop: Any, dead: Any) -> None:
+        self._job_id, self._message, self._stop, self._dead = job_id, message, stop, dead
+        self._weights_parts = len(message) + 1  # which have counters, too
+        self._redis = Redis.from_url(url, socket_timeout=10, retry=None)
+        self._wire = FragileWire(self._redis)
         self._id = name
         self._next = ""
         self._lock = threading.Lock()
@@ -73,7 +68,7 @@ class Worker:
 
     def _serve(self) -> None:
         """One session."""
-        self._member = Member(self._redis, self._job_id, self._id, uuid.uuid4().hex)
+        self._member = Member(self._redis, self._job_id, self._id, uuid.uuid4().hex, wire=self._wire)
         self._member.join("seat", {"name": self._id, "device": "none"})
         loaded = ""
         grant = self._member.lease(loaded)
@@ -81,7 +76,7 @@ class Worker:
             match grant.answer:
                 case "stale":
                     loaded = grant.token
-                    _, grant = self._member.pull(loaded)
+                    _, grant = self._member.pull(loaded, self._weights_parts)
                 case "leased":
                     grant = self._submit(grant)
                 case "wait":
@@ -99,27 +94,27 @@ class Worker:
         if kind == "sleep":
             time.sleep(SLEEP_S)
         if kind in ("cut", "lost reply"):
-            self._mishap.kind = kind
-        updates = [(micro_batch, self._blob, 1.0) for micro_batch in grant.micro_batches]
-        report = {"bytes_up": len(self._blob) * len(updates), "bytes_down": 0, "seconds": {}}
+            self._wire.mishap = kind
+        updates = [(micro_batch, self._message, 1.0) for micro_batch in grant.micro_batches]
+        report = {"bytes_up": sum(map(len, self._message)) * len(updates), "bytes_down": 0, "seconds": {}}
         nonce = uuid.uuid4().hex
         try:
-            receipt = self._member.submit(grant.token, nonce, updates, report)
+            receipt = self._member.submit(grant.token, nonce, updates, report, and_lease=True)
         except RedisConnectionError:
-            receipt = self._member.submit(grant.token, nonce, updates, report)  # as it was: the same nonce
+            receipt = self._member.submit(grant.token, nonce, updates, report, and_lease=True)  # the same nonce
         if kind == "repeat":
-            receipt = self._member.submit(grant.token, nonce, updates, report)
+            receipt = self._member.submit(grant.token, nonce, updates, report, and_lease=True)
         if receipt.outcome == "gone":
             raise JobGone("the job is over")
         if receipt.outcome == "fenced":
             raise Fenced("this worker was buried while it slept")
-        if receipt.token != grant.token:
-            return Grant("stale", receipt.token, 0, ())
-        return self._member.lease(grant.token) if receipt.unleased else Grant("wait", grant.token, 500, ())
+        assert receipt.grant is not None
+        return receipt.grant
 
     def _die(self) -> None:
         """Vanish with the lease in hand, without a word to the others; come back as somebody else. Raises Fenced."""
-        self._pool.disconnect()
+        self._wire.close()
+        self._redis.close()
         self._dead.put(self._id)
         self._stop.wait(REBORN_S)
         self._id = uuid.uuid4().hex[:12]

@@ -14,6 +14,7 @@ import secrets
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from operator import sub
 from pathlib import Path
@@ -61,17 +62,24 @@ class Measured:
         return self.broker_cpu_s / (self.broker_cpu_s + self.reducer_cpu_s)
 
 
-def update_of(spec: JobSpec) -> bytes:
+def update_of(spec: JobSpec) -> list[bytes]:
     """An update that fits the model and moves it a little."""
     from computeshare.training import models
 
     layout = models.layout_of(models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, 0))
     vector = np.random.default_rng(0).normal(0, 1e-4, layout.parameters).astype(np.float32)
-    return encode_update(CODECS[spec.codec.up], vector, np.zeros(layout.buffers, np.float32))
+    buffers = np.zeros(layout.buffers, np.float32)
+    return [bytes(part) for part in encode_update(CODECS[spec.codec.up], vector, buffers, layout, 0)]
 
 
 def measure(
-    redis: Redis, url: str, reducer: psutil.Process, spec: JobSpec, blob: bytes, workers: int, seconds: float
+    redis: Redis,
+    url: str,
+    reducer: psutil.Process,
+    spec: JobSpec,
+    message: Sequence[bytes],
+    workers: int,
+    seconds: float,
 ) -> Measured:
     """One job with that many workers. Raises TimeoutError: it made no version."""
     job_id = secrets.token_hex(4)
@@ -79,7 +87,7 @@ def measure(
     context = multiprocessing.get_context("spawn")
     faulty, stop, dead = context.Event(), context.Event(), context.Queue()  # faults never come
     names = [secrets.token_hex(6) for _ in range(workers)]
-    pushing = context.Process(target=load, args=(url, job_id, blob, names, 1.0, faulty, stop, dead))
+    pushing = context.Process(target=load, args=(url, job_id, message, names, 1.0, faulty, stop, dead))
     forget_peak(reducer.pid)
     rounds = RoundStore(redis, job_id)
     rounds.publish(spec.model_dump_json())
@@ -97,7 +105,8 @@ def measure(
         raise RuntimeError(f"the ledger is not exact: {ledger.wrong[:3]}")
     made = ledger.versions - versions
     cpu = dict(zip(("reducer_cpu_s", "broker_cpu_s", "workers_cpu_s"), map(sub, after, before), strict=True))
-    return Measured(workers, took, made, made * spec.micro_batches_per_round, len(blob), reducer_peak=most, **cpu)
+    updates, size = made * spec.micro_batches_per_round, sum(map(len, message))
+    return Measured(workers, took, made, updates, size, reducer_peak=most, **cpu)
 
 
 def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process, int]:
@@ -181,11 +190,11 @@ def main() -> None:
         checkpoint_every=0,
         evaluate_every=0,
     )
-    blob, found = update_of(spec), []
+    message, found = update_of(spec), []
     with tempfile.TemporaryDirectory() as home, reducing(Path(home)) as (redis, url):
         reducer, idle = idle_reducer(redis, url, spec)
         for workers in options.workers:
-            found.append(measure(redis, url, reducer, spec, blob, workers, options.seconds))
+            found.append(measure(redis, url, reducer, spec, message, workers, options.seconds))
             print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)
     part = tell(spec, found, idle)
     print(markdown(part))

@@ -13,7 +13,7 @@ from redis import Redis
 from computeshare import __version__, keys
 from computeshare.errors import VersionError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Grows with every change of keys, scripts, events or messages that an older process would not understand."""
 
 
@@ -49,7 +49,16 @@ def disagreement(who: str, theirs: Release, control: Release = OURS) -> str | No
 
 
 def publish(redis: Redis) -> None:
-    """Say what this control plane speaks."""
+    """Say what this control plane speaks.
+
+    Rounds that were left by a control plane of another protocol are given up first: their jobs go on from their
+    checkpoints, as if the broker had lost them.
+    """
+    before = published(redis)
+    if before and before.protocol != PROTOCOL:
+        for key in redis.scan_iter(keys.ROUNDS, count=1000):
+            if not keys.outlives_rounds(key.decode()):
+                redis.unlink(key)
     redis.set(keys.RELEASE, json.dumps({"version": OURS.version, "protocol": OURS.protocol}))
 
 

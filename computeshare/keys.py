@@ -19,6 +19,14 @@ WORKERS = "cs:workers"
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
 
+ROUNDS = "cs:{*}:*"
+"""Matches every key of every job."""
+
+
+def outlives_rounds(key: str) -> bool:
+    """Whether a job's key is one that neither its rounds nor the messages in them are made of."""
+    return key.rpartition(":")[2] in ("spec", "origin", "events", "fence", "strikes", "banned")
+
 
 def worker(worker_id: str) -> str:
     """hash: what a worker says of itself (name, device, queues, versions, memory); expires unless refreshed."""
