@@ -75,6 +75,7 @@ class JobPublic(_Answer):
     weights_sha256: str | None
     parameters: int | None
     forked_from: ForkedFrom | None = Field(description="none for a job that started from its seed")
+    chosen: str | None = Field(description="why it has the codecs that were chosen for it, where it left them open")
     samples_per_s: float = Field(description="over the last ten seconds of committed versions")
     workers: int = Field(description="workers taking part now")
     reducer: ReducerPublic | None

@@ -70,6 +70,9 @@ class Job(SQLModel, table=True):
     """`job_id`, `version` and `sha256` of what the job started from, whether its `optimizer` was `kept` or is `fresh`,
     and the `token` of the checkpoint that holds it among the job's own."""
 
+    chosen: str | None = None
+    """Why the job has the codecs that were chosen for it, where it left them open."""
+
     accepted: int = 0
     stale: int = 0
     duplicate: int = 0

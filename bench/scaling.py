@@ -69,7 +69,7 @@ def update_of(spec: JobSpec) -> list[bytes]:
     layout = models.layout_of(models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, 0))
     vector = np.random.default_rng(0).normal(0, 1e-4, layout.parameters).astype(np.float32)
     buffers = np.zeros(layout.buffers, np.float32)
-    return [bytes(part) for part in encode_update(CODECS[spec.codec.up], vector, buffers, layout, 0)]
+    return [bytes(part) for part in encode_update(CODECS[spec.codecs.up], vector, buffers, layout, 0)]
 
 
 def measure(
@@ -155,7 +155,7 @@ def tell(spec: JobSpec, found: list[Measured], idle: int) -> Part:
         f" From 2 workers on the reducer's CPU an update differs by {max(costs) / min(costs) - 1:.0%}." if costs else ""
     )
     note = f"Rounds of {spec.micro_batches_per_round} updates of {found[0].update_bytes:,} bytes.{spread}"
-    title = f"Workers without a model, {spec.model} with {spec.codec.up}"
+    title = f"Workers without a model, {spec.model} with {spec.codecs.up}"
     throughput = {"updates": [(m.workers, m.updates / m.seconds) for m in found]}
     cpu = {"reducer": [(m.workers, m.reducer_ms_per_update) for m in found]}
     cpu["broker"] = [(m.workers, 1000 * m.broker_cpu_s / m.updates) for m in found]

@@ -3,7 +3,8 @@
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
 reducer's full-precision parameters and optimizer state), `manifest.json`, `ledger.json` (what led to the version, as
 far as the control plane may not know it) where there is need of one, and once scored `score.json`. A folder is written
-under another name, flushed to the disk, and renamed: what has a token's name is whole.
+under another name, flushed to the disk, and renamed: what has a token's name is whole. Beside them, `chosen.json` is
+what was chosen for a job that left its codecs open.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from computeshare.types import Token
 UNFINISHED_S = 3600
 """A checkpoint still being written after this long is not being written any more."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
-LEDGER = "ledger.json"
+LEDGER, CHOICE = "ledger.json", "chosen.json"
 
 
 class Manifest(BaseModel):
@@ -220,6 +221,20 @@ class Artifacts:
         _replace(path, str(count).encode())
         _flush_folder(self.folder)
         return count
+
+    def keep_choice(self, choice: dict[str, Any]) -> None:
+        """Keep what was chosen for the job, durably."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _replace(self.folder / CHOICE, json.dumps(choice).encode())
+        _flush_folder(self.folder)
+
+    def choice(self) -> dict[str, Any] | None:
+        """What was chosen for the job; None if nothing was."""
+        try:
+            found = json.loads((self.folder / CHOICE).read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def delete(self) -> None:
         """Remove the job's checkpoints altogether."""

@@ -46,6 +46,14 @@ class JobKeys:
         """string: the JobSpec as JSON; written by the control plane until the job is deleted."""
         return self._key("spec")
 
+    def measured(self) -> str:
+        """hash: worker to what it measured (JSON), before what the job leaves open is chosen."""
+        return self._key("measured")
+
+    def probe(self, session: str) -> str:
+        """string: what a worker sends to measure its link; expires after a minute."""
+        return self._key("probe", session)
+
     def origin(self) -> str:
         """string: token of the checkpoint that a forked job starts from; without it, a job starts from its seed."""
         return self._key("origin")

@@ -18,6 +18,7 @@ from computeshare.chain import Chain, route
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import add_delta, decode_weights, update_parts
+from computeshare.deciding import Decider, Undecided
 from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
@@ -58,6 +59,7 @@ class JobReducer:
         self.look_again_s = LOOK_S
         """How soon `advance` is to be called again though nothing may have happened."""
         self.checkpoints = Checkpointer(rounds, self.artifacts)
+        self.decider = Decider(rounds, self.artifacts)
         self._expected: list[tuple[str, int]] = []
         self._parts = 0
         self._held_until = 0.0
@@ -71,6 +73,8 @@ class JobReducer:
             return True
         try:
             return self._advance()
+        except Undecided:
+            return True
         except OSError as error:
             self._hold(error)
             return True
@@ -132,17 +136,18 @@ class JobReducer:
     # What the job needs: built once
 
     def _prepare(self) -> bool:
+        """False if the job is gone. Raises Undecided."""
         raw = self.rounds.spec()
         if raw is None:
             return False
+        spec = self.decider.decide(JobSpec.model_validate_json(raw))
         import torch
 
         from computeshare.stepping import Steps
         from computeshare.training import devices, models
 
-        spec = JobSpec.model_validate_json(raw)
         self.spec, self.plan = spec, spec.plan
-        self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
+        self.up, self.down = CODECS[spec.codecs.up], CODECS[spec.codecs.down]
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout: Layout = models.layout_of(module)
         self._parts = update_parts(self.layout)

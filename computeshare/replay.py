@@ -189,7 +189,7 @@ class _Machine:
         self.layout = models.layout_of(module)
         self.initial: Weights = models.weights_of(module, self.layout)
         self._replica = replica_of(spec, module, self.layout, split, device)
-        self._up, self._plan = CODECS[spec.codec.up], spec.plan
+        self._up, self._plan = CODECS[spec.codecs.up], spec.plan
         self._before: deque[Weights] = deque(maxlen=spec.recent)
         self._loaded: Weights | None = None
         self.steps = Steps(spec, self.layout)
@@ -250,8 +250,8 @@ def _spec(job: Job) -> JobSpec:
 
 def _remembered(spec: JobSpec) -> str | None:
     """What the job's updates depend on that only their workers knew; None: nothing."""
-    if CODECS[spec.codec.up].residual:
-        return f"what each worker still owed of those before (codec {spec.codec.up})"
+    if CODECS[spec.codecs.up].residual:
+        return f"what each worker still owed of those before (codec {spec.codecs.up})"
     if isinstance(spec.strategy, LocalStrategy) and spec.strategy.inner_state == "kept":
         return "the inner states that workers kept"
     return None

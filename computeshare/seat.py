@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,16 @@ from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, 
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.layout import Weights
+from computeshare.measuring import measure
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
-from computeshare.types import Blob
+from computeshare.types import Blob, Vector
 
+ASK_AGAIN_S = 0.5
+"""How often a seat looks whether the codecs have been chosen."""
 log = structlog.get_logger()
 
 
@@ -56,7 +60,6 @@ class SeatSession:
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
         terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers)
         self.member = Member(redis, seat.job, seat.worker, session, terms)
-        self.up, self.down = CODECS[spec.codec.up], CODECS[spec.codec.down]
         self.weights: Weights | None = None  # where versions are published as differences, those of the last one
         self.bytes_down = 0
         self.waiting_s = 0.0
@@ -68,7 +71,7 @@ class SeatSession:
         reason = "left"
         try:
             self._load(device_name)
-            reason = self._join() or self._serve()
+            reason = self._agree() or self._join() or self._serve()
             self._hand_over()
         except Fenced as fenced:
             reason = str(fenced)
@@ -105,8 +108,36 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
+        self.initial = models.weights_of(module, self.layout)
+        self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
+
+    def _agree(self) -> str | None:
+        """Measure what the job's codecs are to be chosen by, if they are; a reason to end if they never are."""
+        rounds = RoundStore(self.redis, self.seat.job)
+        if self.spec.codec == "auto":
+            from computeshare.training.units import first_step
+
+            replica = self.make_replica(self.spec)
+            replica.load(self.initial)
+
+            def compute(micro_batch: int) -> tuple[Vector, Vector]:
+                update = first_step(replica, micro_batch)
+                return update.vector, update.buffers
+
+            found = when_there_is_room(lambda: measure(self.member, compute, self.layout), self.stop)
+            log.info("measured", job=self.seat.job, **found.model_dump())
+            self.member.report(found.model_dump_json())
+        while self.spec.codec == "auto":
+            if self.stop.wait(ASK_AGAIN_S):
+                return "the worker was asked to leave"
+            raw = rounds.spec()
+            if raw is None:
+                return "the job is gone"
+            self.spec = JobSpec.model_validate_json(raw)
+        self.up, self.down = CODECS[self.spec.codecs.up], CODECS[self.spec.codecs.down]
         self.feedback = feedback_of(self.up, self.layout)
-        self.replica = replica_of(spec, module, self.layout, split, device)
+        self.replica = self.make_replica(self.spec)
+        return None
 
     def _join(self) -> str | None:
         """Begin the session once the job is open; a reason if that is not to be."""
@@ -182,7 +213,7 @@ class SeatSession:
     def _pull(self, loaded: str, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round."""
         parts = weights_parts(self.layout)
-        if self.spec.codec.down not in DELTAS:
+        if self.spec.codecs.down not in DELTAS:
             message, grant = self.member.pull(token, parts)
             if message is None:
                 return None, grant

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from computeshare.catalog import catalog
 from computeshare.methods import (
@@ -49,6 +49,15 @@ class CodecSpec(Part):
     down: CodecName = "float32"
 
 
+def travelling(value: Any) -> Any:
+    """How vectors travel by what a job asks for. Raises ValueError, ValidationError."""
+    if value == "auto" or isinstance(value, CodecSpec):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("codec must be an object with up and down, or auto")
+    return CodecSpec.model_validate(value)
+
+
 class WorkerRange(Part):
     """How many workers a job waits for before it starts, and how many it takes at most."""
 
@@ -84,7 +93,11 @@ class JobSpec(Part):
         description="the server's optimizer; for local it follows from the strategy",
     )
     lr_scaling: Literal["none", "linear"] = "none"
-    codec: CodecSpec = CodecSpec()
+    codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling)] = Field(
+        CodecSpec(),
+        description="how updates and weights travel; auto: chosen once, by what the first workers measure, and with "
+        "strategy local the inner_steps, too",
+    )
     workers: WorkerRange = WorkerRange()
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(0, ge=0, le=256)
@@ -188,6 +201,21 @@ class JobSpec(Part):
                 )
 
     @property
+    def codecs(self) -> CodecSpec:
+        """How updates and weights travel. Raises ValueError: that is still to be chosen."""
+        if isinstance(self.codec, CodecSpec):
+            return self.codec
+        raise ValueError("the job's codecs have not been chosen yet")
+
+    def chosen(self, codec: CodecSpec, inner_steps: int | None = None) -> "JobSpec":
+        """This specification with what was chosen for it. Raises ValidationError: that cannot be."""
+        document = self.model_dump(mode="json") | {"codec": codec.model_dump()}
+        if isinstance(self.strategy, LocalStrategy):
+            document.pop("micro_batches_per_round")  # which follows from the inner steps
+            document["strategy"]["inner_steps"] = inner_steps or self.strategy.inner_steps
+        return JobSpec.model_validate(document)
+
+    @property
     def sharers(self) -> int:
         """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
         robust = isinstance(self.strategy, SyncStrategy) and self.strategy.combine != "mean"
@@ -246,7 +274,8 @@ class JobSpec(Part):
 
     def _pieces(self, optimizer: OptimizerSpec) -> int:
         """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
-        return (1 if optimizer.name == "SGD" else 3) + (self.codec.down != "float32")
+        lossy = self.codec == "auto" or self.codec.down != "float32"
+        return (1 if optimizer.name == "SGD" else 3) + lossy
 
     @property
     def broker_bytes(self) -> int:
@@ -254,7 +283,8 @@ class JobSpec(Part):
         after it; the updates of a round, and of the one before until its state is stored; for `local`, the inner state
         that each replica's worker may hand over.
         """
-        up, down = (4 if codec == "float32" else 2 for codec in (self.codec.up, self.codec.down))
+        names = ("float16", "float32") if self.codec == "auto" else (self.codec.up, self.codec.down)
+        up, down = (4 if name == "float32" else 2 for name in names)
         units = self.plan.units_per_round
         outer, *inner = (4 * self._pieces(one) for one in self._travelling)
         return 1_000_000 + self.parameters * (3 * down + 3 * outer + 2 * units * up + units * sum(inner))

@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, spec: JobSpec, layout: Layout) -> None:
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(layout, spec.optimizer, factor)
-        self._spec, self._down, self._layout = spec, CODECS[spec.codec.down], layout
+        self._spec, self._down, self._layout = spec, CODECS[spec.codecs.down], layout
 
     def load(self, weights: Weights, state: bytes) -> Held:
         """Go on from a version's weights and the state that `dump` gave beside them, its parts joined.
@@ -59,7 +59,7 @@ class Steps:
     @property
     def chained(self) -> bool:
         """Whether versions are published as their difference from the one before."""
-        return self._spec.codec.down in DELTAS
+        return self._spec.codecs.down in DELTAS
 
     def publish(self, master: Vector, buffers: Vector, before: Weights, version: int) -> tuple[list[Blob], Held]:
         """A version's weights as they travel, and what everyone holds who has read them.

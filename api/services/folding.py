@@ -4,6 +4,7 @@ Events come from workers too, so nothing in them is trusted: what has not the sh
 and every text is bounded.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from api.services.parsing import (
 )
 from api.services.rates import Rates
 from computeshare.sampling import Plan
+from computeshare.spec import CodecSpec, JobSpec
 from computeshare.types import ENDED, Token
 
 
@@ -169,6 +171,18 @@ class Fold:
         state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
         state["epoch"], state["loss"], state["weights_sha256"] = epoch, loss, name_of(data["sha256"])
         state["samples_per_s"] = rate
+
+    def chosen(self, entry: Entry) -> None:
+        """What the job left open has been chosen; once, whatever comes later."""
+        state, data = self.state, entry.data
+        spec = JobSpec.model_validate(json.loads(state["spec"]))
+        if spec.codec != "auto":
+            return
+        decided = spec.chosen(CodecSpec.model_validate(data["codec"]), data["inner_steps"])
+        reason = text_of(data["reason"])
+        state["spec"], state["rounds_total"], state["chosen"] = decided.model_dump_json(), decided.rounds_total, reason
+        state.plan = decided.plan
+        self._event(entry, {"reason": reason})
 
     def opened(self, entry: Entry) -> None:
         """The first weights are published. (What a restore undoes is the projector's to write.)"""
@@ -321,6 +335,7 @@ class Fold:
 _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "submission": Fold.submission,
     "version": Fold.version,
+    "chosen": Fold.chosen,
     "opened": Fold.opened,
     "reducer": Fold.reducer,
     "joined": Fold.joined,

@@ -142,6 +142,7 @@ def _scored(data: Data, _name: Name) -> str:
 
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
+    "chosen": lambda data, _: f"Chosen by measurement: {data['reason']}",
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
     "went_back": lambda data, _: (

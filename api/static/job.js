@@ -6,7 +6,7 @@ import { plots } from "./plots.js";
 import { Series } from "./series.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const TOLD = ["created", "opened", "recovered", "went_back", "reducer", "joined", "left", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned"];
+const TOLD = ["created", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
@@ -90,6 +90,7 @@ const HANDLERS = {
     changed();
     refresh();
   },
+  chosen: () => location.reload(), // rounds and their number are others now
   opened({ data }) {
     for (const one of Object.values(series)) one.cut(data.version);
     changed();

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from pydantic import ValidationError
 
@@ -54,7 +54,8 @@ def _fields_beside(path: str) -> list[str]:
     """The fields that the object holding this field may have."""
     model: Any = JobSpec
     for part in path.split(".")[:-1]:
-        model = model.model_fields[part].annotation
+        annotation = model.model_fields[part].annotation
+        model = next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
     return sorted(model.model_fields)
 
 

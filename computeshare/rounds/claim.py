@@ -288,6 +288,11 @@ class Claim(RoundStore):
         )
         return [token.decode() for token in tokens], (snapshot or b"").decode()
 
+    def measured(self) -> dict[str, str]:
+        """What workers have measured (JSON), by worker."""
+        found: Any = self.redis.hgetall(self.keys.measured())
+        return {bytes(worker).decode(): bytes(text).decode() for worker, text in found.items()}
+
     def origin(self) -> str | None:
         """Token of the checkpoint that the job was forked from."""
         raw: Any = self.redis.get(self.keys.origin())

@@ -24,6 +24,7 @@ STAGED_S = 600
 """Seconds that a staged message, and the answer to a submission, are kept."""
 AT_ONCE_BYTES = 4 << 20
 """Messages up to which all of a submission goes in one exchange; larger ones are staged part by part before."""
+PROBED_S = 60
 HANDED_S = 86_400
 """Seconds that an inner state which was handed over is kept."""
 SHORTEST_LEASE_MS = 2000
@@ -110,6 +111,19 @@ class Member:
         if status == b"fenced":
             raise Fenced(f"worker {self.worker_id} has been given another seat than {seat}")
         return str(status.decode())
+
+    def put_probe(self, data: Blob) -> None:
+        """Send bytes that mean nothing, to see how long that takes."""
+        self._channel.exchange([["SET", self.keys.probe(self.session), data, "EX", PROBED_S]])
+
+    def take_probe(self) -> None:
+        """Get them back, and delete them."""
+        self._channel.exchange([["GET", self.keys.probe(self.session)]])
+        self._channel.exchange([["UNLINK", self.keys.probe(self.session)]])
+
+    def report(self, measured: str) -> None:
+        """Tell what was measured (JSON)."""
+        self._channel.exchange([["HSET", self.keys.measured(), self.worker_id, measured]])
 
     def leave(self, reason: str) -> None:
         """End the session and hand its leases back; does nothing if it has ended."""

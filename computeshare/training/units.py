@@ -7,8 +7,8 @@ from computeshare.layout import Layout
 from computeshare.methods import LocalStrategy
 from computeshare.spec import JobSpec
 from computeshare.training.datasets import Split
-from computeshare.training.local import LocalReplica
-from computeshare.training.replica import Replica
+from computeshare.training.local import LocalReplica, LocalUpdate
+from computeshare.training.replica import Replica, Update
 
 
 def replica_of(
@@ -20,3 +20,8 @@ def replica_of(
         kept = strategy.inner_state == "kept"
         return LocalReplica(module, layout, spec.plan, split, device, strategy.inner_optimizer, kept)
     return Replica(module, layout, spec.plan, split, device)
+
+
+def first_step(replica: Replica | LocalReplica, micro_batch: int) -> Update | LocalUpdate:
+    """What one micro-batch alone yields."""
+    return replica.walk([micro_batch]) if isinstance(replica, LocalReplica) else replica.compute(micro_batch)

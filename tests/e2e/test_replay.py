@@ -153,6 +153,22 @@ def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) 
     assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
 
 
+@pytest.mark.parametrize("strategy", [{"kind": "sync"}, {"kind": "local", "inner_steps": 5, "replicas": 2}], ids=str)
+def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane, strategy: dict[str, Any]) -> None:
+    job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, codec="auto", epochs=2, workers={"min": 2, "max": 2})
+    assert plane.job(job_id)["spec"]["codec"] == "auto"
+    job = plane.finish(job_id)
+    assert job["spec"]["codec"]["up"] in job["chosen"] and "the slowest link sends" in job["chosen"]
+    assert job["chosen"] in plane.http.get(f"/jobs/{job_id}").text
+    spec = JobSpec.model_validate(job["spec"])
+    assert job["rounds_total"] == spec.rounds_total == job["version"]
+    assert strategy["kind"] == "sync" or job["spec"]["strategy"]["inner_steps"] >= 5
+    epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [(e["counted"], e["missing"]) for e in epochs] == [(1437, 0)] * 2
+    if spec.codecs.up != "topk":
+        assert recomputed(plane, job_id)[1].outcome == "matches"
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [

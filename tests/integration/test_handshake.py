@@ -2,8 +2,7 @@
 
 import json
 
-from opening import join, store  # noqa: F401
-from opening import ZERO, claim  # noqa: F401
+from opening import ZERO
 from redis import Redis
 
 from computeshare import handshake, keys
@@ -14,7 +13,7 @@ def speak(redis: Redis, protocol: int) -> None:
     redis.set(keys.RELEASE, json.dumps({"version": "0.0.9", "protocol": protocol}))
 
 
-def test_rounds_of_another_protocol_are_given_up_with_their_messages(redis: Redis, claim: Claim) -> None:  # noqa: F811
+def test_rounds_of_another_protocol_are_given_up_with_their_messages(redis: Redis, claim: Claim) -> None:
     k = claim.keys
     redis.hset(k.banned(), "liar", "too many")
     speak(redis, handshake.PROTOCOL - 1)
@@ -24,7 +23,7 @@ def test_rounds_of_another_protocol_are_given_up_with_their_messages(redis: Redi
     assert redis.exists(k.spec(), k.events(), k.fence(), k.banned()) == 4
 
 
-def test_rounds_of_ones_own_protocol_go_on(redis: Redis, claim: Claim) -> None:  # noqa: F811
+def test_rounds_of_ones_own_protocol_go_on(redis: Redis, claim: Claim) -> None:
     speak(redis, handshake.PROTOCOL)
     handshake.publish(redis)
     assert claim.read() is not None and redis.exists(claim.keys.weights(str(ZERO)))

@@ -53,7 +53,7 @@ class Hand:
         split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
         self.replica = Replica(module, self.layout, spec.plan, split, torch.device("cpu"))
         self.member = Member(redis, job_id, worker, f"session of {worker}")
-        self.spec, self.up, self.down = spec, CODECS[spec.codec.up], CODECS[spec.codec.down]
+        self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
         self.member.join("seat", {})
 
     def pull(self) -> Grant:

@@ -1,0 +1,114 @@
+"""Which codecs a job takes, and how many inner steps, by what its workers measured: chosen once, before it opens. Pure.
+
+Sending is to stay under a tenth of the time on the slowest link, with as little lost on the way as that allows.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from computeshare.methods import LocalStrategy
+from computeshare.spec import CodecName, CodecSpec, JobSpec
+
+SENDING = 0.1
+"""The most that sending and receiving may take of a worker's time."""
+MOST_STEPS = 500
+"""More inner steps than this are not chosen: replicas drift apart."""
+PAIRS: tuple[CodecSpec, ...] = (
+    CodecSpec(up="float16", down="float32"),
+    CodecSpec(up="float16", down="float16"),
+    CodecSpec(up="int8", down="int8"),
+    CodecSpec(up="topk", down="int8"),
+    CodecSpec(up="topk", down="topk"),
+)
+"""Up and down, from the one that loses least to the one that sends least."""
+CANDIDATES: tuple[CodecName, ...] = ("float32", "float16", "int8", "topk")
+
+
+class Measured(BaseModel):
+    """What one worker measured on its own machine and link."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    compute_s: float = Field(gt=0, allow_inf_nan=False, description="seconds for a micro-batch")
+    up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+    down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+    message_bytes: Mapping[CodecName, int] = Field(description="of one update, by codec; all the candidates")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen."""
+
+    codec: CodecSpec
+    inner_steps: int | None
+    """For strategy `local`."""
+    sending: float
+    """Share of its time that the worker with the slowest link will send and receive."""
+    slowest: Measured
+
+    @property
+    def reason(self) -> str:
+        """Why, for whoever watches the job."""
+        up, compute = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
+        size = self.slowest.message_bytes[self.codec.up] / 1e6
+        steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
+        verdict = "" if self.sending <= SENDING else "; nothing that was tried takes less than a tenth"
+        return (
+            f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB, the slowest link sends "
+            f"{up:.3g} Mbit/s, a micro-batch takes {compute:.3g} ms there, so that sending takes {self.sending:.0%} of "
+            f"the time{verdict}"
+        )
+
+
+def choose(spec: JobSpec, measured: Sequence[Measured]) -> Choice:
+    """The first pair of codecs that keeps sending under a tenth of everybody's time; if none does, what sends least.
+
+    With strategy `local` the job's own inner steps are the fewest: where no pair suffices with them, they grow, with
+    codecs that every job's bits bear before those that make them depend on who took part.
+
+    Args:
+        measured: by each worker that will take part; at least one.
+    """
+    choices = list(_choices(spec, measured))
+    return next((one for one in choices if one.sending <= SENDING), None) or min(choices, key=lambda one: one.sending)
+
+
+def _choices(spec: JobSpec, measured: Sequence[Measured]) -> Iterator[Choice]:
+    strategy = spec.strategy
+    if not isinstance(strategy, LocalStrategy):
+        yield from (_judged(spec, pair, None, measured) for pair in PAIRS)
+        return
+    fewest = strategy.inner_steps
+    most = max(fewest, min(MOST_STEPS, spec.plan.micro_batches_per_epoch // strategy.replicas))
+    faithful = [pair for pair in PAIRS if pair.up != "topk"]
+    yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
+    for pair in (faithful[-1], *PAIRS[len(faithful) :]):
+        needed = max(_steps(spec, pair, one, len(measured)) for one in measured)
+        yield _judged(spec, pair, min(max(fewest, needed), most), measured)
+
+
+def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[Measured]) -> Choice:
+    """What a pair comes to for the worker that it holds up most."""
+
+    def share(one: Measured) -> float:
+        sending, computing = _seconds(spec, pair, one, len(measured))
+        return sending / (sending + computing * (steps or 1))
+
+    slowest = max(measured, key=share)
+    return Choice(pair, steps, share(slowest), slowest)
+
+
+def _seconds(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> tuple[float, float]:
+    """A worker's seconds of sending and receiving in a round, and of computing its units' first micro-batches."""
+    units = math.ceil(spec.plan.units_per_round / workers)
+    up = units * one.message_bytes[pair.up] / one.up_bytes_per_s
+    return up + one.message_bytes[pair.down] / one.down_bytes_per_s, units * one.compute_s
+
+
+def _steps(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> int:
+    """How many inner steps keep sending under a tenth of this worker's time."""
+    sending, computing = _seconds(spec, pair, one, workers)
+    return math.ceil(sending * (1 - SENDING) / SENDING / computing)

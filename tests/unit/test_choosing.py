@@ -1,0 +1,105 @@
+"""What is chosen for a job that leaves its codecs open, by links and speeds."""
+
+from typing import Any
+
+import pytest
+
+from computeshare.choosing import MOST_STEPS, SENDING, Measured, choose
+from computeshare.spec import CodecSpec, JobSpec
+
+RESNET = 44_700_000
+MESSAGES = {"float32": RESNET, "float16": RESNET // 2, "int8": RESNET // 4, "topk": RESNET // 190}
+
+
+def measured(mbit_s: float, compute_s: float = 0.1, size: float = 1.0, down: float | None = None) -> Measured:
+    sizes = {name: int(size * count) for name, count in MESSAGES.items()}
+    up = mbit_s * 125_000
+    return Measured(
+        compute_s=compute_s, up_bytes_per_s=up, down_bytes_per_s=(down or mbit_s) * 125_000, message_bytes=sizes
+    )
+
+
+def sync(**changes: Any) -> JobSpec:
+    return JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "codec": "auto", **changes})
+
+
+def local(inner_steps: int = 20, replicas: int = 2, **changes: Any) -> JobSpec:
+    return sync(strategy={"kind": "local", "inner_steps": inner_steps, "replicas": replicas}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("mbit_s", "size", "codec"),
+    [
+        (700, 0.01, CodecSpec(up="float16", down="float32")),
+        (500, 0.01, CodecSpec(up="float16", down="float16")),
+        (300, 0.01, CodecSpec(up="int8", down="int8")),
+        (100, 0.01, CodecSpec(up="topk", down="int8")),
+        (6, 0.01, CodecSpec(up="topk", down="topk")),
+    ],
+)
+def test_the_thinner_the_link_the_fewer_bytes(mbit_s: float, size: float, codec: CodecSpec) -> None:
+    choice = choose(sync(), [measured(mbit_s, 0.05, size)] * 2)
+    assert (choice.codec, choice.inner_steps) == (codec, None)
+    assert choice.sending <= SENDING
+
+
+def test_the_worker_with_the_worst_link_for_its_speed_decides() -> None:
+    fine, thin = measured(10_000, 0.05, 0.01), measured(20, 0.05, 0.01)
+    assert choose(sync(), [fine, thin]).codec == choose(sync(), [thin, thin]).codec
+    assert choose(sync(), [fine, thin]).slowest == thin
+    slow_but_thin = measured(20, 5.0, 0.01)  # it computes for so long that its link is idle
+    assert choose(sync(), [fine, slow_but_thin]).codec == CodecSpec(up="float16", down="float32")
+
+
+def test_where_nothing_suffices_what_sends_least_is_taken_and_said() -> None:
+    choice = choose(sync(), [measured(1, 0.001)])
+    assert choice.codec == CodecSpec(up="topk", down="topk") and choice.sending > SENDING
+    assert choice.reason.endswith("; nothing that was tried takes less than a tenth")
+
+
+def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
+    choice = choose(local(), [measured(20, size=0.3)] * 2)
+    assert choice.codec == CodecSpec(up="int8", down="int8") and choice.inner_steps is not None
+    sending = 0.3 * 2 * MESSAGES["int8"] / 2.5e6
+    assert sending / (sending + 0.1 * choice.inner_steps) <= SENDING
+    assert sending / (sending + 0.1 * (choice.inner_steps - 2)) > SENDING
+    assert "int8 up and int8 down and" in choice.reason and "20 Mbit/s" in choice.reason
+
+
+def test_a_jobs_own_inner_steps_are_the_fewest() -> None:
+    plenty = choose(local(inner_steps=400, epochs=1), [measured(100, size=0.3)] * 2)
+    assert plenty.inner_steps == 400 and plenty.codec.up == "float16"  # which suffices with so many
+
+
+def test_on_the_thinnest_links_replicas_leave_out_what_matters_least() -> None:
+    choice = choose(local(), [measured(0.5)] * 2)
+    assert choice.codec.up == "topk" and choice.inner_steps is not None and choice.inner_steps <= MOST_STEPS
+
+
+def test_no_more_steps_than_an_epoch_has() -> None:
+    spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=4, micro_batch=32)
+    choice = choose(spec, [measured(0.1)] * 4)
+    assert choice.inner_steps == spec.plan.micro_batches_per_epoch // 4 == 11
+
+
+def test_a_worker_with_several_replicas_sends_for_each() -> None:
+    alone, four = choose(local(replicas=4), [measured(20)]), choose(local(replicas=4), [measured(20)] * 4)
+    assert alone.sending <= SENDING and four.sending <= SENDING
+    assert alone.inner_steps is not None and four.inner_steps is not None and alone.inner_steps < four.inner_steps
+
+
+def test_what_was_chosen_makes_a_whole_specification() -> None:
+    spec = local(inner_steps=10, replicas=3)
+    decided = spec.chosen(CodecSpec(up="int8", down="int8"), 50)
+    assert decided.codecs == CodecSpec(up="int8", down="int8")
+    assert (decided.micro_batches_per_round, decided.plan.inner_steps) == (150, 50)
+    assert JobSpec.model_validate_json(decided.model_dump_json()) == decided
+    assert sync().chosen(CodecSpec()).codecs == CodecSpec()
+    with pytest.raises(ValueError, match="not been chosen yet"):
+        _ = spec.codecs
+
+
+@pytest.mark.parametrize("wrong", ["int8", 5, {"up": "auto"}, {"up": "int8", "more": 1}])
+def test_a_codec_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="codec"):
+        sync(codec=wrong)
