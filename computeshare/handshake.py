@@ -57,7 +57,9 @@ def publish(redis: Redis) -> None:
     before = published(redis)
     if before and before.protocol != PROTOCOL:
         for key in redis.scan_iter(keys.ROUNDS, count=1000):
-            if not keys.outlives_rounds(key.decode()):
+            if keys.is_fence(key.decode()):
+                redis.incr(key)  # so that no reducer that has not noticed yet opens the job again
+            elif not keys.outlives_rounds(key.decode()):
                 redis.unlink(key)
     redis.set(keys.RELEASE, json.dumps({"version": OURS.version, "protocol": OURS.protocol}))
 

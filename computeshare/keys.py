@@ -25,7 +25,12 @@ ROUNDS = "cs:{*}:*"
 
 def outlives_rounds(key: str) -> bool:
     """Whether a job's key is one that neither its rounds nor the messages in them are made of."""
-    return key.rpartition(":")[2] in ("spec", "origin", "events", "fence", "strikes", "banned")
+    return key.rpartition(":")[2] in ("spec", "origin", "events", "strikes", "banned")
+
+
+def is_fence(key: str) -> bool:
+    """Whether this is the key of a job's newest fence."""
+    return key.endswith(":fence")
 
 
 def worker(worker_id: str) -> str:
@@ -68,7 +73,9 @@ class JobKeys:
         return self._key("round")
 
     def weights(self, token: str) -> str:
-        """hash: the published weights of a version, part by part; kept until the version after the next."""
+        """hash: the published weights of a version, part by part; kept until the version after the next, or, where
+        versions are published as differences and it is a snapshot, until the snapshot after the next.
+        """
         return self._key("weights", token)
 
     def delta(self, token: str) -> str:

@@ -152,7 +152,6 @@ class JobReducer:
         self.layout: Layout = models.layout_of(module)
         self._parts = update_parts(self.layout)
         self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
-        self.initial: Weights = models.weights_of(module, self.layout)
         self.steps = Steps(spec, self.layout)
         self.kind = devices.kind(torch.device("cpu"))
         return True
@@ -168,13 +167,13 @@ class JobReducer:
         carried = manifest.carried if manifest else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
-        begun = restored.held if restored else self.steps.load(self.initial, b"")
+        begun = restored.held if restored else self.steps.load(self._initial(), b"")
         blob, held = self.steps.blob(begun.master, begun.weights)
         sha256 = self.layout.digest(held.weights)
         token = Token(incarnation, version, sha256[:16])
         following = self._following(version, carried)
-        if manifest and following.wanted is not None and following.count:
-            following = following.behind(manifest.next_micro_batch)
+        if manifest and following.wanted is not None:
+            following = dataclasses.replace(following.behind(manifest.next_micro_batch), carried=carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
         event |= {"sha256": sha256, "bytes": sum(map(len, blob))}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
@@ -183,6 +182,14 @@ class JobReducer:
             raise LostClaim("the job was opened by another reducer")
         self.current = Version(token, held)
         self.chain = Chain([token], token, sum(map(len, blob)))
+
+    def _initial(self) -> Weights:
+        """The weights that the job's seed gives."""
+        from computeshare.training import models
+
+        spec = self.spec
+        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        return models.weights_of(module, self.layout)
 
     def _restore(self) -> Version | None:
         """The newest whole checkpoint on disk; the optimizer takes over its state."""
@@ -207,10 +214,11 @@ class JobReducer:
     def _resume(self, state: RoundState) -> None:
         """Take over a running job from Redis: its weights, and its optimizer's state or what that came from."""
         tokens, snapshot = self.rounds.chain()
-        weights = self._load_weights(state.token, tokens, snapshot)
+        weights, delta_bytes = self._load_weights(state.token, tokens, snapshot)
         if weights is None:
             raise LostClaim(f"the weights of version {state.token} are gone")
-        self.chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), 4 * self.layout.parameters)
+        whole_bytes = 4 * self.layout.parameters
+        self.chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
         raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
         held = self._replay(state, weights) if raw is None else self.steps.load(weights, b"".join(raw))
         self.current = Version(state.token, held)
@@ -218,27 +226,28 @@ class JobReducer:
             # The reducer before may have died between commit and file.
             self._checkpoint(self.current, self._following(state.version, state.carried))
 
-    def _load_weights(self, token: Token, chain: Sequence[str], snapshot: str) -> Weights | None:
-        """A version's weights as workers hold them; None if they are gone."""
+    def _load_weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
+        """A version's weights as workers hold them, None if they are gone, and the bytes of the differences to them."""
         load, keys = self.rounds.load, self.rounds.keys
         if not self.steps.chained:
             message = load(keys.weights(str(token)))
-            return None if message is None else decode_weights(self.down, message, self.layout)
+            return None if message is None else decode_weights(self.down, message, self.layout), 0
         way = route(chain, snapshot, "", str(token))
         if way is None or way.snapshot is None or (message := load(keys.weights(way.snapshot))) is None:
-            return None
-        weights = decode_weights(CODECS["float32"], message, self.layout)
+            return None, 0
+        weights, delta_bytes = decode_weights(CODECS["float32"], message, self.layout), 0
         for one in way.deltas:
             if (delta := load(keys.delta(one))) is None:
-                return None
+                return None, 0
             weights = add_delta(self.down, delta, self.layout, weights)
-        return weights
+            delta_bytes += sum(map(len, delta))
+        return weights, delta_bytes
 
     def _replay(self, state: RoundState, weights: Weights) -> "Held":
         """Repeat the step that led to the current version, from the state before and the round's submissions."""
         base = state.base
         raw = self.rounds.load(self.rounds.keys.state(str(base))) if base else None
-        held_before = self._load_weights(base, *self.rounds.chain()) if base else None
+        held_before = self._load_weights(base, *self.rounds.chain())[0] if base else None
         if base is None or raw is None or held_before is None:
             raise LostClaim(f"the state before version {state.token} is gone")
         before = self.steps.load(held_before, b"".join(raw))
@@ -290,6 +299,7 @@ class JobReducer:
         failpoint("after_gather")
         clock.lap("combine")
         master = self.steps.optimizer.step(self.current.held.master, gradient)
+        del gradient
         if not np.isfinite(master).all():
             raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
@@ -300,7 +310,7 @@ class JobReducer:
         if any(staleness):
             event["staleness"] = staleness
         following = self._following(token.version, tuple(m for m in base.units if m not in parts), base)
-        if following.carried:
+        if following.carried and following.wanted is None:
             event["carried"] = following.carried
         clock.lap("encode")
         failpoint("before_commit")
@@ -308,6 +318,7 @@ class JobReducer:
         link = self._link(token, held, sum(map(len, blob)))
         if not self.rounds.commit(base, counted, token, blob, following, told, link):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
+        del blob, link
         failpoint("after_commit")
         self.current = Version(token, held)
         self._expected = self.gatherer.expected(token, following)
@@ -362,7 +373,7 @@ class JobReducer:
 
     def _checkpoint(self, version: Version, following: Round) -> None:
         """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written."""
-        if following.wanted is not None and following.count:
+        if following.wanted is not None:
             left = self.rounds.pending(version.token)
             if left is None:
                 return  # the version has moved on, under another reducer

@@ -12,24 +12,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import connect, when_there_is_room
 from computeshare.codecs import CODECS, DELTAS
-from computeshare.codecs.messages import add_delta, decode_weights, encode_update, feedback_of, in_parts, weights_parts
+from computeshare.codecs.messages import (
+    add_delta,
+    decode_weights,
+    encode_update,
+    feedback_of,
+    in_parts,
+    largest_weights,
+    weights_parts,
+)
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.layout import Weights
 from computeshare.measuring import measure
+from computeshare.pacing import Pacer, parse_rate
 from computeshare.processes import configure_logging, hostname
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Blob, Vector
+from computeshare.wire import Wire
 
 ASK_AGAIN_S = 0.5
 """How often a seat looks whether the codecs have been chosen."""
@@ -59,8 +70,14 @@ class SeatSession:
         self.data_dir = data_dir
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
         terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers)
-        self.member = Member(redis, seat.job, seat.worker, session, terms)
-        self.weights: Weights | None = None  # where versions are published as differences, those of the last one
+        limit = os.environ.get("COMPUTESHARE_MAX_UP")
+        pacer = Pacer(parse_rate(limit)) if limit else None
+        wire = Wire(redis, pacer=pacer, interrupt=self._is_called_off)
+        self.member = Member(redis, seat.job, seat.worker, session, terms, wire)
+        self.keeper = LeaseKeeper(self.member)
+        self.uploading = False
+        self.weights: Weights | None = None  # where versions are published as differences: those at hand,
+        self.weights_token = ""  # and of which version they are
         self.bytes_down = 0
         self.waiting_s = 0.0
         self.joined = False
@@ -109,6 +126,7 @@ class SeatSession:
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
         self.initial = models.weights_of(module, self.layout)
+        self.room = np.empty(largest_weights(self.layout), np.uint8).data  # for weights on their way to the replica
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
 
     def _agree(self) -> str | None:
@@ -183,7 +201,7 @@ class SeatSession:
                 log.warning("inner state not handed over", job=self.seat.job, error=str(error))
 
     def _serve(self) -> str:
-        with LeaseKeeper(self.member) as self.keeper:
+        with self.keeper:
             return self._take_part()
 
     def _take_part(self) -> str:
@@ -193,11 +211,12 @@ class SeatSession:
         while not self.stop.is_set():
             match grant.answer:
                 case "stale":
-                    weights, grant = self._pull(loaded, grant.token)
+                    weights, grant = self._pull(grant.token)
                     if grant.answer == "stale":
                         continue  # superseded while it was on its way
                     if weights is None:
-                        raise JobGone(f"the weights of version {grant.token} are gone")
+                        grant = self._superseded(grant.token)
+                        continue
                     self.replica.load(weights)
                     loaded = grant.token
                 case "leased":
@@ -210,16 +229,26 @@ class SeatSession:
                     return f"the job is {status}"
         return "the worker was asked to leave"
 
-    def _pull(self, loaded: str, token: str) -> tuple[Weights | None, Grant]:
+    def _superseded(self, token: str) -> Grant:
+        """The next version, where the weights of one were let go of while they were read.
+
+        Raises JobGone: there is none; the broker has lost them.
+        """
+        grant = self.member.lease("")
+        if grant.answer == "stale" and grant.token == token:
+            raise JobGone(f"the weights of version {token} are gone")
+        return grant
+
+    def _pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round."""
         parts = weights_parts(self.layout)
         if self.spec.codecs.down not in DELTAS:
-            message, grant = self.member.pull(token, parts)
+            message, grant = self.member.pull(token, parts, self.room)
             if message is None:
                 return None, grant
             self.bytes_down += _bytes([message])
             return decode_weights(self.down, message, self.layout), grant
-        pulled, grant = self.member.follow(loaded if self.weights else "", token, parts)
+        pulled, grant = self.member.follow(self.weights_token, token, parts)
         if pulled is None:
             return None, grant
         self.bytes_down += _bytes([*([pulled.whole] if pulled.whole else []), *pulled.deltas])
@@ -231,7 +260,7 @@ class SeatSession:
             raise CodecError(
                 f"the differences that lead to version {token} give other weights: the broker has lost some"
             )
-        self.weights = weights
+        self.weights, self.weights_token = weights, token
         return weights, grant
 
     def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
@@ -249,6 +278,8 @@ class SeatSession:
         try:
             return self._submit(grant.token, *self._computed(grant))
         except Interrupted:
+            if self.feedback:
+                self.feedback.go_back()
             return self.member.lease(grant.token)  # which says why
         finally:
             self.keeper.end()
@@ -272,6 +303,10 @@ class SeatSession:
         seconds = {"waiting": self.waiting_s, "computing": computing_s, "encoding": encoding_s}
         return updates, {name: round(s, 6) for name, s in seconds.items()}
 
+    def _is_called_off(self) -> bool:
+        """Whether nobody has any use for what is being sent."""
+        return self.uploading and not self.keeper.goes_on()
+
     def _submit(self, token: str, updates: list[Update], seconds: dict[str, float]) -> Grant:
         report: dict[str, Any] = {
             "bytes_up": sum(len(part) for _, message, _ in updates for part in message),
@@ -280,14 +315,18 @@ class SeatSession:
         }
         started = time.perf_counter()
         nonce = uuid.uuid4().hex
-        receipt = when_there_is_room(
-            lambda: self.member.submit(token, nonce, updates, report, and_lease=True), self.stop
-        )
+        self.uploading = True
+        try:
+            receipt = when_there_is_room(
+                lambda: self.member.submit(token, nonce, updates, report, and_lease=True), self.stop
+            )
+        finally:
+            self.uploading = False
         self.uploading_s = time.perf_counter() - started
         self.bytes_down, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
-        if self.feedback and receipt.outcome != "accepted":
+        if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
             self.feedback.go_back()
         assert receipt.grant is not None  # it was asked for
         return receipt.grant

@@ -283,11 +283,13 @@ class JobSpec(Part):
         after it; the updates of a round, and of the one before until its state is stored; for `local`, the inner state
         that each replica's worker may hand over.
         """
-        names = ("float16", "float32") if self.codec == "auto" else (self.codec.up, self.codec.down)
-        up, down = (4 if name == "float32" else 2 for name in names)
+        codec = CodecSpec(up="float16", down="int8") if self.codec == "auto" else self.codec
+        up = 4 if codec.up == "float32" else 2
+        # Where versions are differences: three snapshots, one of them staged, and differences as large as two.
+        down = {"float32": 3 * 4, "float16": 3 * 2, "bfloat16": 3 * 2}.get(codec.down, 3 * 4 + 2 * 4)
         units = self.plan.units_per_round
         outer, *inner = (4 * self._pieces(one) for one in self._travelling)
-        return 1_000_000 + self.parameters * (3 * down + 3 * outer + 2 * units * up + units * sum(inner))
+        return 1_000_000 + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
 
     @property
     def plan(self) -> Plan:

@@ -11,12 +11,10 @@ import ssl
 import struct
 import sys
 import termios
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -216,30 +214,3 @@ def unconfirmed_bytes(link: socket.socket) -> int:
         return int(struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
     except OSError:
         return 0
-
-
-class Buffers:
-    """Memory that is kept between rounds: fresh pages cost more than what is written into them.
-
-    It holds no more buffers than were out at a time. Any thread may take and give.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[memoryview] = []
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> memoryview:
-        """A writable buffer of at least `size` bytes with anything in it: the smallest one kept, else a new one."""
-        with self._lock:
-            self._free.sort(key=len)
-            for at, each in enumerate(self._free):
-                if len(each) >= size:
-                    return self._free.pop(at)
-            if self._free:
-                self._free.pop()  # all are too small: one of them makes room for the new one
-        return np.empty(size, np.uint8).data
-
-    def give(self, buffer: memoryview) -> None:
-        """Bring back what `take` gave, itself and not a part of it, once nothing looks at it any more."""
-        with self._lock:
-            self._free.append(buffer)

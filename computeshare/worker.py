@@ -25,6 +25,7 @@ from computeshare import __version__, handshake
 from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.errors import SettingsError, VersionError
+from computeshare.pacing import parse_rate
 from computeshare.processes import configure_logging, exit_with_parent, hostname
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.queue.roster import HEARTBEAT_S
@@ -161,6 +162,9 @@ def command(
     name: Annotated[str | None, typer.Option(help="What the pages call this machine; default: its host name.")] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of run.json.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
+    max_up: Annotated[
+        str | None, typer.Option(help="How fast to send at most, in bits per second: 5mbit, 800kbit.")
+    ] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True, help="End with the process that started it.")] = False,
 ) -> None:
     """Train on this machine, for the jobs of the queues it serves."""
@@ -177,6 +181,9 @@ def command(
     if device:
         devices.check(device)
         os.environ["COMPUTESHARE_DEVICE"] = device
+    if max_up:
+        parse_rate(max_up)
+        os.environ["COMPUTESHARE_MAX_UP"] = max_up
     worker = describe(name or hostname(), device or devices.guess(), tuple(queue or ["default"]))
     os.environ["COMPUTESHARE_NAME"] = worker.name
     serve(url, worker)

@@ -53,19 +53,30 @@ class Forks:
 def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A specification's document with some fields changed, those of its objects one by one.
 
-    An optimizer or a strategy that is named anew starts from its own defaults, what followed from a strategy goes with
-    it, and a new length takes the place of the old one, whichever unit that was in.
+    An optimizer or a strategy that is named anew starts from its own defaults, what follows from a strategy goes and
+    comes with it, and a new length takes the place of the old one, whichever unit that was in.
     """
-    left = chosen(document.get("strategy", {})).implied if "strategy" in changes else {}
+    left = _implied(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}
     for name, value in changes.items():
         old, anew = document.get(name), {"optimizer": "name", "strategy": "kind"}.get(name, "")
         inner = isinstance(old, dict) and isinstance(value, dict) and anew not in value
         merged[name] = {**(old or {}), **value} if inner else value
+    if "strategy" in changes:
+        for name in _implied(merged["strategy"]).keys() - changes.keys():
+            merged.pop(name, None)
     for name, other in (("rounds", "epochs"), ("epochs", "rounds")):
         if name in changes and other not in changes:
             merged[other] = None
     return merged
+
+
+def _implied(strategy: Any) -> dict[str, Any]:
+    """What follows from a strategy; nothing of what is none, which is said when the specification is checked."""
+    try:
+        return chosen(strategy).implied
+    except ValueError:
+        return {}
 
 
 def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:

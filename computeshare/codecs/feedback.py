@@ -11,20 +11,14 @@ from computeshare.types import Vector
 class Feedback:
     """A sender's memory of what it still owes, for a vector that travels in buckets.
 
-    Sent is codec(values + decay x residual), and the residual becomes what of that sum was not sent: with a decay of 1
-    everything arrives at last, and the sum of what is decoded follows the sum of the values.
+    Sent is codec(values + residual), and the residual becomes what of that sum was not sent. So everything arrives at
+    last, and the sum of what is decoded follows the sum of the values.
     Source: Karimireddy et al., arXiv:1901.09847. Holds two vectors, and one bucket to decode into. Not for two threads.
     """
 
-    def __init__(self, codec: Codec, sizes: Sequence[int], decay: float = 1.0) -> None:
-        """Owe nothing yet.
-
-        Args:
-            sizes: values in each bucket.
-            decay: 0 to 1, what remains of a residual when it is added.
-        """
+    def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
+        """Owe nothing yet. `sizes`: values in each bucket."""
         self._codec = codec
-        self._decay = np.float32(decay)
         self._owed = np.zeros(sum(sizes), np.float32)
         self._buckets = np.split(self._owed, np.cumsum(sizes)[:-1])
         self._decoded = np.empty(max(sizes, default=0), np.float32)
@@ -36,8 +30,6 @@ class Feedback:
         Values that are not finite are sent, since the receiver judges them, and not owed: they would never leave.
         """
         owed = self._buckets[bucket]
-        if self._decay != 1:
-            owed *= self._decay
         owed += values
         blob = self._codec.encode(owed, seed)
         with np.errstate(invalid="ignore"):
@@ -57,7 +49,3 @@ class Feedback:
     def go_back(self) -> None:
         """Owe what was owed at the last `mark`: what has been encoded since then did not count."""
         np.copyto(self._owed, self._marked)
-
-    def reset(self) -> None:
-        """Owe nothing any more."""
-        self._owed.fill(0)

@@ -66,6 +66,11 @@ def largest_update(layout: Layout) -> int:
     return headers + 4 * (layout.parameters + layout.buffers)
 
 
+def largest_weights(layout: Layout) -> int:
+    """Bytes of the longest message that can be weights."""
+    return largest_update(layout) + frame.HEADER_BYTES + 8 * layout.counters
+
+
 def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> list[Blob]:
     """A version's weights as a message, or what is to be added to the parameters of another, with its own rest."""
     counters = frame.pack(weights.counters.astype("<i8", copy=False))
@@ -99,7 +104,8 @@ def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
         if len(piece) < PART_BYTES:
             small.append(piece)
             continue
-        parts += [b"".join(small), *(piece[at : at + PART_BYTES] for at in range(0, len(piece), PART_BYTES))]
+        view = memoryview(piece)
+        parts += [b"".join(small), *(view[at : at + PART_BYTES] for at in range(0, len(view), PART_BYTES))]
         small = []
     return [part for part in (*parts, b"".join(small)) if len(part)]
 

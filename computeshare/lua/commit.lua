@@ -3,9 +3,9 @@
 --       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals   15 state of the base
 --       16 recent   17 chain   18 staged whole weights   19 next whole weights   then what the chain lets go of
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
---       5 next round's first micro-batch   6 its count (0 after the last round)   7 event (JSON)
+--       5 next round's first micro-batch   6 its count   7 event (JSON)
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
---       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all
+--       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all (0 after the last)
 --       12 how many of them make the version after the next
 --       13 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
 --       14 `delta` if what is staged is the difference from the base, else `whole`
@@ -13,13 +13,13 @@
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
-local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent")
+local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent", "needed", "total")
 if round[1] ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
 if round[2] ~= "running" and round[2] ~= "paused" then return 0 end
 local stays = round[3] == ARGV[5] and round[4] == ARGV[6]
 local counted = {}
 for micro_batch in ARGV[8]:gmatch("%d+") do counted[#counted + 1] = micro_batch end
-if redis.call("HLEN", KEYS[8]) ~= #counted and not stays then return 0 end
+if round[6] == round[7] and redis.call("HLEN", KEYS[8]) ~= #counted then return 0 end
 local entries = redis.call("HMGET", KEYS[8], unpack(counted))
 for i, entry in ipairs(entries) do entries[i] = entry or "" end
 if redis.sha1hex(table.concat(entries)) ~= ARGV[9] or redis.call("EXISTS", KEYS[15]) == 0 then return 0 end
@@ -58,14 +58,15 @@ redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4
   "counted", ARGV[8], "bases", ARGV[13], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
   "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call("HDEL", KEYS[1], "closed")
-if ARGV[6] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
-redis.call("DEL", KEYS[10], KEYS[13])
+if ARGV[11] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
+redis.call("DEL", KEYS[13])
 if stays then
+  redis.call("HDEL", KEYS[10], unpack(counted))
   redis.call("HDEL", KEYS[8], unpack(counted))
   if redis.call("HLEN", KEYS[8]) >= tonumber(ARGV[12]) then redis.call("RPUSH", KEYS[13], ARGV[2]) end
 else
   redis.call("HSET", KEYS[1], "cursor", "0")
-  redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9])
+  redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10])
   for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
 end
 redis.call("LPUSH", KEYS[16], ARGV[2])

@@ -53,7 +53,7 @@ while #granted < share do
     local suspects = others and cjson.decode(redis.call("HGET", KEYS[10], freed) or "{}")
     if suspects and suspects[ARGV[3]] and not next(suspects, next(suspects)) then
       aside[#aside + 1] = freed -- one of the others is to say whether that is not finite, and none has yet
-    elseif redis.call("HEXISTS", KEYS[5], freed) == 0 then
+    else
       granted[#granted + 1] = freed
     end
   elseif cursor < count then

@@ -5,7 +5,7 @@
 -- ARGV  1 token   2 worker   3 session   4 nonce   5 event (JSON object: what the worker says of the submission)
 --       6 life of the answer, seconds   7 fewest workers that may make a round (0: any), each of them its share at most
 --       8 parts of a message   then for each micro-batch: its number, its loss
--- Returns {outcome, current token, status}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
+-- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
 -- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
 -- what the round has received, and `stale` hands back what was leased; the answer is remembered under the nonce.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent")
@@ -40,16 +40,17 @@ end
 
 if not status then
   drop_staged()
-  return {"gone", "", "gone"}
+  return {"gone", "", "gone", ""}
 end
 
 local function answer(outcome)
+  local before = redis.call("GET", KEYS[7]) or ""
   drop_staged()
   redis.call("SET", KEYS[7], outcome, "EX", ARGV[6], "NX")
   redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data", string.format(
     '{"outcome":"%s","current":"%s","counted":[%s],"late":[%s],%s', outcome, token, table.concat(counted, ","),
     table.concat(late, ","), ARGV[5]:sub(2)))
-  return {outcome, token, status}
+  return {outcome, token, status, before}
 end
 
 if redis.call("EXISTS", KEYS[7]) == 1 then return answer("duplicate") end
@@ -114,6 +115,7 @@ for place, one in ipairs(accepted) do
   redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place))
   redis.call("HDEL", KEYS[3], micro_batch)
   redis.call("HDEL", KEYS[4], micro_batch)
+  redis.call("LREM", KEYS[10], 0, micro_batch) -- where a backup came after the first lease was handed back
   counted[#counted + 1] = micro_batch
   redis.call("LPUSH", KEYS[11], now - tonumber(round[3]))
 end

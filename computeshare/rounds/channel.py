@@ -1,6 +1,6 @@
 """The Lua scripts, called by digest, alone or among other commands of one exchange."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -14,6 +14,10 @@ from computeshare.wire import Wire
 
 LARGE = 1 << 20
 """Bytes of a message from which another command takes what follows."""
+AT_ONCE_BYTES = 4 << 20
+"""Messages up to which all goes in one exchange; larger ones are staged part by part before."""
+Messages = Mapping[str, Sequence[Blob]]
+"""Messages by their keys."""
 
 
 class Scripts:
@@ -71,6 +75,29 @@ class Channel:
         """Run one script and return its reply."""
         return self.exchange([self.script(name, keys, arguments)])[0]
 
+    def stage(self, messages: Messages, life_s: int) -> None:
+        """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came."""
+        done: list[str] = []
+        for key, parts in messages.items():
+            for command in staging(key, parts, life_s):
+                others: list[Command] = [["EXPIRE", other, life_s] for other in done]
+                self.exchange([command, *others])
+            done.append(key)
+
+    def run_staged(self, messages: Messages, life_s: int, script: Command, *others: Command) -> list[Any]:
+        """Put messages under their keys and run the script that makes use of them: its reply, then those of `others`.
+
+        Small ones go with the script in one transaction, of which a broker that has no memory for a part does nothing;
+        large ones are staged before. So the script never meets half of one.
+        """
+        if sum(len(part) for parts in messages.values() for part in parts) > AT_ONCE_BYTES:
+            self.stage(messages, life_s)
+            messages = {}
+        staged = [command for key, parts in messages.items() for command in staging(key, parts, life_s)]
+        block: list[Command] = [["MULTI"], *staged, script, ["EXEC"]]
+        replies = self.exchange([*block, *others])
+        return [replies[len(block) - 1][-1], *replies[len(block) :]]
+
     def load(self, key: str) -> list[Blob] | None:
         """All parts of the message under a key; None if it is gone."""
         (count,) = self.exchange([["HLEN", key]])
@@ -92,13 +119,13 @@ def pairs(reply: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
 
 
 def staging(key: str, parts: Sequence[Blob], life_s: int) -> list[Command]:
-    """The commands that put a message under a key, some MB each; it expires after `life_s` seconds."""
-    commands: list[list[Argument]] = []
+    """The commands that put a message under a key, some MB each; it expires `life_s` seconds after the last of them."""
+    commands: list[list[Argument]] = [["UNLINK", key]]
     size = LARGE
     for index, part in enumerate(parts):
         if size >= LARGE:
-            commands.append(["HSET", key])
+            commands += [["HSET", key], ["EXPIRE", key, life_s]]
             size = 0
-        commands[-1] += (index, part)
+        commands[-2] += (index, part)
         size += len(part)
-    return [commands[0], ["EXPIRE", key, life_s], *commands[1:]]
+    return [*commands]

@@ -11,7 +11,7 @@ from redis import Redis
 
 from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
-from computeshare.rounds.channel import Channel, pairs, staging
+from computeshare.rounds.channel import Channel, Messages, pairs
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round
 from computeshare.types import Blob, Message, Token
@@ -119,9 +119,8 @@ class Claim(RoundStore):
         arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
         arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.needed]
         arguments.append(recent)
-        for key, parts in zip(staged, (weights, state), strict=True):
-            self._channel.exchange([["UNLINK", key], *staging(key, parts, STAGED_S)])
-        return bool(self._channel.call("open", names, arguments))
+        messages = dict(zip(staged, (weights, state), strict=True))
+        return self._run_staged("open", messages, names, arguments)
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
         """The current round, and its micro-batches that arrived so far, in one exchange."""
@@ -250,9 +249,8 @@ class Claim(RoundStore):
         bases = [part.base for part in parts]
         arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
         arguments.append(link.kept if link and link.snapshot else "")
-        if link and link.snapshot:
-            self._channel.exchange([["UNLINK", snapshot], *staging(snapshot, link.snapshot, STAGED_S)])
-        return self._staging("commit", staged, weights, names, arguments)
+        messages = {staged: weights} | ({snapshot: link.snapshot} if link and link.snapshot else {})
+        return self._run_staged("commit", messages, names, arguments)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
@@ -264,14 +262,11 @@ class Claim(RoundStore):
         staged = self._staged("state")
         drop = [k.update(*one) for one in counted]
         names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
-        return self._staging("keep", staged, state, names, [self.fence, str(token)])
+        return self._run_staged("keep", {staged: state}, names, [self.fence, str(token)])
 
-    def _staging(
-        self, script: str, key: str, parts: Sequence[Blob], names: Sequence[str], arguments: Sequence[Argument]
-    ) -> bool:
-        """Stage a message and run the script that makes use of it, in one exchange."""
-        commands: list[Command] = [["UNLINK", key], *staging(key, parts, STAGED_S)]
-        return bool(self._channel.exchange([*commands, self._channel.script(script, names, arguments)])[-1])
+    def _run_staged(self, script: str, messages: Messages, names: Sequence[str], arguments: Sequence[Argument]) -> bool:
+        command = self._channel.script(script, names, arguments)
+        return bool(self._channel.run_staged(messages, STAGED_S, command)[0])
 
     def _staged(self, what: str) -> str:
         """A key that no other reducer writes, whatever fence it believes to have."""

@@ -13,7 +13,7 @@ from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
 from computeshare.outgoing import Argument, Command
-from computeshare.rounds.channel import Channel, Scripts, pairs, staging
+from computeshare.rounds.channel import Channel, Messages, Scripts, pairs
 from computeshare.rounds.store import leave
 from computeshare.types import Blob
 from computeshare.wire import Wire
@@ -22,8 +22,6 @@ Update = tuple[int, Sequence[Blob], float]
 """A micro-batch, the message of its update, its loss."""
 STAGED_S = 600
 """Seconds that a staged message, and the answer to a submission, are kept."""
-AT_ONCE_BYTES = 4 << 20
-"""Messages up to which all of a submission goes in one exchange; larger ones are staged part by part before."""
 PROBED_S = 60
 HANDED_S = 86_400
 """Seconds that an inner state which was handed over is kept."""
@@ -51,6 +49,8 @@ class Receipt:
     outcome: str
     token: str
     status: str
+    before: str
+    """The answer that the same nonce has had before; empty: none."""
     grant: Grant | None = None
     """The lease that was asked for in the same exchange."""
 
@@ -181,28 +181,25 @@ class Member:
             report: what the job's page shows of it (bytes, seconds).
             and_lease: ask for a lease on the same version, too.
         """
-        staged = [staging(self._staged(nonce, m), parts, STAGED_S) for m, parts, _ in updates]
-        whole = sum(len(part) for _, parts, _ in updates for part in parts) <= AT_ONCE_BYTES
+        messages: Messages = {self._staged(nonce, m): parts for m, parts, _ in updates}
         failpoint("before_push")
-        if not whole or armed("between_stage_and_submit"):
-            for commands in staged:
-                for one in commands:
-                    self._channel.exchange([one])
-            staged = []
+        if armed("between_stage_and_submit"):
+            self._channel.stage(messages, STAGED_S)
             failpoint("between_stage_and_submit")
+            messages = {}
         submission = self._submission(token, nonce, updates, report)
-        # A broker that has no memory for a part of the transaction does nothing at all.
-        block: list[Command] = [["MULTI"], *(one for commands in staged for one in commands), submission, ["EXEC"]]
-        replies = self._channel.exchange([*block, self._lease(token)] if and_lease else block)
-        outcome, current, status = replies[len(block) - 1][-1]
+        following = [self._lease(token)] if and_lease else []
+        (outcome, current, status, before), *granted = self._channel.run_staged(
+            messages, STAGED_S, submission, *following
+        )
         failpoint("after_push")
-        grant = self._granted(replies[-1]) if and_lease else None
-        return Receipt(outcome.decode(), current.decode(), status.decode(), grant)
+        grant = self._granted(granted[0]) if granted else None
+        return Receipt(outcome.decode(), current.decode(), status.decode(), before.decode(), grant)
 
     def hand_over(self, state: Sequence[Blob]) -> None:
         """Leave the inner state of this session's replica to whoever joins next."""
-        commands = staging(self.keys.inner(self.session), state, HANDED_S)
-        self._channel.exchange([*commands, ["RPUSH", self.keys.handed(), self.session]])
+        self._channel.stage({self.keys.inner(self.session): state}, HANDED_S)
+        self._channel.exchange([["RPUSH", self.keys.handed(), self.session]])
 
     def take_over(self) -> list[Blob] | None:
         """An inner state that another session has handed over, which nobody else gets then; None if there is none."""

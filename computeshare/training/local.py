@@ -15,21 +15,20 @@ from computeshare.sampling import Plan
 from computeshare.training.datasets import Split
 from computeshare.training.optimizers import build, dump_state, load_state, try_out
 from computeshare.training.replica import Replica
-from computeshare.types import Counters, Vector
+from computeshare.types import Vector
 
 
 @dataclass(frozen=True, slots=True)
 class LocalUpdate:
     """What one unit yields.
 
-    `vector` (d,) is the pseudo-gradient, the loaded parameters minus those after the last step; `buffers` (b,) and
-    `counters` (c,) are those after it, having moved with every step; `loss` is the mean over the unit's samples, each
+    `vector` (d,) is the pseudo-gradient, the loaded parameters minus those after the last step; `buffers` (b,)
+    are those after it, having moved with every step; `loss` is the mean over the unit's samples, each
     at the step that it was used in. The vectors are copies of their own.
     """
 
     vector: Vector
     buffers: Vector
-    counters: Counters
     loss: float
 
 
@@ -69,10 +68,6 @@ class LocalReplica:
         self._replica.load(weights)
         np.copyto(self._base, weights.parameters)
 
-    def prefetch(self, unit: int) -> None:
-        """Assemble the batch of a unit's first micro-batch ahead. Changes no result."""
-        self._replica.prefetch(self._plan.micro_batches(unit)[0])
-
     def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
         """The steps of the unit with this number, as `walk`."""
         return self.walk(self._plan.micro_batches(unit), goes_on)
@@ -97,7 +92,7 @@ class LocalReplica:
         np.subtract(self._base, vector, out=vector)
         sizes = [self._plan.size(m) for m in micro_batches]
         loss = float(np.average(torch.stack(losses).tolist(), weights=sizes))
-        return LocalUpdate(vector, replica.buffers.read(), replica.counters.read(), loss)
+        return LocalUpdate(vector, replica.buffers.read(), loss)
 
     def dump(self) -> bytes | None:
         """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""

@@ -126,6 +126,75 @@ def test_what_would_be_too_late_once_its_turn_comes_is_handed_back(claim: Claim,
     assert lease(member, TWO) == (8, 9)
 
 
+def test_a_submission_all_of_which_is_too_late_is_stale(claim: Claim, join: Join) -> None:
+    slow, quick = join("slow"), join("quick")
+    assert lease(slow, ZERO) == (0, 1)
+    numbers = [m for _ in range(4) for m in lease(quick, ZERO)]
+    assert send(quick, ZERO, *numbers) == "accepted" and len(parts(claim)) == 8
+    assert send(slow, ZERO, 0, 1, nonce="slow") == "stale" and free(claim) == [b"0", b"1"]
+
+
+def test_a_backup_that_counts_takes_its_micro_batch_from_those_that_were_handed_back(
+    claim: Claim, begun: tuple[Member, Member]
+) -> None:
+    slow, quick = begun
+    assert (lease(quick, ONE), lease(quick, ONE)) == ((6, 7), (8, 9))
+    age(claim, 1500)
+    assert lease(quick, ONE) == (0, 1)  # in case that the slow one never comes
+    slow.leave("too slow")
+    assert free(claim) == [b"0", b"1"]
+    assert send(quick, ONE, 0, 1, 6, 7) == "accepted" and free(claim) == []
+    assert buffered(claim, TWO, 0, 1, 6, 7)
+    assert sorted(claim.redis.hkeys(claim.keys.leases())) == [b"8", b"9"]  # type: ignore[arg-type]
+    assert lease(quick, TWO) == ()
+
+
+def test_who_sent_what_is_not_finite_is_remembered_beyond_the_next_version(
+    claim: Claim, begun: tuple[Member, Member]
+) -> None:
+    slow, quick = begun
+    assert send(slow, ZERO, 0, 1) == "accepted"
+    found = claim.refuse(ONE, claim.progress()[1][0], "not finite", "not_finite")
+    claim.refuse(ONE, claim.progress()[1][1], "not finite", "not_finite")
+    assert (found.sessions, found.times) == (1, 1)
+    assert send(quick, ONE, *lease(quick, ONE), *lease(quick, ONE), *lease(quick, ONE), nonce="all") == "accepted"
+    assert 0 in {part.micro_batch for part in parts(claim)}
+    counted = [part.micro_batch for part in parts(claim)]
+    assert buffered(claim, TWO, *counted[1:5]) and claim.redis.hkeys(claim.keys.suspects()) == [b"0"]
+    found = claim.refuse(TWO, claim.progress()[1][0], "not finite", "not_finite")
+    assert (found.sessions, found.times) == (2, 2)  # which nobody is to blame for
+
+
+def test_more_than_the_jobs_last_version_needs_does_not_keep_it_from_being_made(claim: Claim, join: Join) -> None:
+    member = join("only")
+    assert send(member, ZERO, *lease(member, ZERO), *lease(member, ZERO)) == "accepted"
+    nothing = replace(PLAN.window(1), count=0, wanted=None)
+    counted = parts(claim)[:4]
+    assert claim.commit(current(claim), counted, ONE, [b"weights"], nothing, {"version": 1})
+    assert current(claim).status == "finished"
+
+
+def test_a_restored_window_is_what_was_not_counted(redis: Redis, store: RoundStore, job_id: str) -> None:
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    pending = replace(PLAN.window(1).behind(10), carried=(3, 5, 8, 9))  # all were leased when it was written
+    assert pending.count == 0
+    assert claim.open(ONE, [b"weights 1"], [b"state 1"], pending, {}, recent=2)
+    assert current(claim).status == "running" and current(claim).units == [3, 5, 8, 9]
+    member = Member(redis, job_id, "a", "a")
+    member.join("seat", {})
+    numbers = lease(member, ONE)
+    assert numbers == (3, 5, 8, 9) and send(member, ONE, *numbers) == "accepted"
+
+
+def test_a_repeated_submission_is_told_what_became_of_the_first(claim: Claim, join: Join) -> None:
+    member = join("only")
+    numbers = lease(member, ZERO)
+    updates = [(m, [b"update"], 0.5) for m in numbers]
+    first, again = (member.submit(str(ZERO), "nonce", updates, {}) for _ in range(2))
+    assert (first.outcome, first.before, again.outcome, again.before) == ("accepted", "", "duplicate", "accepted")
+
+
 def test_the_last_version_of_an_epoch_takes_what_is_left_and_the_next_begins_anew(claim: Claim, join: Join) -> None:
     member = join("only")
     for token, following in ((ZERO, ONE), (ONE, TWO), (TWO, THREE)):

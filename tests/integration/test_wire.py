@@ -31,7 +31,7 @@ from redis.retry import Retry
 from computeshare.embedded import EmbeddedBroker
 from computeshare.errors import CodecError, Interrupted
 from computeshare.pacing import Pacer
-from computeshare.wire import Buffers, Wire
+from computeshare.wire import Wire
 from tests.proxy import Proxy
 
 BUCKET = 4 << 20
@@ -392,21 +392,3 @@ def test_a_wire_over_tls_moves_blobs_both_ways(broker: EmbeddedBroker, tls_port:
         assert wire.exchange([["HMGET", "tls", 0, 1]], [kept]) == [[value.tobytes()] * 2]
         assert kept == 2 * value.tobytes()
         assert wire.exchange([["CLIENT", "ID"]]) == [number]
-
-
-def test_kept_buffers_are_handed_out_again() -> None:
-    buffers = Buffers()
-    first, second = buffers.take(100), buffers.take(50)
-    first[:] = bytes(100)
-    buffers.give(first)
-    buffers.give(second)
-    assert buffers.take(40) is second and buffers.take(40) is first
-    assert buffers.take(40) is not second and len(buffers.take(0)) == 0
-
-
-def test_no_more_buffers_are_kept_than_were_out_at_a_time() -> None:
-    buffers = Buffers()
-    for size in range(1000, 2000, 100):
-        buffers.give(buffers.take(size))
-    largest = buffers.take(10)
-    assert len(largest) == 1900 and len(buffers.take(10)) == 10

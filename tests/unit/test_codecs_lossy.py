@@ -145,15 +145,6 @@ def test_what_was_not_sent_is_owed_to_the_last_bit_bucket_by_bucket(codec: TopK)
             assert feedback.residual(number).tobytes() == owed[number].tobytes() and owed[number].any()
 
 
-def test_a_decay_shrinks_what_is_owed_and_a_reset_forgets_it() -> None:
-    feedback = Feedback(TOPK, (GRADIENT.size,), decay=0.5)
-    feedback.encode(0, GRADIENT)
-    due = np.float32(0.5) * feedback.residual(0) + GRADIENT
-    assert feedback.encode(0, GRADIENT) == TOPK.encode(due)
-    feedback.reset()
-    assert not feedback.residual(0).any() and feedback.encode(0, GRADIENT) == TOPK.encode(GRADIENT)
-
-
 def test_values_that_are_not_finite_are_sent_once_and_not_owed() -> None:
     feedback, bad = Feedback(TOPK, (GRADIENT.size,)), GRADIENT.copy()
     bad[9] = np.nan

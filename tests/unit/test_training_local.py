@@ -73,7 +73,7 @@ def run(r: LocalReplica, unit: int) -> LocalUpdate:
 
 
 def bits(update: LocalUpdate) -> str:
-    parts = (update.vector, update.buffers, update.counters, np.float64(update.loss))
+    parts = (update.vector, update.buffers, np.float64(update.loss))
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
@@ -95,7 +95,6 @@ def test_inner_steps_are_those_of_a_plain_loop(inner: OptimizerSpec) -> None:
     expected = weights_of(module, layout_of(module))
     np.testing.assert_allclose(update.vector, base.parameters - expected.parameters, rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(update.buffers, expected.buffers, rtol=1e-6)
-    assert update.counters.tolist() == expected.counters.tolist() == [3]
     assert update.loss == pytest.approx(np.average(losses, weights=sizes))
     assert update.vector.dtype == update.buffers.dtype == np.float32
 
@@ -138,14 +137,11 @@ def test_a_unit_yields_the_same_bits_in_a_fresh_process() -> None:
     assert done.stdout.strip() == expected
 
 
-def test_what_others_draw_from_the_generator_and_batches_fetched_ahead_change_nothing() -> None:
+def test_what_others_draw_from_the_generator_changes_nothing() -> None:
     r = replica()
     expected = bits(run(r, 1))
     torch.rand(100)
-    r.prefetch(PLAN.micro_batches(1)[0])
     assert bits(run(r, 1)) == expected
-    r.prefetch(PLAN.micro_batches(2)[0])
-    assert bits(run(r, 1)) == expected  # not the one that was fetched
 
 
 def test_loaded_weights_are_copied_and_an_update_is_not_overwritten() -> None:
