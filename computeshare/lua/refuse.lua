@@ -13,14 +13,10 @@
 if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[2] then return {-1, -1, -1, -1} end
 local entry = redis.call("HGET", KEYS[3], ARGV[3])
 if not entry or cjson.decode(entry).nonce ~= ARGV[10] then return {-1, -1, -1, -1} end
-local function free(micro_batch)
-  redis.call("LREM", KEYS[4], 0, micro_batch)
-  redis.call("RPUSH", KEYS[4], micro_batch)
-end
 redis.call("HDEL", KEYS[3], ARGV[3])
 redis.call("UNLINK", KEYS[5])
 redis.call("HDEL", KEYS[1], "closed")
-free(ARGV[3])
+redis.call("RPUSH", KEYS[4], ARGV[3])
 local now = redis.call("TIME")
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local there = redis.call("HLEN", KEYS[11])
@@ -59,7 +55,7 @@ if strike then
       for j = 1, #held, 2 do
         if held[j + 1]:match("^[^|]*") == session then
           redis.call("HDEL", KEYS[i], held[j])
-          if i == 12 then free(held[j]) end
+          if i == 12 then redis.call("RPUSH", KEYS[4], held[j]) end
         end
       end
     end

@@ -214,6 +214,27 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     assert verdict.matched + verdict.unrecorded == job["rounds_total"]
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"strategy": {"kind": "async", "buffer": 3, "max_staleness": 3}, "epochs": 8},
+        {"strategy": {"kind": "local", "inner_steps": 2, "replicas": 3}, "epochs": 12},
+        {"codec": {"up": "int8", "down": "int8"}, "epochs": 8},
+    ],
+    ids=["async", "local", "differences"],
+)
+def test_a_lost_broker_costs_no_sample_whatever_a_version_is_made_of(plane: ControlPlane, spec: dict[str, Any]) -> None:
+    job_id = plane.create(**WITHOUT_ROUND, **spec)
+    plane.until("a checkpoint", lambda: plane.job(job_id)["durable_version"] >= 20)
+    lose_the_broker(plane)
+    job = plane.finish(job_id)
+    assert len(opened(plane, job_id)) > 1
+    epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * spec["epochs"]
+    versions, verdict = recomputed(plane, job_id)
+    assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
+
+
 def test_rounds_that_did_not_wait_for_a_sleeper_count_what_is_late_once_and_match(plane: ControlPlane) -> None:
     strategy = {"quorum": 0.5, "backup": False}  # or whoever is awake would make what the sleeper holds
     job_id = plane.create(**{**DIGITS, "rounds": 300, "strategy": strategy, "workers": {"min": 2, "max": 2}})

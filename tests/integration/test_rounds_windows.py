@@ -134,6 +134,12 @@ def test_a_submission_all_of_which_is_too_late_is_stale(claim: Claim, join: Join
     assert send(slow, ZERO, 0, 1, nonce="slow") == "stale" and free(claim) == [b"0", b"1"]
 
 
+def test_an_update_that_is_late_already_has_less_time_to_wait(claim: Claim, begun: tuple[Member, Member]) -> None:
+    slow, quick = begun
+    assert send(quick, ONE, *lease(quick, ONE), *lease(quick, ONE), nonce="full") == "accepted"
+    assert send(slow, ZERO, 0, 1) == "stale"  # one version late, and two once its turn comes
+
+
 def test_a_backup_that_counts_takes_its_micro_batch_from_those_that_were_handed_back(
     claim: Claim, begun: tuple[Member, Member]
 ) -> None:
@@ -177,14 +183,17 @@ def test_more_than_the_jobs_last_version_needs_does_not_keep_it_from_being_made(
 def test_a_restored_window_is_what_was_not_counted(redis: Redis, store: RoundStore, job_id: str) -> None:
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
-    pending = replace(PLAN.window(1).behind(10), carried=(3, 5, 8, 9))  # all were leased when it was written
+    pending = replace(PLAN.window(1).behind(10), carried=(0, 3, 5, 7, 8, 9))  # all were leased when it was written
     assert pending.count == 0
     assert claim.open(ONE, [b"weights 1"], [b"state 1"], pending, {}, recent=2)
-    assert current(claim).status == "running" and current(claim).units == [3, 5, 8, 9]
+    assert current(claim).status == "running" and current(claim).units == [0, 3, 5, 7, 8, 9]
     member = Member(redis, job_id, "a", "a")
     member.join("seat", {})
     numbers = lease(member, ONE)
-    assert numbers == (3, 5, 8, 9) and send(member, ONE, *numbers) == "accepted"
+    assert numbers == (0, 3, 5, 7) and send(member, ONE, *numbers) == "accepted"
+    following = replace(PLAN.window(2), first=pending.first, count=0, carried=pending.carried)
+    assert claim.commit(current(claim), parts(claim), TWO, [b"weights"], following, {"version": 2})
+    assert current(claim).status == "running" and lease(member, TWO) == (8, 9)
 
 
 def test_a_repeated_submission_is_told_what_became_of_the_first(claim: Claim, join: Join) -> None:
