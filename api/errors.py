@@ -9,13 +9,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi_problem.error import Problem
 from fastapi_problem.handler import ExceptionHandler, add_exception_handler, new_exception_handler
-from pydantic import BaseModel
 from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from computeshare.errors import ArtifactError, BrokerError, ComputeShareError, SettingsError, SpecError
-from computeshare.spec import JobSpec
+from computeshare.spec import JobSpec, fields_beside
 
 RETRY_AFTER_S = 2
 LONGEST = 4000
@@ -116,7 +115,7 @@ def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
     parts = [] if unreadable else [_clean(str(part)) for part in path]
     message = _clean(str(error["msg"]).removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
-        message = f"unknown field; allowed: {', '.join(_fields_beside(path))}"
+        message = f"unknown field; allowed: {', '.join(fields_beside(path[path[:1] == ['spec'] :]))}"
     elif error["type"] == "model_attributes_type":
         message = "send a JSON object"
     if place == "body" and parts in ([], ["spec"]) and not unreadable and (named := _named_in(message)):
@@ -127,17 +126,6 @@ def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
     if expected := (error.get("ctx") or {}).get("expected"):
         answer["allowed"] = _clean(str(expected))
     return answer
-
-
-def _fields_beside(path: list[Any]) -> list[str]:
-    """The fields that the object holding this field may have."""
-    model: Any = JobSpec
-    for part in path[path[:1] == ["spec"] : -1]:  # a whole specification, or one within a fork's request
-        field = model.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            break
-        model = field.annotation
-    return sorted(model.model_fields)
 
 
 def _named_in(message: str) -> str | None:

@@ -5,9 +5,9 @@ Knows no torch: names, arguments and sizes come from the committed `catalog`.
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from computeshare.catalog import catalog
 from computeshare.methods import (
@@ -315,3 +315,16 @@ class JobSpec(Part):
 
 def _is_multiple(version: int, every: int) -> bool:
     return every > 0 and version > 0 and version % every == 0
+
+
+def fields_beside(path: Sequence[object]) -> list[str]:
+    """The fields that the object which holds the field at this path of a JobSpec may have."""
+    model: type[BaseModel] = JobSpec
+    for part in path[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
+            break
+        model = inner
+    return sorted(model.model_fields)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from computeshare.commands.run import validation_errors
 from computeshare.errors import SpecError
-from computeshare.spec import JobSpec
+from computeshare.spec import JobSpec, fields_beside
 
 Document = dict[str, Any]
 
@@ -45,18 +45,9 @@ def check(document: Document) -> JobSpec:
         lines = []
         for field, message in validation_errors(error):
             unknown = message == "Extra inputs are not permitted"
-            told = f"unknown field; allowed: {', '.join(_fields_beside(field))}" if unknown else message
+            told = f"unknown field; allowed: {', '.join(fields_beside(field.split('.')))}" if unknown else message
             lines.append(f"{field}: {told}" if field else told)
         raise SpecError("\n".join(lines)) from error
-
-
-def _fields_beside(path: str) -> list[str]:
-    """The fields that the object holding this field may have."""
-    model: Any = JobSpec
-    for part in path.split(".")[:-1]:
-        annotation = model.model_fields[part].annotation
-        model = next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
-    return sorted(model.model_fields)
 
 
 def parse(text: str, source: str) -> Document:

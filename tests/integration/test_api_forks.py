@@ -238,7 +238,7 @@ def test_a_version_that_was_voided_is_no_part_of_the_log(client: TestClient, par
         rows = table(VersionRow)
         connection.execute(update(rows).where(rows.c.job_id == parent, rows.c.version == 2).values(voided=True))
     second = client.get(f"/v1/jobs/{parent}/versions").json()["items"][1]
-    assert second == {"version": 2, "token": None, "sha256": None, "loss": None, "counted": []}
+    assert second == {"version": 2, "token": None, "sha256": None, "loss": None, "counted": [], "staleness": []}
 
 
 def test_a_state_that_is_missing_is_said(client: TestClient, parent: str, artifacts: Artifacts) -> None:
