@@ -89,7 +89,6 @@ class SeatSession:
         try:
             self._load(device_name)
             reason = self._agree() or self._join() or self._serve()
-            self._hand_over()
         except Fenced as fenced:
             reason = str(fenced)
         except JobGone as gone:
@@ -125,18 +124,19 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
-        self.initial = models.weights_of(module, self.layout)
         self.room = np.empty(largest_weights(self.layout), np.uint8).data  # for weights on their way to the replica
+        self.module = module
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
 
     def _agree(self) -> str | None:
         """Measure what the job's codecs are to be chosen by, if they are; a reason to end if they never are."""
         rounds = RoundStore(self.redis, self.seat.job)
         if self.spec.codec == "auto":
+            from computeshare.training.models import weights_of
             from computeshare.training.units import first_step
 
             replica = self.make_replica(self.spec)
-            replica.load(self.initial)
+            replica.load(weights_of(self.module, self.layout))
 
             def compute(micro_batch: int) -> tuple[Vector, Vector]:
                 update = first_step(replica, micro_batch)
@@ -202,7 +202,9 @@ class SeatSession:
 
     def _serve(self) -> str:
         with self.keeper:
-            return self._take_part()
+            reason = self._take_part()
+        self._hand_over()
+        return reason
 
     def _take_part(self) -> str:
         """Compute and submit until there is a reason to end, which is returned."""
