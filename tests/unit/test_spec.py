@@ -252,7 +252,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("make", "changes", "loc", "says"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("make", "changes", "loc", "says"), WRONG)
 def test_what_contradicts_the_strategy_is_named_with_where_it_belongs(
     make: Any, changes: dict[str, Any], loc: tuple[str, ...], says: str
 ) -> None:
