@@ -69,7 +69,7 @@ _BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worke
 _LEAVE = (
     update(WORKER)
     .where(WORKER.c.job_id == bindparam("job"), WORKER.c.worker == bindparam("who"))
-    .where(WORKER.c.session == bindparam("its_session"), WORKER.c.left_ms.is_(None))
+    .where(WORKER.c.session == bindparam("its_session"))  # also where it was taken for dead before its goodbye was read
     .values(left_ms=bindparam("at"), left_reason=bindparam("why"), samples_per_s=0.0)
 )
 

@@ -8,7 +8,6 @@ Prints how the child ended.
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from multiprocessing.connection import Connection
 
@@ -39,8 +38,7 @@ def main() -> None:
         time.sleep(0.01)
     here.send("go")
     gone, _ = psutil.wait_procs([child], timeout=LIFE_S / 2)
-    print("ended with its parent" if gone else "an orphan")
-    sys.stdout.flush()
+    print("ended with its parent" if gone else "an orphan", flush=True)
     os._exit(0)  # multiprocessing would wait for the child
 
 

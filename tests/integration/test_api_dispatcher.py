@@ -104,6 +104,24 @@ def test_worker_that_died_is_taken_out_of_the_job_and_hands_its_leases_back(
     assert redis.lrange(JobKeys(job).free(), 0, -1) == [b"3"]
 
 
+def test_a_goodbye_read_after_its_worker_was_taken_for_dead_is_what_stands(
+    redis: Redis, dispatcher: Dispatcher, database: Database, history: History, create: Callable[..., str]
+) -> None:
+    job = create()
+    dispatcher.step(redis)
+    feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
+    feed.open()
+    feed.join("deadbeef0000")
+    Projector(database).step(redis)
+    feed.send("left", worker="deadbeef0000", session="s1", reason="asked to leave at once", freed=[])
+    dispatcher.step(redis)
+    (gone,) = history.workers(job).items
+    assert (gone.active, gone.left_reason) == (False, "not heard of any more")
+    Projector(database).step(redis)
+    (gone,) = history.workers(job).items
+    assert (gone.active, gone.left_reason) == (False, "asked to leave at once")
+
+
 def test_nobody_is_taken_for_dead_just_after_an_outage(
     redis: Redis,
     dispatcher: Dispatcher,

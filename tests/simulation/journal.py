@@ -133,6 +133,7 @@ class Journal:
             return
         del held.received[part.micro_batch]
         held.closed = False
+        self.closings.discard((fence, token))
         due = self._strike(part, fault) and part.worker not in held.banned
         due = due and held.strikes[part.worker] >= BANNING_STRIKES
         assert [data["worker"] for data in banned] == ([part.worker] if due else []), f"{banned} for {held.strikes}"
