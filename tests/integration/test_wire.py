@@ -95,9 +95,10 @@ def tls_port(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[int]:
         await asyncio.gather(pump(reader, to_broker), pump(from_broker, writer))
 
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(accept, "127.0.0.1", 0, ssl=context))
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)  # another test's loop may run in this one
     thread.start()
+    start = asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    server = asyncio.run_coroutine_threadsafe(start, loop).result(10)
     yield int(server.sockets[0].getsockname()[1])
 
     async def stop() -> None:
