@@ -57,7 +57,7 @@ class Gatherer:
                 refused = True
                 continue
             if not refused:
-                buffers.add(buffer, self.plan.unit_size(m))
+                buffers.add(buffer, self.plan.unit_size(m, base.sizes))
                 yield update
         if refused:
             raise Refused

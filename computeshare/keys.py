@@ -66,7 +66,8 @@ class JobKeys:
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
         counted, bases, recent (from how many versions updates count), snapshot (the newest version whose weights are
-        kept whole, where the others are differences).
+        kept whole, where the others are differences), sizes and owners (of units made for their workers), sizes_before
+        (of the round that made the version).
 
         The job is open while it exists; `counted` is what made its version of `base`.
         """

@@ -115,6 +115,11 @@ class LocalStrategy(Part):
         description="the inner optimizer's state: afresh every round, or kept by the worker, which hands it over when "
         "it leaves (then the bits depend on who took part)",
     )
+    scale_steps: bool = Field(
+        False,
+        description="share a round's micro-batches out by how fast each replica's worker was, inner_steps on average "
+        "(then the bits depend on the workers' speeds, which the log holds)",
+    )
     backup: Backup = True
 
     @model_validator(mode="after")

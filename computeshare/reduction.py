@@ -23,11 +23,13 @@ from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
+from computeshare.methods import LocalStrategy
 from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Link, Received, RoundState
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
 from computeshare.strategies import sync
+from computeshare.strategies.dividing import Divider, Walked
 from computeshare.types import Token, Vector
 
 if TYPE_CHECKING:
@@ -153,6 +155,8 @@ class JobReducer:
         self._parts = update_parts(self.layout)
         self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
         self.steps = Steps(spec, self.layout)
+        scaled = isinstance(spec.strategy, LocalStrategy) and spec.strategy.scale_steps
+        self.divider = Divider() if scaled else None
         self.kind = devices.kind(torch.device("cpu"))
         return True
 
@@ -251,9 +255,9 @@ class JobReducer:
         if base is None or raw is None or held_before is None:
             raise LostClaim(f"the state before version {state.token} is gone")
         before = self.steps.load(held_before, b"".join(raw))
-        counted = self.rounds.counted(state)
+        counted, sizes = self.rounds.counted(state)
         updates = (self._replayed(one, state.token) for one in counted)
-        samples = [self.plan.unit_size(unit) for _, unit in counted]
+        samples = [self.plan.unit_size(unit, sizes) for _, unit in counted]
         gradient = self.steps.combine(updates, samples, [_behind(token, base) for token, _ in counted])
         held = dataclasses.replace(before, master=self.steps.optimizer.step(before.master, gradient), weights=weights)
         if not self.rounds.store_state(base, counted, state.token, self.steps.dump(held.master)):
@@ -288,7 +292,7 @@ class JobReducer:
         assert self.current is not None
         clock = _Clock()
         numbers = sorted(parts)
-        samples = [self.plan.unit_size(m) for m in numbers]
+        samples = [self.plan.unit_size(m, base.sizes) for m in numbers]
         counted = [parts[m] for m in numbers]
         staleness = [_behind(part.base, base.token) for part in counted]
         buffers = sync.Mean(sum(samples))
@@ -309,6 +313,7 @@ class JobReducer:
         event = self._event(base, token, sha256, counted, samples)
         if any(staleness):
             event["staleness"] = staleness
+        self._learn(base, counted)
         following = self._following(token.version, tuple(m for m in base.units if m not in parts), base)
         if following.carried and following.wanted is None:
             event["carried"] = following.carried
@@ -365,7 +370,18 @@ class JobReducer:
             return Round(version, own.epoch, own.first, 0, 0)
         if own.wanted is not None and before is not None and not self.plan.ends_epoch(before.version):
             return dataclasses.replace(own, first=before.first, count=before.count, carried=before.carried)
+        if self.divider and before is not None:
+            sizes, owners = self.divider.divide(self.plan.micro_batches_in(own), own.count)
+            return dataclasses.replace(own, sizes=sizes, owners=owners)
         return own
+
+    def _learn(self, base: RoundState, parts: Sequence[Received]) -> None:
+        """Take in how fast the round's workers were, where that decides how the next one is divided."""
+        if self.divider:
+            micro_batches = [len(self.plan.micro_batches(part.micro_batch, base.sizes)) for part in parts]
+            self.divider.learn(
+                [Walked(p.worker, n, p.leased, p.at) for p, n in zip(parts, micro_batches, strict=True)]
+            )
 
     def _keep(self, version: Version, following: Round) -> None:
         if self.checkpoints.is_due or self.spec.wants_checkpoint(version.token.version):

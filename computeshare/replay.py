@@ -190,6 +190,7 @@ class _Machine:
         self.initial: Weights = models.weights_of(module, self.layout)
         self._replica = replica_of(spec, module, self.layout, split, device)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
+        self._scaled = isinstance(spec.strategy, LocalStrategy) and spec.strategy.scale_steps
         self._before: deque[Weights] = deque(maxlen=spec.recent)
         self._loaded: Weights | None = None
         self.steps = Steps(spec, self.layout)
@@ -214,17 +215,26 @@ class _Machine:
                 f"version {version} counts an update computed on version {version - 1 - max(late)}, from before the "
                 f"replay's beginning: start from an earlier checkpoint, or from 0"
             )
-        updates = [self._update(unit, behind) for (unit, _), behind in zip(parts, late, strict=True)]
+        sizes = self._sizes(parts)
+        updates = [self._update(unit, behind, sizes) for (unit, _), behind in zip(parts, late, strict=True)]
         with _using(1):  # thread, as every reducer steps
             return self.steps.step(version, base, updates, [count for _, count in parts], staleness)
 
-    def _update(self, unit: int, behind: int) -> tuple[Vector, Vector]:
+    def _sizes(self, parts: Sequence[tuple[int, int]]) -> list[int]:
+        """The sizes of a round's units, where they were made for its workers: as their samples tell."""
+        if not self._scaled:
+            return []
+        return [-(-samples // self._plan.micro_batch) for _, samples in parts]
+
+    def _update(self, unit: int, behind: int, sizes: Sequence[int]) -> tuple[Vector, Vector]:
         """A unit's update and buffers as they reach a reducer."""
+        from computeshare.training.units import compute
+
         weights = self._before[-1 - behind]
         if weights is not self._loaded:
             self._replica.load(weights)
             self._loaded = weights
-        update = self._replica.compute(unit)
+        update = compute(self._replica, unit, sizes)
         seed = self._plan.generator_seed(unit)
         sent = encode_update(self._up, update.vector, update.buffers, self.layout, seed)
         return decode_update(self._up, sent, self.layout)

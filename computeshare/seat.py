@@ -288,13 +288,15 @@ class SeatSession:
 
     def _computed(self, grant: Grant) -> tuple[list[Update], dict[str, float]]:
         """The updates of what was leased, and where the time went. Raises Interrupted: there is no use in them."""
+        from computeshare.training.units import compute
+
         computing_s = encoding_s = 0.0
         updates: list[Update] = []
         if self.feedback:
             self.feedback.mark()
         for unit in grant.micro_batches:
             started = time.perf_counter()
-            update = self.replica.compute(unit, self.keeper.goes_on)
+            update = compute(self.replica, unit, grant.sizes, self.keeper.goes_on)
             failpoint("after_compute")
             computed = time.perf_counter()
             seed = self.spec.plan.generator_seed(unit)

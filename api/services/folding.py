@@ -95,7 +95,8 @@ class Fold:
         if outcome not in OUTCOMES:
             raise ValueError("unknown outcome")
         sent, counted = numbers_of(data["micro_batches"]), numbers_of(data["counted"])
-        samples = sum(state.plan.unit_size(m) for m in counted)
+        sizes = numbers_of(data.get("sizes", []))
+        samples = sum(state.plan.unit_size(m, sizes) for m in counted)
         bytes_up, bytes_down, seconds = count_of(data["bytes_up"]), count_of(data["bytes_down"]), data["seconds"]
         self.changes.submissions.append(
             {

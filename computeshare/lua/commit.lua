@@ -10,10 +10,12 @@
 --       13 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
 --       14 `delta` if what is staged is the difference from the base, else `whole`
 --       15 how many versions of the chain stay before this one, where it is published whole, too; else empty
+--       16 micro-batches of each unit of the next round, by commas; empty: as the job's plan has it
+--       17 the workers that these were made for, by commas
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
-local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent", "needed", "total")
+local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent", "needed", "total", "sizes")
 if round[1] ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
 if round[2] ~= "running" and round[2] ~= "paused" then return 0 end
 local stays = round[3] == ARGV[5] and round[4] == ARGV[6]
@@ -56,7 +58,7 @@ end
 local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
   "counted", ARGV[8], "bases", ARGV[13], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
-  "opened", now[1] * 1000 + math.floor(now[2] / 1000))
+  "sizes", ARGV[16], "owners", ARGV[17], "sizes_before", round[8] or "", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call("HDEL", KEYS[1], "closed")
 if ARGV[11] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
 redis.call("DEL", KEYS[13])
@@ -67,6 +69,10 @@ if stays then
 else
   redis.call("HSET", KEYS[1], "cursor", "0")
   redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10])
+  if ARGV[16] ~= "" then -- each unit is to go to whom it was made for, so none is given out in turn
+    redis.call("HSET", KEYS[1], "cursor", ARGV[6])
+    for i = 0, tonumber(ARGV[6]) - 1 do redis.call("RPUSH", KEYS[9], string.format("%d", ARGV[5] + i)) end
+  end
   for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
 end
 redis.call("LPUSH", KEYS[16], ARGV[2])

@@ -7,10 +7,13 @@
 --       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
 --       7 fewest workers that may make a round (0: any), each of them its share at most
 --       8 fewest sessions there must be
--- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
--- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything.
+-- Where the round has sizes, a unit goes to the worker that its size was made for; to another only once that one is
+-- gone, has work of the round already, or is late.
+-- Returns {answer, current token, ms until it is worth asking again, sizes of the round's units by commas,
+-- micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`, `gone` or the job's status if that is
+-- not running. Only `leased` changes anything, and has more than three parts.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
-  "closed", "deadline", "needed")
+  "closed", "deadline", "needed", "sizes", "owners")
 local status, token = round[1], round[2]
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, token, 0} end
@@ -46,9 +49,34 @@ if ARGV[7] ~= "0" then
   if share < 1 then return {"wait", token, 1000} end
 end
 
+local deadline = tonumber(round[10] or 0)
+local slow = tonumber(round[7]) + (deadline > 0 and deadline or 250 + 3 * speed * total)
+local owners, busy = {}, {}
+for owner in (round[13] or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
+if #owners > 0 then
+  for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do busy[cjson.decode(entry).worker] = true end
+  for _, held in ipairs(redis.call("HVALS", KEYS[3])) do busy[held:match("^.-|.-|.-|(.*)$")] = true end
+end
+
+local function pick() -- takes one off the free ones; nothing if they are all for others
+  if #owners == 0 then return redis.call("LPOP", KEYS[6]) end
+  local found
+  for _, unit in ipairs(redis.call("LRANGE", KEYS[6], 0, -1)) do
+    local owner = owners[tonumber(unit) - first + 1]
+    if owner == ARGV[2] then
+      found = unit
+      break
+    elseif not found and (busy[owner] or now > slow or redis.call("HEXISTS", KEYS[2], owner) == 0) then
+      found = unit
+    end
+  end
+  if found then redis.call("LREM", KEYS[6], 1, found) else again = 250 end
+  return found
+end
+
 local others, aside = redis.call("HLEN", KEYS[2]) > 1 and ARGV[7] == "0", {}
 while #granted < share do
-  local freed = redis.call("LPOP", KEYS[6])
+  local freed = pick()
   if freed then
     local suspects = others and cjson.decode(redis.call("HGET", KEYS[10], freed) or "{}")
     if suspects and suspects[ARGV[3]] and not next(suspects, next(suspects)) then
@@ -69,8 +97,6 @@ if #aside > 0 then again = 500 end
 
 local backups = {}
 if #granted == 0 then
-  local deadline = tonumber(round[10] or 0)
-  local slow = tonumber(round[7]) + (deadline > 0 and deadline or 250 + 3 * speed * total)
   local held = redis.call("HGETALL", KEYS[3])
   for i = 1, #held, 2 do
     local session, expires, leased, worker = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)$")
@@ -100,6 +126,6 @@ for _, event in ipairs(moved) do
   event.to, event.version = ARGV[2], tonumber(round[6])
   redis.call("XADD", KEYS[8], "*", "type", "reassigned", "at", now, "data", cjson.encode(event))
 end
-local answer = {"leased", token, math.ceil(life)}
+local answer = {"leased", token, math.ceil(life), round[12] or ""}
 for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
 return answer

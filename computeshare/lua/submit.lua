@@ -8,7 +8,7 @@
 -- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
 -- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
 -- what the round has received, and `stale` hands back what was leased; the answer is remembered under the nonce.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent")
+local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent", "sizes")
 local status, token, total, needed, closed = round[1], round[2], tonumber(round[4]), tonumber(round[5]), round[6]
 local parts = tonumber(ARGV[8])
 local clock = redis.call("TIME")
@@ -26,11 +26,11 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
   return redis.call("HLEN", message) == parts and bytes or nil
 end
 
-local function entry(i, bytes, place) -- what is kept of a micro-batch; who sent it is not the sender's to say
+local function entry(i, bytes, place, leased) -- what is kept of a micro-batch; who sent it is not the sender's to say
   local loss = tonumber(ARGV[10 + 2 * i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
-  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.3f}',
-    cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes,
+  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"leased":%s,"at":%.3f}',
+    cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes, leased,
     clock[1] * 1000 + (clock[2] + place) / 1000) -- no two are alike, so that all agree on their order
 end
 
@@ -48,8 +48,8 @@ local function answer(outcome)
   drop_staged()
   redis.call("SET", KEYS[7], outcome, "EX", ARGV[6], "NX")
   redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data", string.format(
-    '{"outcome":"%s","current":"%s","counted":[%s],"late":[%s],%s', outcome, token, table.concat(counted, ","),
-    table.concat(late, ","), ARGV[5]:sub(2)))
+    '{"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],%s', outcome, token,
+    table.concat(counted, ","), table.concat(late, ","), round[8] or "", ARGV[5]:sub(2)))
   return {outcome, token, status, before}
 end
 
@@ -97,9 +97,10 @@ for i = 0, count - 1 do
     late[#late + 1] = micro_batch
     hand_back(i)
   elseif lease and #accepted < room then
-    accepted[#accepted + 1] = {i, bytes}
+    local at = lease:match("^.-|.-|(.-)|")
+    accepted[#accepted + 1] = {i, bytes, at}
     named[micro_batch] = true
-    leased = math.min(leased, tonumber(lease:match("^.-|.-|(.-)|")))
+    leased = math.min(leased, tonumber(at))
   end
 end
 if #accepted == 0 then
@@ -108,11 +109,11 @@ if #accepted == 0 then
 end
 
 for place, one in ipairs(accepted) do
-  local i, bytes = one[1], one[2]
+  local i, bytes, at = one[1], one[2], one[3]
   local micro_batch = ARGV[9 + 2 * i]
   redis.call("RENAME", KEYS[13 + 2 * i], KEYS[14 + 2 * i])
   redis.call("PERSIST", KEYS[14 + 2 * i])
-  redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place))
+  redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place, at))
   redis.call("HDEL", KEYS[3], micro_batch)
   redis.call("HDEL", KEYS[4], micro_batch)
   redis.call("LREM", KEYS[10], 0, micro_batch) -- where a backup came after the first lease was handed back

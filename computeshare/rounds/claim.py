@@ -57,6 +57,8 @@ class Received:
     loss: float
     size: int
     """Of its message, in bytes."""
+    leased: int
+    """When it was leased, as `at`."""
     at: float
     """When it came, in milliseconds since the epoch by the broker's clock."""
     entry: bytes = field(repr=False)
@@ -158,12 +160,16 @@ class Claim(RoundStore):
     def _asked(self, wanted: Sequence[tuple[str, int]], parts: int) -> list[Command]:
         return [["HMGET", self.keys.update(*one), *range(parts)] for one in wanted]
 
-    def counted(self, state: RoundState) -> list[tuple[str, int]]:
-        """The updates that made the version of `state`, which has a base: token each was computed on, and number."""
-        raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases"])
-        numbers, bases = numbers_in(bytes(raw[0] or b"").decode()), bytes(raw[1] or b"").decode()
+    def counted(self, state: RoundState) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
+        """The updates that made the version of `state`, which has a base, and the sizes of their round.
+
+        Returns: token of the version each was computed on, and number; sizes as `RoundState.sizes`.
+        """
+        raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases", "sizes_before"])
+        counted, bases, sizes = (bytes(value or b"").decode() for value in raw)
+        numbers = numbers_in(counted)
         tokens = bases.split(",") if bases else [str(state.base)] * len(numbers)
-        return list(zip(tokens, numbers, strict=True))
+        return list(zip(tokens, numbers, strict=True)), numbers_in(sizes)
 
     def pending(self, token: Token) -> tuple[int, list[int]] | None:
         """What of the round from `token` on is not counted: how far the leases have got, and the units before that.
@@ -193,7 +199,7 @@ class Claim(RoundStore):
             names += [k.weights(str(token)), k.state(str(token))] if token else []
         received = [(part.base, part.micro_batch) for part in self.progress()[1].values()]
         names += [key(token) for token in self.chain()[0] for key in (k.weights, k.delta)] + [k.chain()]
-        names += [k.update(*one) for one in (*received, *(self.counted(state) if state.base else ()))]
+        names += [k.update(*one) for one in (*received, *(self.counted(state)[0] if state.base else ()))]
         return bool(self.scripts.call("discard", names, [str(state.token), self.fence]))
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
@@ -249,6 +255,7 @@ class Claim(RoundStore):
         bases = [part.base for part in parts]
         arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
         arguments.append(link.kept if link and link.snapshot else "")
+        arguments += [numbers_text(following.sizes), ",".join(following.owners)]
         messages = {staged: weights} | ({snapshot: link.snapshot} if link and link.snapshot else {})
         return self._run_staged("commit", messages, names, arguments)
 

@@ -14,7 +14,7 @@ from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
 from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import Channel, Messages, Scripts, pairs
-from computeshare.rounds.store import leave
+from computeshare.rounds.store import leave, numbers_in
 from computeshare.types import Blob
 from computeshare.wire import Wire
 
@@ -40,6 +40,8 @@ class Grant:
     token: str
     ask_again_ms: int
     micro_batches: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    """Of the round's units, where they are not as the job's plan has them (`Plan.micro_batches`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,8 @@ class Member:
 
     @staticmethod
     def _granted(reply: list[Any]) -> Grant:
-        return Grant(reply[0].decode(), reply[1].decode(), int(reply[2]), tuple(int(m) for m in reply[3:]))
+        sizes = numbers_in(reply[3].decode()) if len(reply) > 3 else ()
+        return Grant(reply[0].decode(), reply[1].decode(), int(reply[2]), tuple(int(m) for m in reply[4:]), sizes)
 
     def _checked(self, grant: Grant) -> Grant:
         if grant.answer == "banned":

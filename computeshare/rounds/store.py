@@ -11,7 +11,7 @@ from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.channel import Scripts
 from computeshare.types import Token
 
-FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline"]
+FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class RoundState:
     """By the broker's clock."""
     deadline_ms: float = 0.0
     """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
+    sizes: tuple[int, ...] = ()
+    """Micro-batches of each of its units, where they are not as the plan has it."""
 
     @property
     def total(self) -> int:
@@ -51,7 +53,7 @@ class RoundState:
         """From the values of `FIELDS` in a round's hash; None if there is no such hash."""
         if values[0] is None:
             return None
-        status, token, base, first, count, carried, needed, closed, opened, deadline = (
+        status, token, base, first, count, carried, needed, closed, opened, deadline, sizes = (
             bytes(value or b"").decode() for value in values
         )
         return cls(
@@ -65,6 +67,7 @@ class RoundState:
             closed=bool(closed),
             opened_ms=int(opened or 0),
             deadline_ms=float(deadline or 0),
+            sizes=numbers_in(sizes),
         )
 
 

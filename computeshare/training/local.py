@@ -68,9 +68,11 @@ class LocalReplica:
         self._replica.load(weights)
         np.copyto(self._base, weights.parameters)
 
-    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
-        """The steps of the unit with this number, as `walk`."""
-        return self.walk(self._plan.micro_batches(unit), goes_on)
+    def compute(
+        self, unit: int, goes_on: Callable[[], bool] = lambda: True, sizes: Sequence[int] = ()
+    ) -> LocalUpdate:
+        """The steps of the unit with this number, in a round of these `sizes`, as `walk`."""
+        return self.walk(self._plan.micro_batches(unit, sizes), goes_on)
 
     def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
         """One step on each micro-batch, in the order given.

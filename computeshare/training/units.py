@@ -1,5 +1,7 @@
 """What computes a job's units, by its strategy: micro-batches one by one, or replicas of local SGD."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import nn
 
@@ -20,6 +22,15 @@ def replica_of(
         kept = strategy.inner_state == "kept"
         return LocalReplica(module, layout, spec.plan, split, device, strategy.inner_optimizer, kept)
     return Replica(module, layout, spec.plan, split, device)
+
+
+def compute(
+    replica: Replica | LocalReplica, unit: int, sizes: Sequence[int] = (), goes_on: Callable[[], bool] = lambda: True
+) -> Update | LocalUpdate:
+    """What the unit with this number yields, in a round of these `sizes`, if it has any. Raises Interrupted."""
+    if isinstance(replica, LocalReplica):
+        return replica.compute(unit, goes_on, sizes)
+    return replica.compute(unit, goes_on)
 
 
 def first_step(replica: Replica | LocalReplica, micro_batch: int) -> Update | LocalUpdate:

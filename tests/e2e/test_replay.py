@@ -6,9 +6,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -139,6 +140,22 @@ def test_replicas_that_step_by_themselves_match_and_miss_no_sample(plane: Contro
     assert (versions, verdict.outcome) == ([*range(11, 16)], "matches")
 
 
+def test_replicas_as_long_as_their_workers_are_fast_match_and_miss_no_sample(plane: ControlPlane) -> None:
+    strategy = {"kind": "local", "inner_steps": 30, "replicas": 2, "scale_steps": True}
+    data = {**WITHOUT_ROUND, "micro_batch": 4}  # 360 micro-batches an epoch are 12 units, 6 rounds
+    job_id = plane.create(**data, strategy=strategy, epochs=6, workers={"min": 2, "max": 2})
+    plane.until("two workers", lambda: plane.job(job_id)["workers"] == 2)
+    with mostly_asleep(seat_of_first_worker(plane)):
+        job = plane.finish(job_id)
+    epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
+    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 6
+    log = plane.get(f"/v1/jobs/{job_id}/versions", limit=500)["items"]
+    of_slow = [{w: n for _, w, n in one["counted"]}.get(worker_of_first(plane), 0) for one in log[6:]]
+    assert sum(of_slow) < 0.4 * 1437 * 5  # half of it, were all replicas alike
+    versions, verdict = recomputed(plane, job_id)
+    assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
+
+
 def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) -> None:
     strategy = {"kind": "async", "buffer": 3, "max_staleness": 3}
     job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, epochs=10, workers={"min": 2, "max": 2})
@@ -236,6 +253,31 @@ def test_a_lost_broker_costs_no_sample_whatever_a_version_is_made_of(plane: Cont
     assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
 
 
+def worker_of_first(plane: ControlPlane) -> str:
+    return str(next(w["id"] for w in plane.get("/v1/workers")["items"] if w["pid"] == plane.pids("worker")[0]))
+
+
+@contextmanager
+def mostly_asleep(process: psutil.Process) -> Iterator[None]:
+    """Let a process run for a fifth of the time only."""
+    done = threading.Event()
+
+    def slow_down() -> None:
+        with suppress(psutil.NoSuchProcess):
+            while not done.wait(0.002):
+                process.suspend()
+                time.sleep(0.008)
+                process.resume()
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def seat_of_first_worker(plane: ControlPlane) -> psutil.Process:
     (seat,) = psutil.Process(plane.pids("worker")[0]).children()
     return seat
@@ -243,7 +285,7 @@ def seat_of_first_worker(plane: ControlPlane) -> psutil.Process:
 
 def fall_asleep_with_a_lease(plane: ControlPlane, job_id: str) -> None:
     """Suspend the seat of the first worker at a moment when others wait for what it holds."""
-    worker = next(w["id"] for w in plane.get("/v1/workers")["items"] if w["pid"] == plane.pids("worker")[0])
+    worker = worker_of_first(plane)
     seat, redis, leases = seat_of_first_worker(plane), broker_of(plane), JobKeys(job_id).leases()
 
     def holds() -> bool:

@@ -120,7 +120,7 @@ class SimReducer:
         if kept is None:
             assert state.base is not None, "a version without a state has a base"
             base = Weights(self._load("weights", state.base), self._load("state", state.base))
-            counted = self.claim.counted(state)
+            counted, _ = self.claim.counted(state)
             blobs = self._updates(counted)
             again = base.step([self._whole(blob) for blob in blobs])
             assert again.weights == weights, f"replaying the step to {state.token} gave other bits"
