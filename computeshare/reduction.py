@@ -379,9 +379,7 @@ class JobReducer:
         """Take in how fast the round's workers were, where that decides how the next one is divided."""
         if self.divider:
             micro_batches = [len(self.plan.micro_batches(part.micro_batch, base.sizes)) for part in parts]
-            self.divider.learn(
-                [Walked(p.worker, n, p.leased, p.at) for p, n in zip(parts, micro_batches, strict=True)]
-            )
+            self.divider.learn([Walked(p.worker, n, p.leased, p.at) for p, n in zip(parts, micro_batches, strict=True)])
 
     def _keep(self, version: Version, following: Round) -> None:
         if self.checkpoints.is_due or self.spec.wants_checkpoint(version.token.version):

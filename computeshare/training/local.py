@@ -68,9 +68,7 @@ class LocalReplica:
         self._replica.load(weights)
         np.copyto(self._base, weights.parameters)
 
-    def compute(
-        self, unit: int, goes_on: Callable[[], bool] = lambda: True, sizes: Sequence[int] = ()
-    ) -> LocalUpdate:
+    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, sizes: Sequence[int] = ()) -> LocalUpdate:
         """The steps of the unit with this number, in a round of these `sizes`, as `walk`."""
         return self.walk(self._plan.micro_batches(unit, sizes), goes_on)
 
