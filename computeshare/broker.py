@@ -39,6 +39,14 @@ def when_there_is_room(call: Callable[[], Answer], stop: threading.Event) -> Ans
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
+def is_next_door(redis: Redis) -> bool:
+    """Whether the broker is on this machine for certain, reached without a network: then sending costs next to nothing.
+
+    An address like 127.0.0.1 may be the near end of a tunnel; a unix socket is none that we know of.
+    """
+    return "path" in redis.connection_pool.connection_kwargs
+
+
 def connect(url: str, retries: int = 60) -> Redis:
     """A client that rides out an outage of the broker: `retries` attempts with jitter, 5 s apart at most.
 

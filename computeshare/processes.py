@@ -1,5 +1,6 @@
 """Manners of a process: end with the one that started it, end when asked."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,8 @@ import structlog
 
 PARENT = "COMPUTESHARE_PARENT"
 """Variable in which a process tells the one it starts its own id."""
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of <malloc.h>
+_LARGEST_KEPT = 1 << 30
 
 
 def exit_with_parent(every_s: float = 0.5) -> None:
@@ -29,6 +32,21 @@ def exit_with_parent(every_s: float = 0.5) -> None:
         os._exit(70)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep the memory it frees for what it needs next, where its C library is glibc.
+
+    A round takes and frees vectors of the model's size again and again; by default glibc returns them to the system,
+    and fresh pages cost more than what is written into them.
+    """
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    if not tune(_MMAP_THRESHOLD, _LARGEST_KEPT):
+        tune(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes, if it is not a new one
+    tune(_TRIM_THRESHOLD, _LARGEST_KEPT)
 
 
 def stop_event() -> threading.Event:

@@ -24,7 +24,14 @@ from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
-from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
+from computeshare.processes import (
+    configure_logging,
+    end_soon_after,
+    exit_with_parent,
+    hostname,
+    keep_freed_memory,
+    stop_event,
+)
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim
 from computeshare.settings import Settings
@@ -163,6 +170,7 @@ def serve(settings: Settings) -> None:
 
     stop = stop_event()
     configure_logging()
+    keep_freed_memory()
     torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
     redis = connect(settings.resolve_redis_url(), retries=3)  # its own loop waits out an outage, job by job
     warm()

@@ -17,7 +17,7 @@ import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.broker import connect, when_there_is_room
+from computeshare.broker import connect, is_next_door, when_there_is_room
 from computeshare.codecs import CODECS, DELTAS
 from computeshare.codecs.messages import (
     add_delta,
@@ -33,15 +33,18 @@ from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.layout import Weights
 from computeshare.measuring import measure
+from computeshare.methods import SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
-from computeshare.processes import configure_logging, hostname
+from computeshare.processes import configure_logging, hostname, keep_freed_memory
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
-from computeshare.types import Blob, Vector
+from computeshare.types import Blob, Token, Vector
 from computeshare.wire import Wire
 
+AHEAD = 8
+"""Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
 ASK_AGAIN_S = 0.5
 """How often a seat looks whether the codecs have been chosen."""
 log = structlog.get_logger()
@@ -52,6 +55,7 @@ def serve(seat_id: str) -> str:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     configure_logging()
+    keep_freed_memory()
     settings = Settings()
     redis = connect(settings.resolve_redis_url())
     seat = Seat.parse(seat_id)
@@ -75,6 +79,7 @@ class SeatSession:
         wire = Wire(redis, pacer=pacer, interrupt=self._is_called_off)
         self.member = Member(redis, seat.job, seat.worker, session, terms, wire)
         self.keeper = LeaseKeeper(self.member)
+        self.compress = not is_next_door(redis)
         self.uploading = False
         self.weights: Weights | None = None  # where versions are published as differences: those at hand,
         self.weights_token = ""  # and of which version they are
@@ -268,11 +273,20 @@ class SeatSession:
     def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
         """Sleep until the next version, which is then to be pulled, or until it is worth asking for a lease again."""
         started = time.perf_counter()
+        self._look_ahead(loaded)
         token = self.member.wait(min(ask_again_ms, 1000))  # a signal to leave is looked at once a second
         self.waiting_s += time.perf_counter() - started
         if token and token != loaded:
             return Grant("stale", token, 0, ())
         return self.member.lease(loaded)
+
+    def _look_ahead(self, loaded: str) -> None:
+        """Assemble what may be leased of the next round, while there is nothing else to do."""
+        from computeshare.training.replica import Replica
+
+        if loaded and isinstance(self.spec.strategy, SyncStrategy) and isinstance(self.replica, Replica):
+            following = self.spec.plan.round(Token.parse(loaded).version + 1)
+            self.replica.prefetch(following.units if following.total <= AHEAD else ())
 
     def _work(self, grant: Grant) -> Grant:
         """Compute what was leased and submit it."""
@@ -300,7 +314,9 @@ class SeatSession:
             failpoint("after_compute")
             computed = time.perf_counter()
             seed = self.spec.plan.generator_seed(unit)
-            message = encode_update(self.up, update.vector, update.buffers, self.layout, seed, self.feedback)
+            message = encode_update(
+                self.up, update.vector, update.buffers, self.layout, seed, self.feedback, self.compress
+            )
             updates.append((unit, message, update.loss))
             computing_s += computed - started
             encoding_s += time.perf_counter() - computed

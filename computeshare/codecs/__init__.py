@@ -26,12 +26,13 @@ class Codec(Protocol):
         """Whether a sender must add what was left out of one vector to the next (`Feedback`)."""
         ...
 
-    def encode(self, values: Vector, seed: int = 0) -> bytes:
+    def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         """The values as one blob.
 
         Args:
             seed: from 0 on; where a codec rounds at random, it alone decides how. Neighbours have nothing in common,
                 so that bucket b of a vector takes the vector's seed + b.
+            compress: spend time on making the blob shorter; what is decoded is the same.
         """
         ...
 

@@ -24,14 +24,14 @@ class Feedback:
         self._decoded = np.empty(max(sizes, default=0), np.float32)
         self._marked = np.zeros_like(self._owed)
 
-    def encode(self, bucket: int, values: Vector, seed: int = 0) -> bytes:
+    def encode(self, bucket: int, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         """The bucket's values and what is owed of those before, as one frame; what it leaves out is owed from now on.
 
         Values that are not finite are sent, since the receiver judges them, and not owed: they would never leave.
         """
         owed = self._buckets[bucket]
         owed += values
-        blob = self._codec.encode(owed, seed)
+        blob = self._codec.encode(owed, seed, compress)
         with np.errstate(invalid="ignore"):
             owed -= self._codec.decode(blob, owed.size, self._decoded[: owed.size])
         if not np.isfinite(owed).all():

@@ -14,8 +14,8 @@ class Float32:
     exact: ClassVar[bool] = True
     residual: ClassVar[bool] = False
 
-    def encode(self, values: Vector, seed: int = 0) -> bytes:
-        return frame.pack(np.ascontiguousarray(values, "<f4"))
+    def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
+        return frame.pack(np.ascontiguousarray(values, "<f4"), compress)
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         values = np.frombuffer(frame.unpack(blob, 4 * size), "<f4")

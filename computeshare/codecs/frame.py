@@ -44,11 +44,11 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def pack(raw: Raw) -> bytes:
-    """Frame `raw`, compressed by zstd level 1 if that saves at least 10 %."""
+def pack(raw: Raw, compress: bool = True) -> bytes:
+    """Frame `raw`; with `compress` by zstd level 1, if that saves at least 10 %."""
     view = _bytes_of(raw)
     kind, body = _RAW, view
-    if _shrinks(view):
+    if compress and _shrinks(view):
         compressed = _contexts.compressor.compress(view)
         if len(compressed) < _WINS * len(view):
             kind, body = _ZSTD, memoryview(compressed)
@@ -77,9 +77,9 @@ def unpack(blob: Blob, raw_bytes: int) -> memoryview:
     return raw
 
 
-def pack_all(raws: Sequence[Raw]) -> bytes:
+def pack_all(raws: Sequence[Raw], compress: bool = True) -> bytes:
     """Each of `raws` in a frame of its own, all of them as one blob."""
-    return join([pack(raw) for raw in raws])
+    return join([pack(raw, compress) for raw in raws])
 
 
 def unpack_all(blob: Blob, raw_bytes: Sequence[int]) -> list[memoryview]:
@@ -90,6 +90,11 @@ def unpack_all(blob: Blob, raw_bytes: Sequence[int]) -> list[memoryview]:
 def join(parts: Sequence[bytes]) -> bytes:
     """Parts as one blob, each with its length before it."""
     return b"".join(piece for part in parts for piece in (_LENGTH.pack(len(part)), part))
+
+
+def is_single(blob: Blob) -> bool:
+    """Whether a blob is one frame, not several with their lengths: as a length, its header would be 4.6 million."""
+    return memoryview(blob).cast("B")[: len(_MAGIC)] == _MAGIC
 
 
 def split(blob: Blob, count: int) -> list[memoryview]:

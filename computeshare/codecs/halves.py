@@ -18,8 +18,8 @@ class Halves:
     """`float16` is IEEE 754 half precision: 11 significant bits, magnitudes from 6e-8 to 65,504, larger finite values
     become infinite, which a receiver refuses. `bfloat16` is the upper half of single precision: 8 significant bits.
 
-    Both round to the nearest, ties to even. Upper and lower bytes travel in a frame each: exponents repeat themselves
-    and significant bits do not, so that a dense gradient shrinks by 15 % or 30 % more.
+    Both round to the nearest, ties to even. Where they are compressed, upper and lower bytes travel in a frame each:
+    exponents repeat themselves and significant bits do not, so that a dense gradient shrinks by 15 % or 30 % more.
     The casts are torch's: NumPy has no bfloat16, and takes ten times as long for the subnormal halves that small
     gradients become.
     """
@@ -28,18 +28,22 @@ class Halves:
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = False
 
-    def encode(self, values: Vector, seed: int = 0) -> bytes:
+    def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         import torch
 
         writable = values if values.flags.writeable else values.copy()  # torch warns of anything else
         short = torch.from_numpy(np.ascontiguousarray(writable)).to(getattr(torch, self.kind))
-        return frame.pack_all(_planes(short.view(torch.int16).numpy().view(np.uint16)))
+        words = short.view(torch.int16).numpy().view(np.uint16)
+        return frame.pack_all(_planes(words)) if compress else frame.pack(words.astype("<u2", copy=False), compress)
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         import torch
 
-        upper, lower = (np.frombuffer(plane, np.uint8) for plane in frame.unpack_all(blob, (size, size)))
-        short = torch.from_numpy(_words(upper, lower).view(np.int16)).view(getattr(torch, self.kind))
+        if frame.is_single(blob):
+            words = np.frombuffer(frame.unpack(blob, 2 * size), "<u2").astype(np.uint16)
+        else:
+            words = _words(*(np.frombuffer(plane, np.uint8) for plane in frame.unpack_all(blob, (size, size))))
+        short = torch.from_numpy(words.view(np.int16)).view(getattr(torch, self.kind))
         out = np.empty(size, np.float32) if out is None else out
         torch.from_numpy(out).copy_(short)
         return out

@@ -32,7 +32,7 @@ class Int8:
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = False
 
-    def encode(self, values: Vector, seed: int = 0) -> bytes:
+    def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         blocks = -(-values.size // BLOCK)
         raw = bytearray(4 * blocks + values.size)
         scales, levels = _parts(raw, values.size)
@@ -43,7 +43,7 @@ class Int8:
             rows = slice(start // BLOCK, -(-part.stop // BLOCK))
             noise = _table()[offset : offset + _CHUNK]
             _quantise(values[part], scales[rows], levels[part], noise, scratch)
-        return frame.pack(raw)
+        return frame.pack(raw, compress)
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         scales, levels = _parts(frame.unpack(blob, 4 * -(-size // BLOCK) + size), size)

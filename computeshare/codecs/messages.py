@@ -30,18 +30,24 @@ def weights_parts(layout: Layout) -> int:
 
 
 def encode_update(
-    codec: Codec, vector: Vector, buffers: Vector, layout: Layout, seed: int, feedback: Feedback | None = None
+    codec: Codec,
+    vector: Vector,
+    buffers: Vector,
+    layout: Layout,
+    seed: int,
+    feedback: Feedback | None = None,
+    compress: bool = True,
 ) -> list[Blob]:
     """One unit's update and buffers as a message.
 
     Args:
         seed: the unit's.
         feedback: what this sender owes of the updates before, for a codec that wants one.
+        compress: as for `Codec.encode`.
     """
-    if feedback is None:
-        return [*_encoded(codec, vector, layout, seed), _EXACT.encode(buffers)]
-    owing = (feedback.encode(index, vector[part], seed + index) for index, part in enumerate(layout.buckets))
-    return [*owing, _EXACT.encode(buffers)]
+    send = feedback.encode if feedback else lambda _, values, seed, compress: codec.encode(values, seed, compress)
+    frames = [send(index, vector[part], seed + index, compress) for index, part in enumerate(layout.buckets)]
+    return [*frames, _EXACT.encode(buffers, 0, compress)]
 
 
 def feedback_of(codec: Codec, layout: Layout) -> Feedback | None:
@@ -74,7 +80,8 @@ def largest_weights(layout: Layout) -> int:
 def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> list[Blob]:
     """A version's weights as a message, or what is to be added to the parameters of another, with its own rest."""
     counters = frame.pack(weights.counters.astype("<i8", copy=False))
-    return [*_encoded(codec, weights.parameters, layout, seed), _EXACT.encode(weights.buffers), counters]
+    frames = [codec.encode(weights.parameters[bucket], seed + index) for index, bucket in enumerate(layout.buckets)]
+    return [*frames, _EXACT.encode(weights.buffers), counters]
 
 
 def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:
@@ -108,10 +115,6 @@ def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
         parts += [b"".join(small), *(view[at : at + PART_BYTES] for at in range(0, len(view), PART_BYTES))]
         small = []
     return [part for part in (*parts, b"".join(small)) if len(part)]
-
-
-def _encoded(codec: Codec, vector: Vector, layout: Layout, seed: int) -> list[Blob]:
-    return [codec.encode(vector[bucket], seed + index) for index, bucket in enumerate(layout.buckets)]
 
 
 def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | None) -> Vector:

@@ -35,7 +35,7 @@ class TopK:
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = True
 
-    def encode(self, values: Vector, seed: int = 0) -> bytes:
+    def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         scales, levels, low, high = (bytearray() for _ in range(4))
         for rows, kept in self._sections(np.ascontiguousarray(values)):
             columns = _largest(rows, kept)
@@ -45,7 +45,7 @@ class TopK:
             levels += section_levels.data
             low += gaps.astype(np.uint8).data
             high += (gaps >> 8).astype(np.uint8).data
-        return frame.pack_all((scales, levels, low, high))
+        return frame.pack_all((scales, levels, low, high), compress)
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
         out = np.empty(size, np.float32) if out is None else out

@@ -16,12 +16,18 @@ from computeshare.layout import Layout
 from computeshare.spec import OptimizerSpec
 from computeshare.types import Vector
 
+BY_VALUE = frozenset(
+    ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+)
+"""Optimizers that treat every value alike, whichever tensor it is of."""
+
 
 class ServerOptimizer:
     """A `torch.optim` optimizer over the tensors of a layout, on the CPU, with no module.
 
     The parameters are views into one flat vector and their gradients into another, so that a step copies three vectors
-    and does nothing else beside the optimizer's own work. The first one made in a process takes seconds: `torch.optim`
+    and does nothing else beside the optimizer's own work. Where that is the same for every value, they are a single
+    parameter: for several small ones a step takes longer. The first one made in a process takes seconds: `torch.optim`
     imports `torch._dynamo`.
     """
 
@@ -31,11 +37,13 @@ class ServerOptimizer:
         self._name = spec.name
         self._parameters, self._gradient = torch.zeros(layout.parameters), torch.zeros(layout.parameters)
         self._list: list[nn.Parameter] = []
-        for t in layout.tensors:
-            if t.kind == "parameter":
-                parameter = nn.Parameter(self._parameters[t.start : t.stop].view(t.shape))
-                parameter.grad = self._gradient[t.start : t.stop].view(t.shape)
-                self._list.append(parameter)
+        shapes = [(t.start, t.stop, t.shape) for t in layout.tensors if t.kind == "parameter"]
+        if spec.name in BY_VALUE:
+            shapes = [(0, layout.parameters, (layout.parameters,))]
+        for start, stop, shape in shapes:
+            parameter = nn.Parameter(self._parameters[start:stop].view(shape))
+            parameter.grad = self._gradient[start:stop].view(shape)
+            self._list.append(parameter)
         self._optimizer = build(spec, lr_factor, self._list)
 
     def step(self, parameters: Vector, gradient: Vector) -> Vector:
@@ -91,9 +99,17 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, blob: bytes) -> None
         raise ArtifactError(
             f"the state is that of {kind} over {len(states)} tensors, not of {name} over {len(parameters)}"
         )
+    if name in BY_VALUE and not all(_fits(s, p) for s, p in zip(states, parameters, strict=True)):
+        raise ArtifactError("the state is that of another model: its tensors are of other sizes")
     optimizer.param_groups[0].update({key: _tuples(value) for key, value in group.items()})
     optimizer.state.clear()
     optimizer.state.update({p: _placed(s, p) for p, s in zip(parameters, states, strict=True) if s})
+
+
+def _fits(state: dict[str, Any], parameter: Tensor) -> bool:
+    """Whether every tensor of the state is a number, or has a number for each of the parameter's."""
+    sizes = {value.numel() for value in state.values() if isinstance(value, Tensor) and value.ndim}
+    return sizes <= {parameter.numel()}
 
 
 def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from computeshare.codecs.messages import (
 )
 from computeshare.errors import CodecError
 from computeshare.layout import BUCKET, Layout, Weights
+from computeshare.spec import CodecName
 from computeshare.types import Vector
 
 GRADIENT = np.random.default_rng(0).normal(0, 1e-3, 5000).astype(np.float32)
@@ -158,6 +159,14 @@ def test_bytes_after_the_compressed_frame_are_refused() -> None:
     body = zstandard.ZstdCompressor().compress(bytes(1000)) + b"more"
     with pytest.raises(CodecError, match="damaged compression"):
         frame.unpack(b"CSF\x01" + zlib.crc32(body).to_bytes(4, "little") + body, 1000)
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_what_is_not_compressed_is_longer_and_decodes_to_the_same_bits(name: CodecName) -> None:
+    codec, vector = CODECS[name], np.repeat(GRADIENT, 4)
+    short, long = codec.encode(vector, 5), codec.encode(vector, 5, compress=False)
+    assert len(long) >= len(short) and len(codec.encode(np.zeros(9999, np.float32), compress=False)) > 200
+    assert codec.decode(long, vector.size).tobytes() == codec.decode(short, vector.size).tobytes()
 
 
 def test_compression_is_left_out_where_it_does_not_win() -> None:

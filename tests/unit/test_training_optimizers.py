@@ -155,9 +155,20 @@ def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
     ("name", "module"), [("SGD", model()), ("Adam", nn.Linear(2, 2))], ids=["other optimizer", "other model"]
 )
 def test_the_state_of_something_else_is_refused(name: str, module: nn.Module) -> None:
-    blob = ServerOptimizer(layout_of(model()), OptimizerSpec(name="Adam")).dump()
-    with pytest.raises(ArtifactError, match="state is that of Adam"):
-        ServerOptimizer(layout_of(module), OptimizerSpec(name=name)).load(blob)
+    layout = layout_of(model())
+    stepped = ServerOptimizer(layout, OptimizerSpec(name="Adam"))
+    run(stepped, np.zeros(layout.parameters, np.float32), gradients(layout, 1))
+    other = ServerOptimizer(layout_of(module), OptimizerSpec(name=name))
+    before = other.dump()
+    with pytest.raises(ArtifactError, match=r"state is that of (Adam|another model)"):
+        other.load(stepped.dump())
+    assert other.dump() == before
+
+
+def test_the_state_of_an_optimizer_that_works_tensor_by_tensor_is_refused_by_another_number_of_them() -> None:
+    blob = ServerOptimizer(layout_of(model()), OptimizerSpec(name="Adafactor")).dump()
+    with pytest.raises(ArtifactError, match="state is that of Adafactor over"):
+        ServerOptimizer(layout_of(nn.Linear(2, 2)), OptimizerSpec(name="Adafactor")).load(blob)
 
 
 def test_the_state_holds_no_pickle() -> None:

@@ -13,7 +13,7 @@ from computeshare.training import replica as replica_module
 from computeshare.training.datasets import Split
 from computeshare.training.images import Normaliser
 from computeshare.training.models import build, layout_of, weights_of
-from computeshare.training.replica import FlatTensors, Replica, Update
+from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel
 
 CPU = torch.device("cpu")
 SHAPE = (1, 16, 16)
@@ -79,10 +79,10 @@ def test_what_others_draw_from_the_generator_changes_nothing() -> None:
 def test_a_batch_fetched_ahead_changes_nothing() -> None:
     r = replica()
     expected = bits(r.compute(4))
-    r.prefetch(4)
+    r.prefetch([3, 4])
     r.load(weights())
     assert bits(r.compute(4)) == expected
-    r.prefetch(6)
+    r.prefetch([6])
     assert bits(r.compute(4)) == expected  # not the one that was fetched
 
 
@@ -128,7 +128,7 @@ def test_an_update_is_the_gradient_of_the_mean_loss_and_the_moved_buffers() -> N
     images, labels = split().batch(PLAN.indices(number))
     assert len(labels) == 2
     torch.manual_seed(PLAN.generator_seed(number))
-    loss = functional.cross_entropy(module(images), labels)
+    loss = functional.cross_entropy(module(pixel_by_pixel(images)), labels)
     loss.backward()  # type: ignore[no-untyped-call]
     expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
     np.testing.assert_allclose(update.vector, expected.numpy(), rtol=1e-6, atol=1e-7)
