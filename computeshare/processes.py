@@ -1,6 +1,7 @@
 """Manners of a process: end with the one that started it, end when asked."""
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -47,6 +48,12 @@ def keep_freed_memory() -> None:
     if not tune(_MMAP_THRESHOLD, _LARGEST_KEPT):
         tune(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes, if it is not a new one
     tune(_TRIM_THRESHOLD, _LARGEST_KEPT)
+
+
+def spare_the_collector() -> None:
+    """Take all that has been made so far, modules above all, out of what the garbage collector looks through."""
+    gc.collect()
+    gc.freeze()
 
 
 def stop_event() -> threading.Event:

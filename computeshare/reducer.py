@@ -30,6 +30,7 @@ from computeshare.processes import (
     exit_with_parent,
     hostname,
     keep_freed_memory,
+    spare_the_collector,
     stop_event,
 )
 from computeshare.reduction import JobReducer
@@ -174,6 +175,7 @@ def serve(settings: Settings) -> None:
     torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
     redis = connect(settings.resolve_redis_url(), retries=3)  # its own loop waits out an outage, job by job
     warm()
+    spare_the_collector()
     log.info("reducer ready", pid=os.getpid())
     reducer = Reducer(redis, settings.artifacts_dir, stop)
     end_soon_after(stop, reducer.is_saving)

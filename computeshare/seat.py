@@ -35,7 +35,7 @@ from computeshare.layout import Weights
 from computeshare.measuring import measure
 from computeshare.methods import SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
-from computeshare.processes import configure_logging, hostname, keep_freed_memory
+from computeshare.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.queue import Seat
 from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
 from computeshare.settings import Settings
@@ -131,6 +131,7 @@ class SeatSession:
         self.layout = models.layout_of(module)
         self.room = np.empty(largest_weights(self.layout), np.uint8).data  # for weights on their way to the replica
         self.module = module
+        spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
 
     def _agree(self) -> str | None:

@@ -25,7 +25,7 @@ LENGTH_BYTES = _LENGTH.size
 _MAGIC = b"CSF"
 _RAW, _ZSTD = 0, 1
 _WINS = 0.9  # a body that shrinks by less (dense float32 weights do: 8 %) costs both ends more time than it saves
-_SAMPLE = 1 << 15
+_LARGEST_SAMPLE, _SMALLEST_SAMPLE = 1 << 15, 1 << 12
 
 
 class _Contexts(threading.local):
@@ -120,11 +120,12 @@ def _bytes_of(raw: Raw) -> memoryview:
 
 
 def _shrinks(view: memoryview) -> bool:
-    """Judge a large body by pieces from its quarters, which costs little where compression is useless."""
-    if len(view) <= 8 * _SAMPLE:
+    """Judge a body by pieces from its quarters, which costs little where compression is useless."""
+    size = min(_LARGEST_SAMPLE, len(view) // 16)
+    if size < _SMALLEST_SAMPLE:
         return True
-    pieces = [view[len(view) * quarter // 4 :][:_SAMPLE] for quarter in (1, 3)]
-    return sum(len(_contexts.compressor.compress(piece)) for piece in pieces) < _WINS * 2 * _SAMPLE
+    pieces = [view[len(view) * quarter // 4 :][:size] for quarter in (1, 3)]
+    return sum(len(_contexts.compressor.compress(piece)) for piece in pieces) < _WINS * 2 * size
 
 
 def _decompress(body: memoryview, raw_bytes: int) -> memoryview:
