@@ -29,7 +29,6 @@ from computeshare.processes import (
     end_soon_after,
     exit_with_parent,
     hostname,
-    keep_freed_memory,
     spare_the_collector,
     stop_event,
 )
@@ -171,7 +170,6 @@ def serve(settings: Settings) -> None:
 
     stop = stop_event()
     configure_logging()
-    keep_freed_memory()
     torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
     redis = connect(settings.resolve_redis_url(), retries=3)  # its own loop waits out an outage, job by job
     warm()
