@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from computeshare.codecs import Codec
-from computeshare.codecs.messages import decode_update, largest_update, update_parts
+from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
 from computeshare.errors import CodecError, Diverged
 from computeshare.layout import Layout
 from computeshare.rounds import Claim, Fault, Received, RoundState, Suspicion
@@ -13,6 +13,8 @@ from computeshare.sampling import Plan, Round
 from computeshare.strategies.sync import Mean
 from computeshare.types import Message, Token, Vector
 
+ROOM_BYTES = 4096
+"""For the headers of a bucket's frames."""
 PIECE_BYTES = 1 << 20
 """Smaller updates are read several at a time, as many as are together of this size."""
 NOT_FINITE_TIMES = 3
@@ -30,18 +32,19 @@ class Gatherer:
         """`bearable`: how many bad workers the job's combination bears; 0 if none."""
         self.rounds, self.codec, self.layout, self.plan, self.bearable = rounds, codec, layout, plan, bearable
         self.limit = largest_update(layout)
-        self._parts = update_parts(layout)
-        self._update = np.empty(layout.parameters, np.float32)
-        self._message = memoryview(bytearray())
+        longest = max(where.stop - where.start for where in layout.buckets)
+        self._values = np.empty(longest, np.float32)
+        self._room = np.empty(min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES), np.uint8).data
         self.ahead: dict[tuple[str, int], Message] = {}
         """Messages that were read already."""
 
-    def checked(self, base: RoundState, parts: dict[int, Received], buffers: Mean) -> Iterator[Vector]:
-        """The updates in micro-batch order, each checked before it is given out; `buffers` adds up their buffers.
+    def checked(self, base: RoundState, parts: dict[int, Received], bucket: int, buffers: Mean) -> Iterator[Vector]:
+        """This bucket of the updates in the order of units, each checked before it is given out; with the last bucket,
+        `buffers` adds up their buffers.
 
         One vector serves for all of them: what is given out holds until the next is asked for.
 
-        Raises Refused: some were not what they should be (every one of the round has been looked at by then);
+        Raises Refused: some were not what they should be (this bucket of every one has been looked at by then);
         Diverged: that is nobody's fault.
         """
         oversized = {m for m, part in parts.items() if part.size > self.limit}
@@ -49,51 +52,54 @@ class Gatherer:
             reason = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
             self._refuse(base, parts[m], reason, "damaged")
         refused = bool(oversized)
-        for m, message in self.messages([parts[m] for m in sorted(parts.keys() - oversized)]):
+        for m, frames in self._frames([parts[m] for m in sorted(parts.keys() - oversized)], bucket):
             try:
-                update, buffer = self._decode(message, parts[m])
+                values, buffer = self._decode(frames, parts[m], bucket)
             except _Wrong as wrong:
                 self._refuse(base, parts[m], wrong.reason, wrong.fault)
                 refused = True
                 continue
             if not refused:
-                buffers.add(buffer, self.plan.unit_size(m, base.sizes))
-                yield update
+                if bucket == len(self.layout.buckets) - 1:
+                    buffers.add(buffer, self.plan.unit_size(m, base.sizes))
+                yield values
         if refused:
             raise Refused
 
-    def messages(self, parts: Sequence[Received]) -> Iterator[tuple[int, Message | None]]:
-        """The messages of these micro-batches, each until the next is asked for; None for one that is gone."""
+    def again(self, one: tuple[str, int], bucket: int) -> Vector | None:
+        """This bucket of an update that was checked before, until the next one is read; None if it is gone."""
+        (frames,) = self.rounds.updates([one], parts_of(self.layout, bucket), [self._room])
+        return None if frames is None else self._decoded(frames, bucket)[0]
+
+    def _frames(self, parts: Sequence[Received], bucket: int) -> Iterator[tuple[int, Message | None]]:
+        """The frames of this bucket of each update, until the next are asked for; None where none is there."""
         missing = [part for part in parts if (part.base, part.micro_batch) not in self.ahead]
         if not missing:
-            yield from ((part.micro_batch, self.ahead[part.base, part.micro_batch]) for part in parts)
+            wanted = parts_of(self.layout, bucket)
+            yield from ((part.micro_batch, _some(self.ahead[part.base, part.micro_batch], wanted)) for part in parts)
             return
-        for some in _pieces(parts):
-            into = [self._room(some[0].size)] if some[0].size > PIECE_BYTES else None
-            wanted = [(part.base, part.micro_batch) for part in some]
-            messages = self.rounds.updates(wanted, self._parts, into)
+        for some in _pieces(parts, len(self.layout.buckets)):
+            into = [self._room] if len(some) == 1 else None
+            names = [(part.base, part.micro_batch) for part in some]
+            messages = self.rounds.updates(names, parts_of(self.layout, bucket), into)
             yield from ((part.micro_batch, message) for part, message in zip(some, messages, strict=True))
 
-    def decode(self, message: Message) -> tuple[Vector, Vector]:
-        """A message's gradient (d,), until the next one is decoded, and buffers (b,). Raises CodecError."""
-        return decode_update(self.codec, message, self.layout, self._update)
+    def _decoded(self, frames: Message, bucket: int) -> tuple[Vector, Vector]:
+        where = self.layout.buckets[bucket]
+        return decode_bucket(self.codec, frames, self.layout, bucket, self._values[: where.stop - where.start])
 
-    def _room(self, size: int) -> memoryview:
-        """Memory that is kept: fresh pages cost more than what is written into them."""
-        if len(self._message) < size:
-            self._message = np.empty(size, np.uint8).data
-        return self._message
-
-    def _decode(self, message: Message | None, part: Received) -> tuple[Vector, Vector]:
-        if message is None:
+    def _decode(self, frames: Message | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
+        if frames is None and self.rounds.has_update(part.base, part.micro_batch):
+            raise _Wrong(f"truncated: it has no frame for bucket {bucket}", "damaged")
+        if frames is None:
             raise _Wrong("the broker has lost the blob", "lost")
         try:
-            update, buffer = self.decode(message)
+            values, buffer = self._decoded(frames, bucket)
         except CodecError as error:
             raise _Wrong(str(error), "damaged") from error
-        if not (np.isfinite(update).all() and np.isfinite(buffer).all() and np.isfinite(part.loss)):
+        if not (np.isfinite(values).all() and np.isfinite(buffer).all() and np.isfinite(part.loss)):
             raise _Wrong("values that are not finite", "not_finite")
-        return update, buffer
+        return values, buffer
 
     def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:
         found = self.rounds.refuse(base.token, part, reason, fault)
@@ -110,10 +116,16 @@ class Gatherer:
         return [(str(base), unit) for unit in following.units]
 
 
-def _pieces(parts: Sequence[Received]) -> Iterator[list[Received]]:
+def _some(message: Message, wanted: range) -> Message:
+    """Those frames of a whole message."""
+    return [message[index] for index in wanted]
+
+
+def _pieces(parts: Sequence[Received], buckets: int) -> Iterator[list[Received]]:
+    """The updates whose bucket is read at once, of updates that have so many."""
     some: list[Received] = []
     for part in parts:
-        if some and sum(one.size for one in some) + part.size > PIECE_BYTES:
+        if some and sum(one.size for one in some) + part.size > buckets * PIECE_BYTES:
             yield some
             some = []
         some.append(part)

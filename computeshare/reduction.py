@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,19 +256,22 @@ class JobReducer:
             raise LostClaim(f"the state before version {state.token} is gone")
         before = self.steps.load(held_before, b"".join(raw))
         counted, sizes = self.rounds.counted(state)
-        updates = (self._replayed(one, state.token) for one in counted)
         samples = [self.plan.unit_size(unit, sizes) for _, unit in counted]
-        gradient = self.steps.combine(updates, samples, [_behind(token, base) for token, _ in counted])
+
+        def read(bucket: int) -> Iterator[Vector]:
+            return (self._replayed(one, bucket, state.token) for one in counted)
+
+        gradient = self.steps.combine(read, samples, [_behind(token, base) for token, _ in counted])
         held = dataclasses.replace(before, master=self.steps.optimizer.step(before.master, gradient), weights=weights)
         if not self.rounds.store_state(base, counted, state.token, self.steps.dump(held.master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return held
 
-    def _replayed(self, one: tuple[str, int], token: Token) -> Vector:
-        (message,) = self.rounds.updates([one], update_parts(self.layout))
-        if message is None:
+    def _replayed(self, one: tuple[str, int], bucket: int, token: Token) -> Vector:
+        values = self.gatherer.again(one, bucket)
+        if values is None:
             raise LostClaim(f"the state of version {token} has been stored meanwhile")
-        return self.gatherer.decode(message)[0]
+        return values
 
     # The round
 
@@ -296,8 +299,14 @@ class JobReducer:
         counted = [parts[m] for m in numbers]
         staleness = [_behind(part.base, base.token) for part in counted]
         buffers = sync.Mean(sum(samples))
+
+        def read(bucket: int) -> Iterator[Vector]:
+            nonlocal buffers
+            buffers = sync.Mean(sum(samples))  # the last time that the last bucket is read counts
+            return self.gatherer.checked(base, parts, bucket, buffers)
+
         try:
-            gradient = self.steps.combine(self.gatherer.checked(base, parts, buffers), samples, staleness)
+            gradient = self.steps.combine(read, samples, staleness)
         except Refused:
             return
         failpoint("after_gather")

@@ -31,8 +31,6 @@ QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 LARGEST_BYTES = 4_000_000_000
 """Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
-LARGEST_ROUND_BYTES = 2 << 30
-"""Largest round, in bytes of float32, that is held in memory at once to be combined by a median or a trimmed mean."""
 INSTEAD = {
     ("async", "micro_batches_per_round"): "its buffer says how many micro-batches make a version",
     ("local", "micro_batches_per_round"): "a round is its replicas times its inner_steps",
@@ -173,16 +171,10 @@ class JobSpec(Part):
             raise wrong("JobSpec", "lr_scaling", "strategy local scales no rate: set its inner_optimizer's lr instead")
 
     def _bearable(self) -> None:
-        """Raises ValueError where a robust combination would not keep what it promises, or the round in memory."""
+        """Raises ValueError where a robust combination would not keep what it promises."""
         strategy, per_round = self.strategy, self.micro_batches_per_round
         if not isinstance(strategy, SyncStrategy) or strategy.combine == "mean":
             return
-        most = int(LARGEST_ROUND_BYTES * strategy.quorum) // (4 * self.parameters)
-        if per_round > most:
-            raise ValueError(
-                f"combine {strategy.combine} holds a round's updates in memory, {LARGEST_ROUND_BYTES >> 30} GB at most"
-                f": set micro_batches_per_round to {most:,} or less, choose a smaller model, or combine mean"
-            )
         if not self.sharers:
             return
         if strategy.quorum < 1:

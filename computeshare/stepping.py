@@ -1,7 +1,8 @@
 """From one version to the next: the arithmetic that a reducer and a replay share. Knows no broker and no disk."""
 
+import math
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,14 @@ import numpy as np
 from computeshare.codecs import CODECS, DELTAS, Codec
 from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
 from computeshare.layout import Layout, Weights
+from computeshare.methods import SyncStrategy
 from computeshare.spec import JobSpec
 from computeshare.strategies import combining, sync
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.types import Blob, Vector
 
+Buckets = Callable[[int], Iterable[Vector]]
+"""Gives the bucket with this number of each update, one after the other; each holds until the next is asked for."""
 WHOLE: Codec = CODECS["float32"]
 """How a snapshot travels, where the versions after it are differences."""
 
@@ -52,9 +56,26 @@ class Steps:
         kept = b"" if self._down.exact else master.data.cast("B")
         return in_parts([struct.pack("<Q", len(kept)), kept, self.optimizer.dump()])
 
-    def combine(self, updates: Iterable[Vector], samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
-        """The gradient (d,) of a round from its updates (d,) in the order of units, read once."""
-        return combining.combine(self._spec.strategy, updates, samples, self._spec.workers.min, staleness)
+    def combine(self, read: Buckets, samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
+        """The gradient (d,) of a round, bucket by bucket, so that no whole update is ever held.
+
+        Args:
+            read: gives a bucket of each update, in the order of units.
+        """
+        strategy, buckets, norms = self._spec.strategy, self._layout.buckets, None
+        if isinstance(strategy, SyncStrategy) and strategy.max_norm is not None and len(buckets) > 1:
+            squares = np.array([[sync.square(values) for values in read(index)] for index in range(len(buckets))])
+            norms = [math.sqrt(sum(each)) for each in squares.T.tolist()]
+        combined = (
+            combining.combine(strategy, read(index), samples, self._spec.workers.min, staleness, norms)
+            for index in range(len(buckets))
+        )
+        if len(buckets) == 1:
+            return next(combined)
+        gradient = np.empty(self._layout.parameters, np.float32)
+        for where, values in zip(buckets, combined, strict=True):
+            gradient[where] = values
+        return gradient
 
     @property
     def chained(self) -> bool:
@@ -95,23 +116,24 @@ class Steps:
         self,
         version: int,
         base: Held,
-        parts: Iterable[tuple[Vector, Vector]],
+        parts: Sequence[tuple[Vector, Vector]],
         samples: Sequence[int],
         staleness: Sequence[int] = (),
     ) -> Held:
         """The version with this number, which comes after `base`.
 
         Args:
-            parts: the version's decoded updates (d,), each with its buffers (b,), in the order of units; read once.
+            parts: the version's decoded updates (d,), each with its buffers (b,), in the order of units.
             samples: how many samples each stands for.
             staleness: how many versions before `base` each was computed on; none: all on `base`.
         """
+        updates, moved = zip(*parts, strict=True)
         buffers = sync.Mean(sum(samples))
+        for buffer, count in zip(moved, samples, strict=True):
+            buffers.add(buffer, count)
 
-        def updates() -> Iterator[Vector]:
-            for (update, buffer), count in zip(parts, samples, strict=True):
-                buffers.add(buffer, count)
-                yield update
+        def read(index: int) -> Iterator[Vector]:
+            return (update[self._layout.buckets[index]] for update in updates)
 
-        master = self.optimizer.step(base.master, self.combine(updates(), samples, staleness))
+        master = self.optimizer.step(base.master, self.combine(read, samples, staleness))
         return self.publish(master, buffers.value, base.weights, version)[1]

@@ -64,6 +64,25 @@ def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | 
     return _decoded(codec, parts, layout, out), _EXACT.decode(parts[-1], layout.buffers)
 
 
+def parts_of(layout: Layout, bucket: int) -> range:
+    """The frames of an update that are read with one of its buckets: with the last, the buffers' too."""
+    last = len(layout.buckets) - 1
+    return range(bucket, bucket + (2 if bucket == last else 1))
+
+
+def decode_bucket(codec: Codec, frames: Message, layout: Layout, bucket: int, out: Vector) -> tuple[Vector, Vector]:
+    """One bucket's gradient, in `out`, and with the last bucket the buffers (b,), with others none (0,).
+
+    Args:
+        frames: those that `parts_of` names.
+    Raises CodecError: not exactly that (values are not judged).
+    """
+    there = _whole(frames, len(parts_of(layout, bucket)))
+    where = layout.buckets[bucket]
+    buffers = _EXACT.decode(there[1], layout.buffers) if len(there) > 1 else np.zeros(0, np.float32)
+    return codec.decode(there[0], where.stop - where.start, out), buffers
+
+
 def largest_update(layout: Layout) -> int:
     """Bytes of the longest message that can be an update: no codec's frames are longer than the values as float32, but
     for their headers.

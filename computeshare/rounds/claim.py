@@ -134,7 +134,7 @@ class Claim(RoundStore):
     ) -> tuple[RoundState | None, dict[int, Received], dict[tuple[str, int], Message]]:
         """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there."""
         commands: list[Command] = [["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
-        values, entries, *messages = self._channel.exchange([*commands, *self._asked(wanted, parts)])
+        values, entries, *messages = self._channel.exchange([*commands, *self._asked(wanted, range(parts))])
         received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
         there = zip(wanted, messages, strict=True)
         return RoundState.parse(values), received, {one: found for one, found in there if _is_there(found)}
@@ -145,10 +145,10 @@ class Claim(RoundStore):
         return 1000 * int(now[0]) + int(now[1]) / 1000
 
     def updates(
-        self, wanted: Sequence[tuple[str, int]], parts: int, into: Sequence[Blob | None] | None = None
+        self, wanted: Sequence[tuple[str, int]], parts: range, into: Sequence[Blob | None] | None = None
     ) -> list[Message | None]:
-        """The messages of accepted micro-batches, of so many parts (a part that was never sent is None); None for
-        those that are gone.
+        """These parts of the messages of accepted micro-batches (a part that was never sent is None); None for those of
+        which none is there.
 
         Args:
             wanted: token of the version that each was computed on, and its number.
@@ -157,8 +157,12 @@ class Claim(RoundStore):
         found = self._channel.exchange(self._asked(wanted, parts), into)
         return [message if _is_there(message) else None for message in found]
 
-    def _asked(self, wanted: Sequence[tuple[str, int]], parts: int) -> list[Command]:
-        return [["HMGET", self.keys.update(*one), *range(parts)] for one in wanted]
+    def has_update(self, base: str, micro_batch: int) -> bool:
+        """Whether anything of an accepted micro-batch's message is there."""
+        return bool(self.redis.exists(self.keys.update(base, micro_batch)))
+
+    def _asked(self, wanted: Sequence[tuple[str, int]], parts: range) -> list[Command]:
+        return [["HMGET", self.keys.update(*one), *parts] for one in wanted]
 
     def counted(self, state: RoundState) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
         """The updates that made the version of `state`, which has a base, and the sizes of their round.

@@ -13,19 +13,21 @@ def combine(
     samples: Sequence[int],
     workers: int = 1,
     staleness: Sequence[int] = (),
+    norms: Sequence[float] | None = None,
 ) -> Vector:
-    """The gradient that the server's optimizer steps on.
+    """The gradient that the server's optimizer steps on, or a bucket of it from that bucket of the updates.
 
     Args:
         updates: one update per unit, shape (d,) float32, in the order of units; read once.
         samples: how many samples each stands for.
         workers: the fewest that share a round, for `sync`.
         staleness: how many versions each one's weights were behind, for `async`; none: all are fresh.
+        norms: as for `sync.combine`.
     Returns: shape (d,), float32.
     """
     match strategy:
         case SyncStrategy():
-            return sync.combine(strategy, updates, samples, workers)
+            return sync.combine(strategy, updates, samples, workers, norms)
         case AsyncStrategy():
             return buffered.combine(strategy, updates, samples, staleness or [0] * len(samples))
         case LocalStrategy():

@@ -1,9 +1,11 @@
 """Synchronous SGD: one combined gradient from all micro-batches of a round."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from computeshare.layout import BUCKET
 from computeshare.methods import SyncStrategy
 from computeshare.quorum import bad_values
 from computeshare.types import Vector
@@ -14,17 +16,24 @@ TRIMMED = 0.2
 """Least share of the values that `trimmed_mean` leaves out at each end of every coordinate."""
 
 
-def combine(strategy: SyncStrategy, updates: Iterable[Vector], samples: Sequence[int], workers: int = 1) -> Vector:
-    """The round's gradient.
+def combine(
+    strategy: SyncStrategy,
+    updates: Iterable[Vector],
+    samples: Sequence[int],
+    workers: int = 1,
+    norms: Sequence[float] | None = None,
+) -> Vector:
+    """The round's gradient, or a bucket of it from that bucket of the updates.
 
     Args:
         updates: one mean gradient per micro-batch, shape (d,) float32, in micro-batch order; read once.
         samples: how many samples each stands for.
         workers: the fewest that share a round, of which fewer than half may be bad.
+        norms: of the whole updates, where these are buckets of them and the strategy has a `max_norm`.
     Returns: shape (d,), float32.
     """
     if strategy.max_norm is not None:
-        updates = _clipped(updates, strategy.max_norm)
+        updates = _clipped(updates, strategy.max_norm, norms)
     match strategy.combine:
         case "mean":
             return mean(updates, samples)
@@ -101,7 +110,16 @@ def _stacked(updates: Iterable[Vector], count: int) -> Vector:
     return rows
 
 
-def _clipped(updates: Iterable[Vector], max_norm: float) -> Iterator[Vector]:
-    for update in updates:
-        norm = float(np.linalg.norm(update))
+def square(bucket: Vector) -> float:
+    """The squared Euclidean norm of a bucket; an update's is the sum over its buckets, in their order."""
+    return float(np.dot(bucket, bucket))
+
+
+def _clipped(updates: Iterable[Vector], max_norm: float, norms: Sequence[float] | None) -> Iterator[Vector]:
+    for index, update in enumerate(updates):
+        norm = norms[index] if norms else _norm(update)
         yield update if norm <= max_norm else update * np.float32(max_norm / norm)
+
+
+def _norm(update: Vector) -> float:
+    return math.sqrt(sum(square(update[start : start + BUCKET]) for start in range(0, len(update), BUCKET)))

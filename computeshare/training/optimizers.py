@@ -1,9 +1,10 @@
 """The server's optimizer: any of the catalog's, stepping on flat vectors, its state as bytes that hold no code."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
@@ -16,6 +17,7 @@ from computeshare.layout import Layout
 from computeshare.spec import OptimizerSpec
 from computeshare.types import Vector
 
+_NOTHING = torch.empty(0)
 BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
@@ -25,36 +27,33 @@ BY_VALUE = frozenset(
 class ServerOptimizer:
     """A `torch.optim` optimizer over the tensors of a layout, on the CPU, with no module.
 
-    The parameters are views into one flat vector and their gradients into another, so that a step copies three vectors
-    and does nothing else beside the optimizer's own work. Where that is the same for every value, they are a single
-    parameter: for several small ones a step takes longer. The first one made in a process takes seconds: `torch.optim`
-    imports `torch._dynamo`.
+    During a step the parameters are views into one flat vector and their gradients into another; between steps it
+    holds its state alone. Where an optimizer's work is the same for every value, they are a single parameter: for
+    several small ones a step takes longer. The first one made in a process takes seconds: `torch.optim` imports
+    `torch._dynamo`.
     """
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, lr_factor: float = 1.0) -> None:
         """`lr_factor` multiplies the rate. Raises SpecError with torch's words where it refuses the arguments."""
         try_out(spec, lr_factor)
         self._name = spec.name
-        self._parameters, self._gradient = torch.zeros(layout.parameters), torch.zeros(layout.parameters)
-        self._list: list[nn.Parameter] = []
-        shapes = [(t.start, t.stop, t.shape) for t in layout.tensors if t.kind == "parameter"]
+        self._shape = (layout.parameters,)
+        self._places = [(t.start, t.stop, t.shape) for t in layout.tensors if t.kind == "parameter"]
         if spec.name in BY_VALUE:
-            shapes = [(0, layout.parameters, (layout.parameters,))]
-        for start, stop, shape in shapes:
-            parameter = nn.Parameter(self._parameters[start:stop].view(shape))
-            parameter.grad = self._gradient[start:stop].view(shape)
-            self._list.append(parameter)
-        self._optimizer = build(spec, lr_factor, self._list)
+            self._places = [(0, layout.parameters, self._shape)]
+        self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
+        with self._bound(torch.empty(self._shape)):  # some make their state at once
+            self._optimizer = build(spec, lr_factor, self._parameters)
 
     def step(self, parameters: Vector, gradient: Vector) -> Vector:
         """The next parameters (d,), a new array, from these and their gradient (d,). Raises ShapeError."""
-        if not parameters.shape == gradient.shape == self._parameters.shape:
-            expected = tuple(self._parameters.shape)
-            raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {expected}")
-        np.copyto(self._parameters.numpy(), parameters)
-        np.copyto(self._gradient.numpy(), gradient)
-        self._optimizer.step()
-        return self._parameters.numpy().copy()
+        if not parameters.shape == gradient.shape == self._shape:
+            raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
+        following = parameters.copy()
+        gradient = gradient if gradient.flags.writeable else gradient.copy()  # torch warns of anything else
+        with self._bound(torch.from_numpy(following), torch.from_numpy(gradient)):
+            self._optimizer.step()
+        return following
 
     def dump(self) -> bytes:
         """Everything that later steps depend on beside the parameters, in the safetensors format."""
@@ -62,7 +61,20 @@ class ServerOptimizer:
 
     def load(self, blob: bytes) -> None:
         """Go on from what `dump` gave, of the same optimizer over the same layout. Raises ArtifactError."""
-        load_state(self._name, self._optimizer, blob)
+        with self._bound(torch.empty(self._shape)):
+            load_state(self._name, self._optimizer, blob)
+
+    @contextmanager
+    def _bound(self, values: Tensor, gradients: Tensor | None = None) -> Iterator[None]:
+        """Make the parameters views of these vectors for a while."""
+        for parameter, (start, stop, shape) in zip(self._parameters, self._places, strict=True):
+            parameter.data = values[start:stop].view(shape)
+            parameter.grad = None if gradients is None else gradients[start:stop].view(shape)
+        try:
+            yield
+        finally:
+            for parameter in self._parameters:
+                parameter.grad, parameter.data = None, _NOTHING
 
 
 def dump_state(name: str, optimizer: torch.optim.Optimizer) -> bytes:

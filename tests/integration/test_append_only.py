@@ -217,7 +217,7 @@ class Run:
         before, parts = self.reducer.rounds.progress()
         full = before is not None and before.status == "running" and len(parts) == before.count
         wanted = [(part.base, m) for m, part in sorted(parts.items())]
-        messages = self.reducer.rounds.updates(wanted, update_parts(model()[0])) if full else []
+        messages = self.reducer.rounds.updates(wanted, range(update_parts(model()[0]))) if full else []
         try:
             self.reducer.advance()
         except LostClaim as lost:

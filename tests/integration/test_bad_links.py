@@ -79,7 +79,7 @@ def test_a_submission_whose_reply_was_lost_is_a_duplicate_when_repeated(
     assert counted(claim) == [0, 1, 2, 3]
     assert submit(member, "n", b"small") == "duplicate"
     assert counted(claim) == [0, 1, 2, 3]
-    assert claim.updates(of(ZERO), 1) == [[b"small"]] * 4
+    assert claim.updates(of(ZERO), range(1)) == [[b"small"]] * 4
 
 
 @pytest.mark.parametrize("upload_bytes", [10, 1000, 700_000, 1_048_700, 3_000_000, 4 * len(BLOB)])
@@ -92,7 +92,7 @@ def test_no_part_of_an_upload_that_broke_becomes_a_submission(
     assert claim.progress()[1] == {} and counted(claim) == []
     assert submit(member, "n") == "accepted"
     assert counted(claim) == [0, 1, 2, 3]
-    assert claim.updates(of(ZERO), 1) == [[BLOB]] * 4
+    assert claim.updates(of(ZERO), range(1)) == [[BLOB]] * 4
 
 
 def test_a_call_into_a_black_hole_times_out_and_the_next_one_works(proxy: Proxy, claim: Claim, member: Member) -> None:
@@ -111,7 +111,7 @@ def test_a_slow_and_distant_link_changes_nothing_but_the_time(proxy: Proxy, clai
     started = time.monotonic()
     assert submit(member, "n", BLOB[:50_000]) == "accepted"
     assert time.monotonic() - started >= 200_000 / 2_000_000
-    assert claim.updates(of(ZERO), 1) == [[BLOB[:50_000]]] * 4
+    assert claim.updates(of(ZERO), range(1)) == [[BLOB[:50_000]]] * 4
 
 
 def test_a_client_that_may_retry_rides_out_a_cut_by_itself(

@@ -15,6 +15,7 @@ from redis import Redis
 
 from bench import plain
 from computeshare import gathering
+from computeshare import layout as layout_module
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
@@ -22,6 +23,7 @@ from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.spec import JobSpec
+from computeshare.strategies import sync as sync_module
 from computeshare.training import datasets, models
 from computeshare.training.replica import Replica
 from computeshare.types import Blob, Token
@@ -612,6 +614,92 @@ def test_updates_are_read_in_pieces_and_give_the_same_bits(
     monkeypatch.setattr(Claim, "updates", note)
     assert job.finish(job.hand("solo")) == expected
     assert set(sizes) == {1}
+
+
+# Models of several buckets
+
+
+@pytest.fixture
+def several_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on models have buckets of 5,000 values: four for the 17,226 of this one."""
+    monkeypatch.setattr(sync_module, "BUCKET", 5000)
+    return lambda: monkeypatch.setattr(layout_module, "BUCKET", 5000)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{}, {"combine": "median"}, {"combine": "trimmed_mean", "max_norm": 0.05}, {"max_norm": 0.05}],
+    ids=["mean", "median", "trimmed and clipped", "clipped"],
+)
+def test_a_model_of_several_buckets_comes_to_the_same_bits(
+    start: Callable[..., Job], several_buckets: Callable[[], None], strategy: dict[str, Any]
+) -> None:
+    document = {"strategy": {"kind": "sync", **strategy}, "rounds": 4}
+    whole = start(**document)
+    expected = whole.finish(whole.hand("solo"))
+    several_buckets()
+    job = start(**document)
+    hand = job.hand("solo")
+    assert len(hand.layout.buckets) == 4
+    assert job.finish(hand) == expected
+
+
+def test_one_who_takes_over_between_commit_and_state_repeats_the_step_bucket_by_bucket(
+    start: Callable[..., Job], several_buckets: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several_buckets()
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "store_state", lambda *_: True)
+        job.round(hand)
+    job.reducer = job.new_reducer()
+    assert job.finish(hand) == expected
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda message: [*message[:3], bytes(message[3])[:-5], message[4]], "truncated"),
+        (lambda message: message[:4], "truncated: part 1 of 2 is missing"),
+        (lambda message: message[:2], "truncated: it has no frame for bucket 2"),
+        (lambda message: [*message[:4], b"x"], "truncated"),
+    ],
+    ids=["last bucket", "no buffers", "half", "buffers"],
+)
+def test_garbage_in_any_bucket_is_refused_and_the_job_goes_on(
+    start: Callable[..., Job], several_buckets: Callable[[], None], spoil: Spoil, reason: str
+) -> None:
+    several_buckets()
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    liar, honest = job.hand("liar"), job.hand("honest")
+    grants = liar.pull(), honest.pull()
+    assert [liar.send(grants[0], spoil), honest.send(grants[1])] == ["accepted", "accepted"]
+    assert job.reducer.advance()
+    told: Any = job.redis.xrange(job.store.keys.events())
+    refused = [fields[b"data"].decode() for _, fields in told if fields[b"type"] == b"refused"]
+    assert len(refused) == len(grants[0].micro_batches) and reason in refused[0]
+    assert job.redis.hget(job.store.keys.strikes(), "liar") == b"1"
+    while (state := job.store.read()) and state.version == 0:
+        job.round(honest)
+    assert job.finish(honest) == expected
+
+
+def test_what_the_broker_lost_of_several_buckets_is_nobodys_strike(
+    start: Callable[..., Job], several_buckets: Callable[[], None]
+) -> None:
+    several_buckets()
+    whole, job = start(), start()
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    grant = hand.pull()
+    hand.send(grant)
+    job.redis.delete(job.store.keys.update(grant.token, grant.micro_batches[1]))
+    assert job.reducer.advance()
+    assert not job.redis.exists(job.store.keys.strikes())
+    assert job.finish(hand) == expected
 
 
 def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: Callable[..., Job]) -> None:

@@ -367,9 +367,9 @@ def test_the_version_before_stays_readable_and_the_one_before_that_goes(claim: C
 def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, join: Join) -> None:
     fill(join, claim)
     assert commit(claim, ONE, keep=False)
-    assert claim.updates(of(ZERO), 1) == [[b"update"]] * 4
+    assert claim.updates(of(ZERO), range(1)) == [[b"update"]] * 4
     claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
-    assert claim.updates(of(ZERO), 1) == [None] * 4
+    assert claim.updates(of(ZERO), range(1)) == [None] * 4
     assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
     assert claim.load(claim.keys.state(str(ZERO))) is None
 

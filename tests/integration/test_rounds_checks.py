@@ -77,7 +77,7 @@ def test_a_micro_batch_is_refused_once(redis: Redis, claim: Claim, join: Join) -
     send(member, ZERO, 0)
     part = claim.progress()[1][0]
     assert claim.refuse(ZERO, part, "reason", "damaged").sessions == 0
-    assert claim.updates(of(ZERO, [0]), 1) == [None]
+    assert claim.updates(of(ZERO, [0]), range(1)) == [None]
     assert claim.refuse(ZERO, part, "again", "damaged") == GONE
     assert free(claim) == [b"0"] and redis.hget(claim.keys.strikes(), "liar") == b"1"
 

@@ -110,9 +110,9 @@ def test_the_list_that_made_a_version_is_kept_for_one_who_takes_over(claim: Clai
     assert claim.close(ZERO, 2) and commit(claim, ONE, carried=(0, 1), keep=False)
     counted, _ = claim.counted(current(claim))
     assert counted == of(ZERO, [2, 3])
-    assert claim.updates(of(ZERO, [2, 3]), 1) == [[b"update"]] * 2
+    assert claim.updates(of(ZERO, [2, 3]), range(1)) == [[b"update"]] * 2
     assert claim.store_state(ZERO, counted, ONE, [b"state 1"])
-    assert claim.updates(of(ZERO, [2, 3]), 1) == [None] * 2
+    assert claim.updates(of(ZERO, [2, 3]), range(1)) == [None] * 2
 
 
 def test_a_version_of_updates_that_the_broker_does_not_hold_is_not_committed(claim: Claim, join: Join) -> None:

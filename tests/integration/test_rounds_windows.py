@@ -99,7 +99,7 @@ def test_what_comes_beyond_a_version_stays_for_the_next(claim: Claim, join: Join
     assert send(member, ZERO, *range(8)) == "accepted"
     assert buffered(claim, ONE, 4, 5, 6, 7)
     assert [part.micro_batch for part in parts(claim)] == [0, 1, 2, 3] and is_full(claim)
-    assert claim.updates(of(ZERO, [0, 4]), 1) == [[b"update"], None]
+    assert claim.updates(of(ZERO, [0, 4]), range(1)) == [[b"update"], None]
     assert buffered(claim, TWO, 0, 1, 2, 3)
     assert not is_full(claim) and (current(claim).needed, current(claim).total) == (2, 10)
 

@@ -137,7 +137,7 @@ class SimReducer:
         return blob
 
     def _updates(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        return [_only(message) for message in self.claim.updates(wanted, 1)]
+        return [_only(message) for message in self.claim.updates(wanted, range(1))]
 
     @staticmethod
     def _whole(blob: bytes | None) -> bytes:
