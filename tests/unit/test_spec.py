@@ -141,10 +141,7 @@ def test_workers_share_a_round_where_some_of_them_may_be_bad() -> None:
         ({"strategy": {"combine": "median", "quorum": 0.9}}, "whole rounds only: set quorum to 1"),
         ({"strategy": {"combine": "median", "quorum": 0.9}, "workers": {"min": 2}}, None),
         ({"micro_batches_per_round": 4096, "model": "simplenet"}, None),
-        (
-            {"micro_batches_per_round": 4095, "model": "mlp", "input": (3, 128, 128)},
-            r"micro_batches_per_round to \d+ or",
-        ),
+        ({"micro_batches_per_round": 4095, "model": "mlp", "input": (3, 128, 128)}, None),
     ],
 )
 def test_rounds_that_a_minority_could_sway_are_refused_with_a_way_out(
