@@ -126,11 +126,13 @@ class Wire:
         while missing := self._replies.missing:
             if self._interrupt is not None and self._interrupt():
                 raise Interrupted("the transfer was given up")
-            moved = self._send(link, outgoing) + self._receive(link)
+            moved = self._send(link, outgoing)
+            if self._replies.missing:  # else the last words came while sending, and nothing but an end follows them
+                moved += self._receive(link)
             if moved:
                 watch.moved()
                 outgoing.answered(missing - self._replies.missing)
-            else:
+            elif self._replies.missing:
                 watch.wait(writing=outgoing.ready > 0, not_before=self._allowed_at)
 
     def _send(self, link: socket.socket, outgoing: Outgoing) -> int:
