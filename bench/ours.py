@@ -34,6 +34,7 @@ QUEUE = "bench"
 SEAT = "computeshare.queue.horse"
 """In the command of a process in which a worker trains."""
 LOOK_S = 0.5
+LOOKS = 60
 START_S = 180.0
 """How long the workers may take until the first one joins."""
 
@@ -165,8 +166,18 @@ def _wait(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
                 raise RuntimeError(f"no worker joined the job within {START_S:.0f} s: {job['reason']}")
             deadline = float("inf")
         time.sleep(LOOK_S)
-    time.sleep(LOOK_S)  # the rows of the last events follow within half a second
-    return dict(client.show(job_id))
+    return _settled(client, job_id)
+
+
+def _settled(client: Client, job_id: str) -> dict[str, Any]:
+    """An ended job once two looks at it in a row say the same: its last events may be stored after its end."""
+    job = client.show(job_id)
+    for _ in range(LOOKS):
+        time.sleep(LOOK_S)
+        before, job = job, client.show(job_id)
+        if job == before:
+            return dict(job)
+    raise RuntimeError(f"job {job_id} ended, but what is told of it still changes")
 
 
 def _points(database: sqlite3.Connection, job_id: str, meter: Meter) -> tuple[Point, ...]:
