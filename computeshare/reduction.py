@@ -23,7 +23,6 @@ from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
-from computeshare.methods import LocalStrategy
 from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Link, Received, RoundState
 from computeshare.sampling import Round
@@ -155,8 +154,7 @@ class JobReducer:
         self._parts = update_parts(self.layout)
         self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
         self.steps = Steps(spec, self.layout)
-        scaled = isinstance(spec.strategy, LocalStrategy) and spec.strategy.scale_steps
-        self.divider = Divider() if scaled else None
+        self.divider = Divider() if spec.scales_steps else None
         self.kind = devices.kind(torch.device("cpu"))
         return True
 

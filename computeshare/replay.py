@@ -190,7 +190,7 @@ class _Machine:
         self.initial: Weights = models.weights_of(module, self.layout)
         self._replica = replica_of(spec, module, self.layout, split, device)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
-        self._scaled = isinstance(spec.strategy, LocalStrategy) and spec.strategy.scale_steps
+        self._scaled = spec.scales_steps
         self._before: deque[Weights] = deque(maxlen=spec.recent)
         self._loaded: Weights | None = None
         self.steps = Steps(spec, self.layout)

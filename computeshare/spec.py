@@ -239,6 +239,11 @@ class JobSpec(Part):
         return 1 + (self.strategy.max_staleness if isinstance(self.strategy, AsyncStrategy) else 0)
 
     @property
+    def scales_steps(self) -> bool:
+        """Whether a round is divided among its units by how fast their workers are."""
+        return isinstance(self.strategy, LocalStrategy) and self.strategy.scale_steps
+
+    @property
     def title(self) -> str:
         return self.name or f"{self.model} on {self.dataset}"
 
