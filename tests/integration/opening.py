@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore, Suspicion, Terms
-from computeshare.sampling import Plan
+from computeshare.sampling import Plan, Round
 from computeshare.types import Token
 
 PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
@@ -26,13 +26,17 @@ def store(redis: Redis, job_id: str) -> RoundStore:
     return store
 
 
-@pytest.fixture
-def claim(redis: Redis, store: RoundStore) -> Claim:
-    """The active reducer of a job that is open at version 0."""
+def opened(redis: Redis, store: RoundStore, first: Round, recent: int = 1) -> Claim:
+    """The active reducer of a job that is open at version 0, with this round."""
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), {"version": 0})
+    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], first, {"version": 0}, recent)
     return claim
+
+
+@pytest.fixture
+def claim(redis: Redis, store: RoundStore) -> Claim:
+    return opened(redis, store, PLAN.round(0))
 
 
 @pytest.fixture

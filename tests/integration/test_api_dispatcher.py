@@ -85,14 +85,20 @@ def test_seat_of_a_worker_that_dies_goes_to_another(
     assert [s.job_id for s in seats(database)] == [job, job]
 
 
+def joined(redis: Redis, job: str) -> Feed:
+    """Events of a job in which the worker deadbeef0000 takes part."""
+    feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
+    feed.open()
+    feed.join("deadbeef0000")
+    return feed
+
+
 def test_worker_that_died_is_taken_out_of_the_job_and_hands_its_leases_back(
     redis: Redis, dispatcher: Dispatcher, database: Database, jobs: Jobs, queue: str, create: Callable[..., str]
 ) -> None:
     job = create()
     dispatcher.step(redis)
-    feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
-    feed.open()
-    feed.join("deadbeef0000")
+    joined(redis, job)
     redis.hset(JobKeys(job).round(), mapping={"status": "running", "version": 0})
     redis.hset(JobKeys(job).sessions(), "deadbeef0000", "s1")
     redis.hset(JobKeys(job).leases(), "3", "s1|99|1|deadbeef0000|1")
@@ -109,9 +115,7 @@ def test_a_goodbye_read_after_its_worker_was_taken_for_dead_is_what_stands(
 ) -> None:
     job = create()
     dispatcher.step(redis)
-    feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
-    feed.open()
-    feed.join("deadbeef0000")
+    feed = joined(redis, job)
     Projector(database).step(redis)
     feed.send("left", worker="deadbeef0000", session="s1", reason="asked to leave at once", freed=[])
     dispatcher.step(redis)

@@ -132,6 +132,13 @@ def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
     return start
 
 
+@pytest.fixture
+def several_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on models have buckets of 5,000 values: four for the 17,226 of this one."""
+    monkeypatch.setattr(sync_module, "BUCKET", 5000)
+    return lambda: monkeypatch.setattr(layout_module, "BUCKET", 5000)
+
+
 def test_the_weights_do_not_depend_on_how_many_workers_there_are_or_who_they_are(start: Callable[..., Job]) -> None:
     alone, many = start(), start()
     one = alone.finish(alone.hand("solo"))
@@ -585,7 +592,12 @@ def test_an_oversized_blob_is_refused_without_being_read(
     assert job.redis.hget(job.store.keys.strikes(), "liar") == b"1"
 
 
-def test_a_blob_that_the_broker_lost_is_computed_again_and_nobodys_strike(start: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["one bucket", "several buckets"])
+def test_a_blob_that_the_broker_lost_is_computed_again_and_nobodys_strike(
+    start: Callable[..., Job], several_buckets: Callable[[], None], several: bool
+) -> None:
+    if several:
+        several_buckets()
     whole, job = start(), start()
     expected = whole.finish(whole.hand("solo"))
     hand = job.hand("solo")
@@ -617,13 +629,6 @@ def test_updates_are_read_in_pieces_and_give_the_same_bits(
 
 
 # Models of several buckets
-
-
-@pytest.fixture
-def several_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From the call on models have buckets of 5,000 values: four for the 17,226 of this one."""
-    monkeypatch.setattr(sync_module, "BUCKET", 5000)
-    return lambda: monkeypatch.setattr(layout_module, "BUCKET", 5000)
 
 
 @pytest.mark.parametrize(
@@ -685,21 +690,6 @@ def test_garbage_in_any_bucket_is_refused_and_the_job_goes_on(
     while (state := job.store.read()) and state.version == 0:
         job.round(honest)
     assert job.finish(honest) == expected
-
-
-def test_what_the_broker_lost_of_several_buckets_is_nobodys_strike(
-    start: Callable[..., Job], several_buckets: Callable[[], None]
-) -> None:
-    several_buckets()
-    whole, job = start(), start()
-    expected = whole.finish(whole.hand("solo"))
-    hand = job.hand("solo")
-    grant = hand.pull()
-    hand.send(grant)
-    job.redis.delete(job.store.keys.update(grant.token, grant.micro_batches[1]))
-    assert job.reducer.advance()
-    assert not job.redis.exists(job.store.keys.strikes())
-    assert job.finish(hand) == expected
 
 
 def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: Callable[..., Job]) -> None:

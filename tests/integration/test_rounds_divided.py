@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from opening import ONE, TWO, ZERO, Join, age, current, events, late, parts, send
+from opening import ONE, TWO, ZERO, Join, age, current, events, late, opened, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
@@ -16,10 +16,7 @@ SIZES = (19, 16, 3, 2)
 
 @pytest.fixture
 def claim(redis: Redis, store: RoundStore) -> Claim:
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), {"version": 0})
-    return claim
+    return opened(redis, store, PLAN.round(0))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, events, free, of, parts, send
+from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, events, free, of, opened, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Link, Member, RoundStore
@@ -17,10 +17,7 @@ WINDOW = PLAN.window(0)
 @pytest.fixture
 def claim(redis: Redis, store: RoundStore) -> Claim:
     """The active reducer of a job whose versions are made of the micro-batches that come first."""
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], WINDOW, {"version": 0}, recent=2)
-    return claim
+    return opened(redis, store, WINDOW, recent=2)
 
 
 def buffered(claim: Claim, token: Token, *numbers: int) -> bool:
