@@ -56,7 +56,7 @@ end
 if redis.call("EXISTS", KEYS[7]) == 1 then return answer("duplicate") end
 if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return answer("fenced") end
 
-local function mine(i) -- the lease on a micro-batch, if it is this session's; and the hash it stands in
+local function mine(i) -- the lease on a micro-batch, if the sender holds it; and the hash it stands in
   for _, key in ipairs({KEYS[3], KEYS[4]}) do
     local lease = redis.call("HGET", key, ARGV[9 + 2 * i])
     if lease and lease:match("^[^|]*") == ARGV[3] then return lease, key end

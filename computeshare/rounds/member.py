@@ -199,7 +199,7 @@ class Member:
         return Receipt(outcome.decode(), current.decode(), status.decode(), before.decode(), grant)
 
     def hand_over(self, state: Sequence[Blob]) -> None:
-        """Leave the inner state of this session's replica to whoever joins next."""
+        """Leave the inner state of this worker's replica to whoever joins next."""
         self._channel.stage({self.keys.inner(self.session): state}, HANDED_S)
         self._channel.exchange([["RPUSH", self.keys.handed(), self.session]])
 
