@@ -37,11 +37,27 @@ BASE: dict[str, Any] = {
     "evaluate_every": 0,
 }
 RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
+DIFFERENCES: dict[str, Any] = {"codec": {"up": "int8", "down": "int8"}}
+SPARSE: dict[str, Any] = {"codec": {"up": "topk", "down": "topk"}}
+LOCAL: dict[str, Any] = {
+    **DIFFERENCES,
+    "strategy": {
+        "kind": "local",
+        "inner_steps": 125,
+        "replicas": WORKERS,
+        "inner_optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+        "outer_lr": 1,
+        "outer_momentum": 0,
+    },
+    "micro_batches_per_round": None,  # they follow from the strategy
+    "optimizer": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. `peer` and `ours` are fields of a JobSpec beside those of BASE; `ours` has the last word.
+    """One comparison. `peer` and `ours` are fields of a JobSpec beside those of BASE; `ours` has the last word, and
+    leaves out what is None there.
 
     `samples`: how many both see; 0: as many as they get to in the time. `score_every`: in samples. `accuracy`: the time
     to it is compared, a fraction. `unshaped`: whether DDP's accuracy comes from a run of its own without a link; over
@@ -60,13 +76,14 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "simplenet-20mbit": Case(Shape(20), {"model": "simplenet"}, limit_s=20),
-    "simplenet-20mbit-20ms": Case(Shape(20, 20), {"model": "simplenet"}, limit_s=20),
-    "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, limit_s=30),
-    "resnet18-20mbit": Case(Shape(20), RESNET, limit_s=180),
-    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, limit_s=180),
-    "resnet18-20mbit-accuracy": Case(Shape(20), RESNET, limit_s=900, samples=64_000, score_every=16_000, unshaped=True),
-    "lenet5-to-98": Case(Shape(20), {"model": "lenet5"}, limit_s=900, samples=240_000, score_every=6400, accuracy=0.98),
+    "simplenet-20mbit": Case(Shape(20), {"model": "simplenet"}, DIFFERENCES, limit_s=20),
+    "simplenet-20mbit-topk": Case(Shape(20), {"model": "simplenet"}, SPARSE, limit_s=20),
+    "simplenet-20mbit-20ms": Case(Shape(20, 20), {"model": "simplenet"}, DIFFERENCES, limit_s=20),
+    "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, DIFFERENCES, limit_s=30),
+    "resnet18-20mbit": Case(Shape(20), RESNET, LOCAL, limit_s=180),
+    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, LOCAL, limit_s=180),
+    "resnet18-20mbit-accuracy": Case(Shape(20), RESNET, LOCAL, 900, 64_000, score_every=16_000, unshaped=True),
+    "lenet5-to-98": Case(Shape(20), {"model": "lenet5"}, SPARSE, 900, 240_000, score_every=6400, accuracy=0.98),
 }
 
 
@@ -81,7 +98,7 @@ class Pair:
 def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
     """What each of both is asked to train: the job's document, and DDP's JobSpec."""
     peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.peer, "rounds": 1}))
-    document = {**BASE, **case.peer, **case.ours}
+    document = {name: value for name, value in {**BASE, **case.peer, **case.ours}.items() if value is not None}
     plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
     document.setdefault("rounds", _rounds(case.samples, plan.micro_batch * plan.micro_batches_per_round))
     if case.score_every:

@@ -76,8 +76,9 @@ def test_one_that_is_late_does_not_hold_the_round_up(store: RoundStore, members:
     assert lease(join("newcomer", backup=False)) == (4,)
 
 
-def test_what_one_worker_has_not_begun_while_it_does_another_is_given_away(
-    claim: Claim, members: dict[str, Member], join: Join
+@pytest.mark.parametrize("done", [False, True], ids=["under way", "done"])
+def test_what_one_worker_has_not_begun_once_it_has_another_is_given_away(
+    claim: Claim, members: dict[str, Member], join: Join, done: bool
 ) -> None:
     for name, member in members.items():
         assert send(member, ONE, *lease(member), nonce=f"{name} 1") == "accepted"
@@ -86,6 +87,7 @@ def test_what_one_worker_has_not_begun_while_it_does_another_is_given_away(
     newcomer = join("newcomer", backup=False)
     assert newcomer.lease(str(TWO)).answer == "wait"
     assert members["quick"].lease(str(TWO)).micro_batches == (8,)
+    assert not done or send(members["quick"], TWO, 8, nonce="quick 2") == "accepted"
     assert newcomer.lease(str(TWO)).micro_batches == (9,)
 
 
