@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
@@ -25,8 +24,8 @@ from computeshare.codecs.messages import (
     encode_update,
     feedback_of,
     in_parts,
-    largest_weights,
     weights_parts,
+    weights_room,
 )
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
@@ -129,7 +128,7 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
-        self.room = np.empty(largest_weights(self.layout), np.uint8).data  # for weights on their way to the replica
+        self.room = weights_room(self.layout) if len(self.layout.buckets) > 1 else None
         self.module = module
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
@@ -256,7 +255,7 @@ class SeatSession:
                 return None, grant
             self.bytes_down += _bytes([message])
             return decode_weights(self.down, message, self.layout), grant
-        pulled, grant = self.member.follow(self.weights_token, token, parts)
+        pulled, grant = self.member.follow(self.weights_token, token, parts, self.room)
         if pulled is None:
             return None, grant
         self.bytes_down += _bytes([*([pulled.whole] if pulled.whole else []), *pulled.deltas])

@@ -91,9 +91,13 @@ def largest_update(layout: Layout) -> int:
     return headers + 4 * (layout.parameters + layout.buffers)
 
 
-def largest_weights(layout: Layout) -> int:
-    """Bytes of the longest message that can be weights."""
-    return largest_update(layout) + frame.HEADER_BYTES + 8 * layout.counters
+def weights_room(layout: Layout) -> list[memoryview]:
+    """Memory for each part of a version's weights, however long its codec may make it."""
+    headers = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
+    values = [*(4 * (where.stop - where.start) for where in layout.buckets), 4 * layout.buffers, 8 * layout.counters]
+    room = np.empty(sum(values) + headers * len(values), np.uint8).data
+    ends = np.cumsum([size + headers for size in values]).tolist()
+    return [room[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
 
 
 def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> list[Blob]:

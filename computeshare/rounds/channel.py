@@ -98,6 +98,23 @@ class Channel:
         replies = self.exchange([*block, *others])
         return [replies[len(block) - 1][-1], *replies[len(block) :]]
 
+    def read(
+        self, key: str, parts: int, into: Sequence[Blob] | None = None, others: Sequence[Command] = ()
+    ) -> tuple[list[Blob] | None, list[Any]]:
+        """So many parts of the message under a key, None if it has not as many, and the replies to `others`.
+
+        Args:
+            into: memory for each part, of which what is returned are views. They are asked for one by one then, not
+                all at a time: a broker that holds all of a large message beside its copy of it takes twice as long.
+        """
+        if into is None:
+            found, *replies = self.exchange([["HMGET", key, *range(parts)], *others])
+        else:
+            commands: list[Command] = [["HGET", key, part] for part in range(parts)]
+            replies = self.exchange([*commands, *others], [*into, *[None] * len(others)])
+            found, replies = replies[:parts], replies[parts:]
+        return None if None in found else found, replies
+
     def load(self, key: str) -> list[Blob] | None:
         """All parts of the message under a key; None if it is gone."""
         (count,) = self.exchange([["HLEN", key]])

@@ -144,34 +144,38 @@ class Member:
         """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
         return self._checked(self._granted(self._channel.exchange([self._lease(token)])[0]))
 
-    def pull(self, token: str, parts: int, into: Blob | None = None) -> tuple[list[Blob] | None, Grant]:
+    def pull(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> tuple[list[Blob] | None, Grant]:
         """A version's weights (None if superseded by now) and a lease on its round, in one exchange.
 
         Args:
             parts: of which the weights consist.
-            into: memory for them, of which what is returned are views.
+            into: memory for each, of which what is returned are views; worth its while for large ones.
         """
-        weights: Command = ["HMGET", self.keys.weights(token), *range(parts)]
-        found, reply = self._channel.exchange([weights, self._lease(token)], [into, None])
-        return None if None in found else found, self._checked(self._granted(reply))
+        found, (reply,) = self._channel.read(self.keys.weights(token), parts, into, [self._lease(token)])
+        return found, self._checked(self._granted(reply))
 
-    def follow(self, loaded: str, token: str, parts: int) -> tuple[Pulled | None, Grant]:
-        """As `pull`, where versions are published as differences: what leads from the version `loaded` to `token`."""
+    def follow(
+        self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None
+    ) -> tuple[Pulled | None, Grant]:
+        """As `pull`, where versions are published as differences: what leads from the version `loaded` to `token`.
+
+        `into` is memory for the parts of the last difference.
+        """
         k = self.keys
-        asked: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"]]
-        asked += [["HMGET", k.delta(token), *range(parts)], self._lease(token)]
-        chain, snapshot, newest, reply = self._channel.exchange(asked)
+        others: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"], self._lease(token)]
+        newest, (chain, snapshot, reply) = self._channel.read(k.delta(token), parts, into, others)
         grant = self._checked(self._granted(reply))
         way = route([one.decode() for one in chain], (snapshot or b"").decode(), loaded, token)
         if way is None:
             return None, grant
         keys = [k.weights(way.snapshot)] if way.snapshot else []
         keys += [k.delta(one) for one in way.deltas if one != token]
-        found = [self._channel.exchange([["HMGET", key, *range(parts)]])[0] for key in keys]
+        found = [self._channel.read(key, parts)[0] for key in keys]
         found += [newest] if token in way.deltas else []
-        if any(None in message for message in found):
+        messages = [message for message in found if message is not None]
+        if len(messages) < len(found):
             return None, grant
-        return Pulled(found[0] if way.snapshot else None, found[1:] if way.snapshot else found), grant
+        return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
 
     def submit(
         self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any], and_lease: bool = False

@@ -338,8 +338,10 @@ def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(claim: Claim, jo
     fill(join, claim)
     assert commit(claim, ONE)
     assert waiting.wait(1000) == str(ONE)
-    blob, grant = waiting.pull(str(ONE), 1)
-    assert blob == [b"weights"] and grant.micro_batches == (4, 5)
+    room = bytearray(20)
+    blob, grant = waiting.pull(str(ONE), 1, [room])
+    assert blob == [b"weights"] and grant.micro_batches == (4, 5) and room.startswith(b"weights")
+    assert waiting.pull(str(ONE), 2, [room, bytearray(20)])[0] is waiting.pull(str(ONE), 2)[0] is None
 
 
 def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, claim: Claim, join: Join) -> None:

@@ -1,5 +1,6 @@
 """The document that `make bench` writes."""
 
+import json
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import pytest
 from bench.__main__ import PARTS, Command, run, write
 from bench.report import Part, Plot, Table, cell, markdown, median, merged, paired, svg
 from bench.thin import CASES, specs
+from computeshare.spec import JobSpec
 
 PART = Part(
     [Table("Rates", ["what", "ours", "DDP"], [["rounds/s", 12.3456, None], ["a | b", 12_345.6, 3]], "A note.")],
@@ -88,7 +90,8 @@ def test_every_part_is_a_module_that_is_there_and_writes_its_findings(name: str)
 def test_both_sides_of_a_case_see_as_many_samples_a_round_is_made_of(name: str) -> None:
     case = CASES[name]
     document, peer = specs(case)
-    ours = document["rounds"] * document["micro_batch"] * document["micro_batches_per_round"]
+    plan = JobSpec.model_validate_json(json.dumps(document)).plan
+    ours = document["rounds"] * plan.micro_batch * plan.micro_batches_per_round
     assert peer.micro_batches_per_round == 2 and peer.micro_batch == document["micro_batch"]
     if case.samples:
         assert ours == peer.rounds_total * peer.micro_batch * 2 == case.samples
