@@ -1,6 +1,8 @@
 """A round's updates in a reducer: read in pieces, checked one by one, refused where they are not right."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,13 +30,18 @@ class Refused(Exception):
 class Gatherer:
     """Reads one job's updates."""
 
-    def __init__(self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, bearable: int = 0) -> None:
-        """`bearable`: how many bad workers the job's combination bears; 0 if none."""
+    def __init__(
+        self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, helper: Executor, bearable: int = 0
+    ) -> None:
+        """`helper`: reads ahead; `bearable`: how many bad workers the job's combination bears; 0 if none."""
         self.rounds, self.codec, self.layout, self.plan, self.bearable = rounds, codec, layout, plan, bearable
         self.limit = largest_update(layout)
         longest = max(where.stop - where.start for where in layout.buckets)
         self._values = np.empty(longest, np.float32)
-        self._room = np.empty(min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES), np.uint8).data
+        room = min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES)
+        self._rooms = [np.empty(room, np.uint8).data for _ in range(2)]
+        """For what is being decoded, and for what is read meanwhile."""
+        self._reading = _ReadAhead(self._read, helper)
         self.ahead: dict[tuple[str, int], Message] = {}
         """Messages that were read already."""
 
@@ -68,7 +75,7 @@ class Gatherer:
 
     def again(self, one: tuple[str, int], bucket: int) -> Vector | None:
         """This bucket of an update that was checked before, until the next one is read; None if it is gone."""
-        (frames,) = self.rounds.updates([one], parts_of(self.layout, bucket), [self._room])
+        (frames,) = self._read(_Wanted(bucket, (one,)))
         return None if frames is None else self._decoded(frames, bucket)[0]
 
     def _frames(self, parts: Sequence[Received], bucket: int) -> Iterator[tuple[int, Message | None]]:
@@ -78,11 +85,21 @@ class Gatherer:
             wanted = parts_of(self.layout, bucket)
             yield from ((part.micro_batch, _some(self.ahead[part.base, part.micro_batch], wanted)) for part in parts)
             return
-        for some in _pieces(parts, len(self.layout.buckets)):
-            into = [self._room] if len(some) == 1 else None
-            names = [(part.base, part.micro_batch) for part in some]
-            messages = self.rounds.updates(names, parts_of(self.layout, bucket), into)
-            yield from ((part.micro_batch, message) for part, message in zip(some, messages, strict=True))
+        buckets = len(self.layout.buckets)
+        pieces = [tuple((part.base, part.micro_batch) for part in some) for some in _pieces(parts, buckets)]
+        coming = [_Wanted(b, names) for b in range(bucket, buckets)[:2] for names in pieces]
+        for one, following in zip(coming[: len(pieces)], [*coming[1:], None], strict=False):
+            messages = self._reading.take(one, following)
+            yield from ((micro_batch, message) for (_, micro_batch), message in zip(one.names, messages, strict=True))
+
+    def settle(self) -> None:
+        """Have done with reading: what was read ahead is not asked for."""
+        self._reading.settle()
+
+    def _read(self, wanted: "_Wanted") -> list[Message | None]:
+        self._rooms.reverse()
+        into = self._rooms[:1] if len(wanted.names) == 1 else None
+        return self.rounds.updates(wanted.names, parts_of(self.layout, wanted.bucket), into)
 
     def _decoded(self, frames: Message, bucket: int) -> tuple[Vector, Vector]:
         where = self.layout.buckets[bucket]
@@ -141,6 +158,41 @@ def is_divergence(found: Suspicion, bearable: int) -> bool:
     """
     alone = found.there <= 1 and found.times >= NOT_FINITE_TIMES
     return found.sessions >= 2 or alone or (bearable > 0 and found.senders > bearable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A bucket of some updates, named as in `Claim.updates`."""
+
+    bucket: int
+    names: tuple[tuple[str, int], ...]
+
+
+class _ReadAhead:
+    """Reads what is asked for next while what was asked for last is worked on."""
+
+    def __init__(self, read: Callable[[_Wanted], list[Message | None]], helper: Executor) -> None:
+        self._read, self._helper = read, helper
+        self._coming: tuple[_Wanted, Future[list[Message | None]]] | None = None
+
+    def take(self, wanted: _Wanted, following: _Wanted | None) -> list[Message | None]:
+        """What is wanted; what will be wanted next is read from now on."""
+        coming = self._coming
+        if coming is None or coming[0] != wanted:
+            self.settle()
+            found = self._read(wanted)
+        else:
+            self._coming = None
+            found = coming[1].result()
+        if following:
+            self._coming = following, self._helper.submit(self._read, following)
+        return found
+
+    def settle(self) -> None:
+        """Wait until nothing is being read."""
+        if self._coming:
+            wait([self._coming[1]])
+        self._coming = None
 
 
 class _Wrong(Exception):

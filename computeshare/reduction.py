@@ -5,6 +5,7 @@ import shutil
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from computeshare.sampling import Round
 from computeshare.spec import JobSpec
 from computeshare.strategies import sync
 from computeshare.strategies.dividing import Divider, Walked
-from computeshare.types import Token, Vector
+from computeshare.types import Blob, Token, Vector
 
 if TYPE_CHECKING:
     from computeshare.stepping import Held
@@ -64,6 +65,7 @@ class JobReducer:
         self._expected: list[tuple[str, int]] = []
         self._parts = 0
         self._held_until = 0.0
+        self._helper = ThreadPoolExecutor(1, "beside")
 
     def advance(self) -> bool:
         """Do whatever is due; False once there is nothing left to do for this job.
@@ -133,6 +135,7 @@ class JobReducer:
     def close(self) -> None:
         """Let checkpoints that are being written finish."""
         self.checkpoints.close()
+        self._helper.shutdown(wait=False)
 
     # What the job needs: built once
 
@@ -152,7 +155,8 @@ class JobReducer:
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout: Layout = models.layout_of(module)
         self._parts = update_parts(self.layout)
-        self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, tolerated(spec.sharers))
+        bearable = tolerated(spec.sharers)
+        self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, self._helper, bearable)
         self.steps = Steps(spec, self.layout)
         self.divider = Divider() if spec.scales_steps else None
         self.kind = devices.kind(torch.device("cpu"))
@@ -307,6 +311,8 @@ class JobReducer:
             gradient = self.steps.combine(read, samples, staleness)
         except Refused:
             return
+        finally:
+            self.gatherer.settle()
         failpoint("after_gather")
         clock.lap("combine")
         master = self.steps.optimizer.step(self.current.held.master, gradient)
@@ -315,7 +321,7 @@ class JobReducer:
             raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
         blob, held = self.steps.publish(master, buffers.value, self.current.held.weights, base.version + 1)
-        sha256 = self.layout.digest(held.weights)
+        left, sha256 = self._begin(blob, held.weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         event = self._event(base, token, sha256, counted, samples)
         if any(staleness):
@@ -326,11 +332,10 @@ class JobReducer:
             event["carried"] = following.carried
         clock.lap("encode")
         failpoint("before_commit")
-        told = {**event, "seconds": clock.laps}
         link = self._link(token, held, sum(map(len, blob)))
-        if not self.rounds.commit(base, counted, token, blob, following, told, link):
+        if not self.rounds.commit(base, counted, token, left, following, {**event, "seconds": clock.laps}, link):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
-        del blob, link
+        del blob, left, link
         failpoint("after_commit")
         self.current = Version(token, held)
         self._expected = self.gatherer.expected(token, following)
@@ -340,6 +345,13 @@ class JobReducer:
         self._keep(self.current, following)
         if self.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
+
+    def _begin(self, blob: Sequence[Blob], weights: Weights) -> tuple[Sequence[Blob], str]:
+        """Work out the digest of the next version's weights, sending large ones on meanwhile; what is left to send."""
+        if len(self.layout.buckets) == 1:
+            return blob, self.layout.digest(weights)
+        digest = self._helper.submit(self.layout.digest, weights)
+        return self.rounds.begin(blob), digest.result()
 
     def _link(self, token: Token, held: "Held", delta_bytes: int) -> Link | None:
         """What becomes of the chain with the next version, if that is published as a difference."""

@@ -201,7 +201,7 @@ class SeatSession:
             and (state := self.replica.dump())
         ):
             try:
-                self.member.hand_over(in_parts([state]))
+                self.member.hand_over(in_parts(state))
             except OutOfMemoryError as error:
                 log.warning("inner state not handed over", job=self.seat.job, error=str(error))
 

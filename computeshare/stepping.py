@@ -52,9 +52,11 @@ class Steps:
         return Held(master, weights)
 
     def dump(self, master: Vector) -> list[Blob]:
-        """The optimizer's state, and the full-precision parameters where what is published has lost some, in parts."""
+        """The optimizer's state, and the full-precision parameters where what is published has lost some, in parts that
+        hold until the next step.
+        """
         kept = b"" if self._down.exact else master.data.cast("B")
-        return in_parts([struct.pack("<Q", len(kept)), kept, self.optimizer.dump()])
+        return in_parts([struct.pack("<Q", len(kept)), kept, *self.optimizer.dump()])
 
     def combine(self, read: Buckets, samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
         """The gradient (d,) of a round, bucket by bucket, so that no whole update is ever held.

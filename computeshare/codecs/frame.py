@@ -6,12 +6,12 @@ as one, each with its length before it (four bytes, little-endian): what differs
 
 import struct
 import threading
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
+from zlib_ng import zlib_ng
 
 from computeshare.errors import CodecError
 from computeshare.types import Blob
@@ -52,7 +52,7 @@ def pack(raw: Raw, compress: bool = True) -> bytes:
         compressed = _contexts.compressor.compress(view)
         if len(compressed) < _WINS * len(view):
             kind, body = _ZSTD, memoryview(compressed)
-    return b"".join((_HEADER.pack(_MAGIC, kind, zlib.crc32(body)), body))
+    return b"".join((_HEADER.pack(_MAGIC, kind, zlib_ng.crc32(body)), body))
 
 
 def unpack(blob: Blob, raw_bytes: int) -> memoryview:
@@ -69,7 +69,7 @@ def unpack(blob: Blob, raw_bytes: int) -> memoryview:
         raise CodecError("not a frame: unknown header")
     if len(body) > raw_bytes:
         raise CodecError(f"wrong length: {len(body)} bytes where at most {raw_bytes} are expected")
-    if zlib.crc32(body) != checksum:
+    if zlib_ng.crc32(body) != checksum:
         raise CodecError("checksum mismatch: the blob was damaged on its way")
     raw = _decompress(body, raw_bytes) if kind == _ZSTD else body
     if len(raw) != raw_bytes:

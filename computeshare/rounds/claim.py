@@ -11,7 +11,7 @@ from redis import Redis
 
 from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
-from computeshare.rounds.channel import Channel, Messages, pairs
+from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round
 from computeshare.types import Blob, Message, Token
@@ -224,6 +224,16 @@ class Claim(RoundStore):
         arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce, ANSWERED_S]
         return Suspicion(*map(int, self.scripts.call("refuse", names, arguments)))
 
+    def begin(self, weights: Sequence[Blob]) -> Sequence[Blob]:
+        """Send a version's weights on before it is known what it will be called, if they are large.
+
+        Returns: what `commit` is still to be given of them.
+        """
+        if sum(map(len, weights)) <= AT_ONCE_BYTES:
+            return weights
+        self._channel.stage({self._staged("weights"): weights}, STAGED_S)
+        return ()
+
     def commit(
         self,
         base: RoundState,
@@ -240,6 +250,7 @@ class Claim(RoundStore):
             base: the round that was reduced.
             parts: what made the version, ascending: all that the round has received, unless the next one is the same
                 window of units.
+            weights: what `begin` has left of them; nothing if it has sent them all.
             following: the next round, with what is carried into it; its count is 0 after the last one.
             link: where `weights` are the difference from the version before, what else becomes of the chain.
         """
@@ -260,8 +271,9 @@ class Claim(RoundStore):
         arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
         arguments.append(link.kept if link and link.snapshot else "")
         arguments += [numbers_text(following.sizes), ",".join(following.owners)]
-        messages = {staged: weights} | ({snapshot: link.snapshot} if link and link.snapshot else {})
-        return self._run_staged("commit", messages, names, arguments)
+        messages = {staged: weights, snapshot: link.snapshot if link else None}
+        there = {key: message for key, message in messages.items() if message}
+        return self._run_staged("commit", there, names, arguments)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the

@@ -15,7 +15,7 @@ from computeshare.sampling import Plan
 from computeshare.training.datasets import Split
 from computeshare.training.optimizers import build, dump_state, load_state, try_out
 from computeshare.training.replica import Replica
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class LocalReplica:
         loss = float(np.average(torch.stack(losses).tolist(), weights=sizes))
         return LocalUpdate(vector, replica.buffers.read(), loss)
 
-    def dump(self) -> bytes | None:
+    def dump(self) -> list[Blob] | None:
         """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""
         return None if self._kept is None else dump_state(self._inner.name, self._kept)
 

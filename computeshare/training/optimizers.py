@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import safetensors.numpy
+import numpy as np
+import numpy.typing as npt
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -15,9 +16,11 @@ from computeshare.catalog import catalog
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.layout import Layout
 from computeshare.spec import OptimizerSpec
-from computeshare.types import Vector
+from computeshare.types import Blob, Vector
 
 _NOTHING = torch.empty(0)
+_KINDS = {"<f4": "F32", "<f8": "F64", "<i8": "I64", "|b1": "BOOL"}
+"""What safetensors calls the kinds of numbers that a state may hold."""
 BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
@@ -55,8 +58,8 @@ class ServerOptimizer:
             self._optimizer.step()
         return following
 
-    def dump(self) -> bytes:
-        """Everything that later steps depend on beside the parameters, in the safetensors format."""
+    def dump(self) -> list[Blob]:
+        """Everything that later steps depend on beside the parameters, as `dump_state` gives it."""
         return dump_state(self._name, self._optimizer)
 
     def load(self, blob: bytes) -> None:
@@ -77,8 +80,11 @@ class ServerOptimizer:
                 parameter.grad, parameter.data = None, _NOTHING
 
 
-def dump_state(name: str, optimizer: torch.optim.Optimizer) -> bytes:
-    """Everything that later steps depend on beside the parameters, in the safetensors format."""
+def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
+    """Everything that later steps depend on beside the parameters, in the safetensors format, in pieces.
+
+    The larger of them are views of the optimizer's own tensors: they hold until its next step.
+    """
     (group,) = optimizer.param_groups
     tensors: dict[str, Tensor] = {}
     scalars: list[dict[str, Any]] = []
@@ -87,9 +93,24 @@ def dump_state(name: str, optimizer: torch.optim.Optimizer) -> bytes:
         tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
         scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
     settings = {key: value for key, value in group.items() if key != "params"}
-    metadata = {"state": json.dumps({"optimizer": name, "group": settings, "scalars": scalars})}
-    # metadata has one entry, since safetensors writes several in any order; and through NumPy it is one copy less
-    return safetensors.numpy.save({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, metadata)
+    state = json.dumps({"optimizer": name, "group": settings, "scalars": scalars})
+    return _pieces({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state})
+
+
+def _pieces(arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> list[Blob]:
+    """A safetensors file: its header, and after it the arrays, which are not copied as the library's own writer does.
+
+    Raises KeyError: an array is of a kind that no optimizer's state has.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    ordered = sorted(arrays.items(), key=lambda entry: (-entry[1].itemsize, entry[0]))  # so that all lie aligned
+    for name, array in ordered:
+        start, end = end, end + array.nbytes
+        header[name] = {"dtype": _KINDS[array.dtype.str], "shape": array.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *(array.reshape(-1).view(np.uint8).data for _, array in ordered)]
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, blob: bytes) -> None:

@@ -479,11 +479,11 @@ def test_one_who_takes_over_after_a_quorum_repeats_the_step_from_its_list(
     with monkeypatch.context() as patch:
         patch.setattr(Claim, "store_state", lambda *_: None)  # dies just before
         half_round(job, quick, slow)
-    before = job.reducer.steps.optimizer.dump()
+    before = b"".join(job.reducer.steps.optimizer.dump())
     assert job.reducer.current is not None
     job.reducer = job.new_reducer()
     job.reducer.advance()
-    assert job.reducer.steps.optimizer.dump() == before
+    assert b"".join(job.reducer.steps.optimizer.dump()) == before
     assert (state := job.store.read()) and state.version == 3
     assert job.redis.exists(job.store.keys.state(str(state.token)))
 
