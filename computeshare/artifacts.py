@@ -22,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
+from computeshare import tensorfile
 from computeshare.errors import ArtifactError
 from computeshare.failpoints import failpoint
 from computeshare.ledger import Entry
-from computeshare.types import Token
+from computeshare.types import Blob, Token
 
 UNFINISHED_S = 3600
 """A checkpoint still being written after this long is not being written any more."""
@@ -83,17 +84,17 @@ class Artifacts:
         temporary.mkdir()
         try:
             metadata = {"token": str(token), "order": json.dumps(list(tensors))}  # the format itself sorts by name
-            blob = save({name: np.asarray(a, order="C") for name, a in tensors.items()}, metadata)
+            weights = tensorfile.pieces(tensors, metadata)
             manifest = Manifest(
                 token=str(token),
                 version=token.version,
                 sha256=sha256,
-                bytes=len(blob),
+                bytes=sum(map(len, weights)),
                 epoch=epoch,
                 next_micro_batch=next_micro_batch,
                 carried=tuple(carried),
             )
-            _write(temporary / WEIGHTS, blob)
+            _write(temporary / WEIGHTS, *weights)
             _write(temporary / STATE, state)
             if ledger:
                 _write(temporary / LEDGER, json.dumps(ledger, separators=(",", ":")).encode())
@@ -263,9 +264,9 @@ def _link(source: Path, target: Path) -> None:
         _write(target, source.read_bytes())
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, *content: Blob) -> None:
     with open(path, "wb") as file:
-        file.write(content)
+        file.writelines(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,5 +1,6 @@
 """Manners of a process: end with the one that started it, end when asked."""
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -48,6 +49,14 @@ def keep_freed_memory() -> None:
     if not tune(_MMAP_THRESHOLD, _LARGEST_KEPT):
         tune(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes, if it is not a new one
     tune(_TRIM_THRESHOLD, _LARGEST_KEPT)
+
+
+def return_freed_memory() -> None:
+    """Give back what lies free between what is kept, where the C library is glibc: worth its while after a model was
+    built, of which only its weights are kept.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def spare_the_collector() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
+from computeshare.processes import return_freed_memory
 from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Link, Received, RoundState
 from computeshare.sampling import Round
@@ -93,6 +94,7 @@ class JobReducer:
                 self._open()
                 return True
             self._resume(state)
+            return_freed_memory()
         if self.current is None or self.current.token != state.token:
             raise LostClaim(f"version {state.token} was committed by another reducer")
         if state.status == "finished":
@@ -186,6 +188,7 @@ class JobReducer:
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
         if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event, self.spec.recent):
             raise LostClaim("the job was opened by another reducer")
+        return_freed_memory()
         self.current = Version(token, held)
         self.chain = Chain([token], token, sum(map(len, blob)))
 
@@ -320,8 +323,8 @@ class JobReducer:
         if not np.isfinite(master).all():
             raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
-        blob, held = self.steps.publish(master, buffers.value, self.current.held.weights, base.version + 1)
-        left, sha256 = self._begin(blob, held.weights)
+        weights, held = self.steps.publish(master, buffers.value, self.current.held.weights, base.version + 1)
+        left, sha256 = self._begin(weights, held.weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         event = self._event(base, token, sha256, counted, samples)
         if any(staleness):
@@ -332,10 +335,10 @@ class JobReducer:
             event["carried"] = following.carried
         clock.lap("encode")
         failpoint("before_commit")
-        link = self._link(token, held, sum(map(len, blob)))
+        link = self._link(token, held, weights)
         if not self.rounds.commit(base, counted, token, left, following, {**event, "seconds": clock.laps}, link):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
-        del blob, left, link
+        del weights, left, link
         failpoint("after_commit")
         self.current = Version(token, held)
         self._expected = self.gatherer.expected(token, following)
@@ -346,19 +349,21 @@ class JobReducer:
         if self.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
 
-    def _begin(self, blob: Sequence[Blob], weights: Weights) -> tuple[Sequence[Blob], str]:
-        """Work out the digest of the next version's weights, sending large ones on meanwhile; what is left to send."""
+    def _begin(self, parts: Iterable[Blob], weights: Weights) -> tuple[Sequence[Blob], str]:
+        """Send the next version's weights on, if they are large, and work out their digest meanwhile; what is left to
+        send, and the digest.
+        """
         if len(self.layout.buckets) == 1:
-            return blob, self.layout.digest(weights)
+            return [*parts], self.layout.digest(weights)
         digest = self._helper.submit(self.layout.digest, weights)
-        return self.rounds.begin(blob), digest.result()
+        return self.rounds.begin(parts), digest.result()
 
-    def _link(self, token: Token, held: "Held", delta_bytes: int) -> Link | None:
+    def _link(self, token: Token, held: "Held", delta: Iterable[Blob]) -> Link | None:
         """What becomes of the chain with the next version, if that is published as a difference."""
         if not self.steps.chained:
             return None
         chain = self.chain
-        chain.add(token, delta_bytes)
+        chain.add(token, sum(map(len, delta)))
         if not chain.wants_snapshot:
             return Link()
         outdated = chain.outdated

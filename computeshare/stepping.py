@@ -37,6 +37,7 @@ class Steps:
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
         self.optimizer = ServerOptimizer(layout, spec.optimizer, factor)
         self._spec, self._down, self._layout = spec, CODECS[spec.codecs.down], layout
+        self._gradient = np.empty(layout.parameters if len(layout.buckets) > 1 else 0, np.float32)
 
     def load(self, weights: Weights, state: bytes) -> Held:
         """Go on from a version's weights and the state that `dump` gave beside them, its parts joined.
@@ -61,6 +62,8 @@ class Steps:
     def combine(self, read: Buckets, samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
         """The gradient (d,) of a round, bucket by bucket, so that no whole update is ever held.
 
+        That of a model with several buckets holds until the next.
+
         Args:
             read: gives a bucket of each update, in the order of units.
         """
@@ -74,18 +77,17 @@ class Steps:
         )
         if len(buckets) == 1:
             return next(combined)
-        gradient = np.empty(self._layout.parameters, np.float32)
         for where, values in zip(buckets, combined, strict=True):
-            gradient[where] = values
-        return gradient
+            self._gradient[where] = values
+        return self._gradient
 
     @property
     def chained(self) -> bool:
         """Whether versions are published as their difference from the one before."""
         return self._spec.codecs.down in DELTAS
 
-    def publish(self, master: Vector, buffers: Vector, before: Weights, version: int) -> tuple[list[Blob], Held]:
-        """A version's weights as they travel, and what everyone holds who has read them.
+    def publish(self, master: Vector, buffers: Vector, before: Weights, version: int) -> tuple[Iterable[Blob], Held]:
+        """A version's weights as they travel, to be read once, and what everyone holds who has read them.
 
         What a difference has lost is in the next one, which is that of the full-precision parameters from what
         everyone holds.
@@ -97,9 +99,9 @@ class Steps:
         mean = buffers if self._layout.buffers else before.buffers
         full = Weights(master, mean, self._layout.counted(before.counters))
         if not self.chained:
-            return self.blob(master, full)
+            return self._whole(master, full)
         delta = Weights(master - before.parameters, full.buffers, full.counters)
-        parts = encode_weights(self._down, delta, self._layout, version * len(self._layout.buckets))
+        parts = [*encode_weights(self._down, delta, self._layout, version * len(self._layout.buckets))]
         return parts, Held(master, add_delta(self._down, parts, self._layout, before))
 
     def blob(self, master: Vector, weights: Weights) -> tuple[list[Blob], Held]:
@@ -109,10 +111,16 @@ class Steps:
         parameters with the others' buffers and counters.
         """
         if self.chained:
-            return encode_weights(WHOLE, weights, self._layout), Held(master, weights)
-        full = Weights(master, weights.buffers, weights.counters)
-        parts = encode_weights(self._down, full, self._layout)
-        return parts, Held(master, full if self._down.exact else decode_weights(self._down, parts, self._layout))
+            return [*encode_weights(WHOLE, weights, self._layout)], Held(master, weights)
+        parts, held = self._whole(master, Weights(master, weights.buffers, weights.counters))
+        return [*parts], held
+
+    def _whole(self, master: Vector, full: Weights) -> tuple[Iterable[Blob], Held]:
+        """As `publish`, of full-precision weights."""
+        if self._down.exact:
+            return encode_weights(self._down, full, self._layout), Held(master, full)
+        parts = [*encode_weights(self._down, full, self._layout)]
+        return parts, Held(master, decode_weights(self._down, parts, self._layout))
 
     def step(
         self,

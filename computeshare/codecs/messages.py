@@ -4,7 +4,7 @@ A message is a list of frames: one for each bucket of the parameters, then one f
 for the counters. Buffers and counters travel exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -100,11 +100,15 @@ def weights_room(layout: Layout) -> list[memoryview]:
     return [room[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
 
 
-def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> list[Blob]:
-    """A version's weights as a message, or what is to be added to the parameters of another, with its own rest."""
-    counters = frame.pack(weights.counters.astype("<i8", copy=False))
-    frames = [codec.encode(weights.parameters[bucket], seed + index) for index, bucket in enumerate(layout.buckets)]
-    return [*frames, _EXACT.encode(weights.buffers), counters]
+def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> Iterator[Blob]:
+    """A version's weights as a message, or what is to be added to the parameters of another, with its own rest.
+
+    Each part is encoded once it is asked for.
+    """
+    for index, bucket in enumerate(layout.buckets):
+        yield codec.encode(weights.parameters[bucket], seed + index)
+    yield _EXACT.encode(weights.buffers)
+    yield frame.pack(weights.counters.astype("<i8", copy=False))
 
 
 def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:

@@ -1,6 +1,6 @@
 """The Lua scripts, called by digest, alone or among other commands of one exchange."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -75,8 +75,11 @@ class Channel:
         """Run one script and return its reply."""
         return self.exchange([self.script(name, keys, arguments)])[0]
 
-    def stage(self, messages: Messages, life_s: int) -> None:
-        """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came."""
+    def stage(self, messages: Mapping[str, Iterable[Blob]], life_s: int) -> None:
+        """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came.
+
+        A part is asked for when it is about to be sent.
+        """
         done: list[str] = []
         for key, parts in messages.items():
             for command in staging(key, parts, life_s):
@@ -135,14 +138,17 @@ def pairs(reply: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
     return [*reply.items()] if isinstance(reply, dict) else [*zip(reply[::2], reply[1::2], strict=True)]
 
 
-def staging(key: str, parts: Sequence[Blob], life_s: int) -> list[Command]:
+def staging(key: str, parts: Iterable[Blob], life_s: int) -> Iterator[Command]:
     """The commands that put a message under a key, some MB each; it expires `life_s` seconds after the last of them."""
-    commands: list[list[Argument]] = [["UNLINK", key]]
-    size = LARGE
+    yield ["UNLINK", key]
+    some: list[Argument] = []
+    size = 0
     for index, part in enumerate(parts):
         if size >= LARGE:
-            commands += [["HSET", key], ["EXPIRE", key, life_s]]
-            size = 0
-        commands[-2] += (index, part)
+            yield ["HSET", key, *some]
+            yield ["EXPIRE", key, life_s]
+            some, size = [], 0
+        some += (index, part)
         size += len(part)
-    return [*commands]
+    yield ["HSET", key, *some]
+    yield ["EXPIRE", key, life_s]

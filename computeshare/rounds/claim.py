@@ -2,9 +2,10 @@
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
+from itertools import chain
 from typing import Any, Literal
 
 from redis import Redis
@@ -224,15 +225,19 @@ class Claim(RoundStore):
         arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce, ANSWERED_S]
         return Suspicion(*map(int, self.scripts.call("refuse", names, arguments)))
 
-    def begin(self, weights: Sequence[Blob]) -> Sequence[Blob]:
+    def begin(self, weights: Iterable[Blob]) -> Sequence[Blob]:
         """Send a version's weights on before it is known what it will be called, if they are large.
 
         Returns: what `commit` is still to be given of them.
         """
-        if sum(map(len, weights)) <= AT_ONCE_BYTES:
-            return weights
-        self._channel.stage({self._staged("weights"): weights}, STAGED_S)
-        return ()
+        first: list[Blob] = []
+        rest = iter(weights)
+        for part in rest:
+            first.append(part)
+            if sum(map(len, first)) > AT_ONCE_BYTES:
+                self._channel.stage({self._staged("weights"): chain(first, rest)}, STAGED_S)
+                return ()
+        return first
 
     def commit(
         self,

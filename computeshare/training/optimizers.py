@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from computeshare import tensorfile
 from computeshare.catalog import catalog
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.layout import Layout
@@ -19,8 +18,6 @@ from computeshare.spec import OptimizerSpec
 from computeshare.types import Blob, Vector
 
 _NOTHING = torch.empty(0)
-_KINDS = {"<f4": "F32", "<f8": "F64", "<i8": "I64", "|b1": "BOOL"}
-"""What safetensors calls the kinds of numbers that a state may hold."""
 BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
@@ -94,23 +91,7 @@ def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
         scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
     settings = {key: value for key, value in group.items() if key != "params"}
     state = json.dumps({"optimizer": name, "group": settings, "scalars": scalars})
-    return _pieces({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state})
-
-
-def _pieces(arrays: dict[str, npt.NDArray[Any]], metadata: dict[str, str]) -> list[Blob]:
-    """A safetensors file: its header, and after it the arrays, which are not copied as the library's own writer does.
-
-    Raises KeyError: an array is of a kind that no optimizer's state has.
-    """
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    ordered = sorted(arrays.items(), key=lambda entry: (-entry[1].itemsize, entry[0]))  # so that all lie aligned
-    for name, array in ordered:
-        start, end = end, end + array.nbytes
-        header[name] = {"dtype": _KINDS[array.dtype.str], "shape": array.shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *(array.reshape(-1).view(np.uint8).data for _, array in ordered)]
+    return tensorfile.pieces({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state})
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, blob: bytes) -> None:

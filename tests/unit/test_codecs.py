@@ -206,7 +206,7 @@ def test_weights_carry_buffers_and_counters_exactly_and_their_digest_follows_the
     weights = Weights(
         np.linspace(0, 1, 16, dtype=np.float32), np.full(4, 1 / 3, np.float32), np.array([2**40 + 1], np.int64)
     )
-    got = decode_weights(CODECS["float32"], encode_weights(CODECS["float32"], weights, LAYOUT), LAYOUT)
+    got = decode_weights(CODECS["float32"], [*encode_weights(CODECS["float32"], weights, LAYOUT)], LAYOUT)
     assert LAYOUT.digest(got) == LAYOUT.digest(weights)
     w, b = weights.parameters[:12], weights.parameters[12:]
     in_order = w.tobytes() + weights.buffers.tobytes() + weights.counters.tobytes() + b.tobytes()
