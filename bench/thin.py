@@ -39,19 +39,18 @@ BASE: dict[str, Any] = {
 RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}
 DIFFERENCES: dict[str, Any] = {"codec": {"up": "int8", "down": "int8"}}
 SPARSE: dict[str, Any] = {"codec": {"up": "topk", "down": "topk"}}
-LOCAL: dict[str, Any] = {
-    **DIFFERENCES,
-    "strategy": {
-        "kind": "local",
-        "inner_steps": 125,
-        "replicas": WORKERS,
-        "inner_optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
-        "outer_lr": 1,
-        "outer_momentum": 0,
-    },
-    "micro_batches_per_round": None,  # they follow from the strategy
-    "optimizer": None,
-}
+
+
+def local(inner_steps: int, lr: float) -> dict[str, Any]:
+    """Plain local SGD."""
+    inner = {"name": "SGD", "lr": lr, "momentum": 0.9}
+    strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
+    return {
+        **DIFFERENCES,
+        "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0},
+        "micro_batches_per_round": None,  # they follow from the strategy
+        "optimizer": None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Case:
 
     `samples`: how many both see; 0: as many as they get to in the time. `score_every`: in samples. `accuracy`: the time
     to it is compared, a fraction. `unshaped`: whether DDP's accuracy comes from a run of its own without a link; over
-    the link it then runs for `peer_limit_s` alone, for its rate.
+    the link it then runs for its rate alone. `peer_limit_s`: how long DDP's turn over the link is; 0: as ours.
     """
 
     shape: Shape
@@ -72,7 +71,7 @@ class Case:
     score_every: int = 0
     accuracy: float | None = None
     unshaped: bool = False
-    peer_limit_s: float = 180.0
+    peer_limit_s: float = 0.0
 
 
 CASES: dict[str, Case] = {
@@ -80,10 +79,15 @@ CASES: dict[str, Case] = {
     "simplenet-20mbit-topk": Case(Shape(20), {"model": "simplenet"}, SPARSE, limit_s=20),
     "simplenet-20mbit-20ms": Case(Shape(20, 20), {"model": "simplenet"}, DIFFERENCES, limit_s=20),
     "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, DIFFERENCES, limit_s=30),
-    "resnet18-20mbit": Case(Shape(20), RESNET, LOCAL, limit_s=180),
-    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, LOCAL, limit_s=180),
-    "resnet18-20mbit-accuracy": Case(Shape(20), RESNET, LOCAL, 900, 64_000, score_every=16_000, unshaped=True),
-    "lenet5-to-98": Case(Shape(20), {"model": "lenet5"}, SPARSE, 900, 240_000, score_every=6400, accuracy=0.98),
+    "resnet18-20mbit": Case(Shape(20), RESNET, local(125, 0.02), limit_s=180),
+    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, local(125, 0.02), limit_s=180),
+    "resnet18-20mbit-accuracy": Case(
+        Shape(20), RESNET, local(125, 0.02), 900, 64_000, score_every=16_000, unshaped=True, peer_limit_s=180
+    ),
+    "resnet18-5mbit-auto": Case(Shape(5), RESNET, {**local(20, 0.02), "codec": "auto"}, 600, peer_limit_s=180),
+    "lenet5-to-98": Case(
+        Shape(20), {"model": "lenet5"}, local(50, 0.03), 900, 240_000, score_every=6400, accuracy=0.98
+    ),
 }
 
 
@@ -114,7 +118,7 @@ def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> 
     """DDP's turn; over links it ends when its time is over, or the accuracy that is compared is reached."""
     _, spec = specs(case)
     every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
-    limit_s = case.peer_limit_s if case.unshaped else case.limit_s
+    limit_s = case.peer_limit_s or case.limit_s
     if not over:
         return peer_ddp.train(spec, data_dir, WORKERS, score_every=every)
     return peer_ddp.train(spec, data_dir, WORKERS, over, every, limit_s, case.accuracy)
