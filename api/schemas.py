@@ -86,6 +86,9 @@ class JobPublic(_Answer):
     fenced: int
     refused: int
     reassigned: int
+    residual_resets: int = Field(
+        description="how often a worker joined in mid-job, owing nothing of updates before: codecs with error feedback"
+    )
     bytes_up: int
     bytes_down: int
     created_at: Instant

@@ -80,6 +80,7 @@ class Job(SQLModel, table=True):
     fenced: int = 0
     refused: int = 0
     reassigned: int = 0
+    residual_resets: int = 0
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
 

@@ -27,6 +27,7 @@ from api.services.parsing import (
     version_of,
 )
 from api.services.rates import Rates
+from computeshare.codecs import CODECS
 from computeshare.sampling import Plan
 from computeshare.spec import CodecSpec, JobSpec
 from computeshare.types import ENDED, Token
@@ -75,6 +76,12 @@ class Changes:
         """The increments of an epoch's counters."""
         counters = {"reassigned": 0, "duplicates_refused": 0, "counted": 0, "covered": 0}
         return self.epochs.setdefault(epoch, {"job_id": job_id, "epoch": epoch, **counters})
+
+
+def _feeds_back(spec: str) -> bool:
+    """Whether workers of a job (its specification as JSON) owe what their codec left out of the updates before."""
+    codec = json.loads(spec)["codec"]
+    return codec != "auto" and CODECS[codec["up"]].residual
 
 
 class Fold:
@@ -209,6 +216,8 @@ class Fold:
         row = {"job_id": state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
         self.changes.presence.append({**row, **about, "kind": kind, "seat": seat, "joined": True})
         self._event(entry, {"worker": worker, "seat": seat, "kind": kind, **about})
+        if state["version"] and _feeds_back(state["spec"]):
+            state.add("residual_resets", 1)
         if state["status"] == "queued":
             state["status"], state["started_ms"], state["reason"] = "running", state["started_ms"] or entry.at_ms, None
 

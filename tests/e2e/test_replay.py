@@ -208,6 +208,9 @@ def test_what_only_workers_know_cannot_be_recomputed_but_no_sample_is_missing(
     assert plane.http.post(f"/v1/jobs/{job_id}/resume").status_code == 202
     job = plane.finish(job_id)
     assert job["accuracy"] > 0.7  # error feedback: 0.79 to 0.92, by who took part
+    feeds_back = "codec" in spec
+    assert (job["residual_resets"] > 0) == feeds_back  # whoever came back after the pause owed nothing any more
+    assert ('id="residuals"' in plane.http.get(f"/jobs/{job_id}").text) == feeds_back
     epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
     assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 6
     with pytest.raises(SpecError, match=reason):

@@ -1,5 +1,6 @@
 """From events to rows, without a database."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,15 @@ def test_entry_is_read_or_refused(fields: dict[bytes, bytes]) -> None:
 
 def joined(kind: object) -> tuple[str, dict[str, Any]]:
     return "joined", {"worker": "w1", "session": "s", "seat": "x", "name": "n", "device": "cpu", "kind": kind}
+
+
+@pytest.mark.parametrize(("up", "resets"), [("topk", 2), ("int8", 0)], ids=["with error feedback", "without"])
+def test_error_feedback_that_begins_at_zero_in_mid_job_is_counted(up: str, resets: int) -> None:
+    folded = Fold(state(), Rates())
+    folded.state["spec"] = json.dumps({"codec": {"up": up, "down": "float32"}})
+    for number, (kind, data) in enumerate([joined({}), version(1), joined({}), version(2), joined({})]):
+        folded.take(Entry(f"{number}-0", kind, 1000 * number, data))
+    assert folded.state["residual_resets"] == resets
 
 
 def test_the_kind_of_machine_of_a_worker_and_of_a_reducer_is_in_the_log() -> None:
