@@ -82,12 +82,26 @@ def _choices(spec: JobSpec, measured: Sequence[Measured]) -> Iterator[Choice]:
         yield from (_judged(spec, pair, None, measured) for pair in PAIRS)
         return
     fewest = strategy.inner_steps
-    most = max(fewest, min(MOST_STEPS, spec.plan.micro_batches_per_epoch // strategy.replicas))
+    each = spec.plan.micro_batches_per_epoch / strategy.replicas
+    most = max(fewest, min(MOST_STEPS, math.ceil(each)))
     faithful = [pair for pair in PAIRS if pair.up != "topk"]
     yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
     for pair in (faithful[-1], *PAIRS[len(faithful) :]):
         needed = max(_steps(spec, pair, one, len(measured)) for one in measured)
-        yield _judged(spec, pair, min(max(fewest, needed), most), measured)
+        yield _judged(spec, pair, _even(max(fewest, needed), most, each), measured)
+
+
+def _even(steps: int, most: int, each: float) -> int:
+    """So many inner steps, or a few more: what makes an epoch's rounds alike, since replicas idle in one that is cut
+    short; at most so many.
+
+    Args:
+        each: steps of each replica in an epoch.
+    """
+    rounds = max(1, int(each / steps))
+    while math.ceil(each / rounds) > most:
+        rounds += 1
+    return max(min(steps, most), math.ceil(each / rounds))
 
 
 def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[Measured]) -> Choice:

@@ -1,5 +1,6 @@
 """What is chosen for a job that leaves its codecs open, by links and speeds."""
 
+import math
 from typing import Any
 
 import pytest
@@ -62,7 +63,9 @@ def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
     assert choice.codec == CodecSpec(up="int8", down="int8") and choice.inner_steps is not None
     sending = 0.3 * 2 * MESSAGES["int8"] / 2.5e6
     assert sending / (sending + 0.1 * choice.inner_steps) <= SENDING
-    assert sending / (sending + 0.1 * (choice.inner_steps - 2)) > SENDING
+    rounds = round(1875 / 2 / choice.inner_steps)
+    assert choice.inner_steps == math.ceil(1875 / 2 / rounds)  # an epoch is made of rounds that are alike,
+    assert sending / (sending + 0.1 * 1875 / 2 / (rounds + 1)) > SENDING  # as many as the link bears
     assert "int8 up and int8 down and" in choice.reason and "20 Mbit/s" in choice.reason
 
 
@@ -79,7 +82,13 @@ def test_on_the_thinnest_links_replicas_leave_out_what_matters_least() -> None:
 def test_no_more_steps_than_an_epoch_has() -> None:
     spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=4, micro_batch=32)
     choice = choose(spec, [measured(0.1)] * 4)
-    assert choice.inner_steps == spec.plan.micro_batches_per_epoch // 4 == 11
+    assert choice.inner_steps == math.ceil(spec.plan.micro_batches_per_epoch / 4) == 12
+
+
+def test_steps_that_no_epoch_divides_into_stay_as_they_are_needed() -> None:
+    spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=1, micro_batch=2)  # 719 in an epoch
+    choice = choose(spec, [measured(20, size=0.6)])
+    assert choice.inner_steps == 483 and choice.sending == pytest.approx(SENDING, rel=0.01)
 
 
 def test_a_worker_with_several_replicas_sends_for_each() -> None:
