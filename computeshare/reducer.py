@@ -86,22 +86,27 @@ class Reducer:
             return
         full = {job.rounds.keys.full(): job_id for job_id, job in self.jobs.items()}
         patience_s = min(LOOK_S, *(job.look_again_s for job in self.jobs.values()))
+        (job_id, job), *others = self.jobs.items()
+        if not others and not job.is_held:
+            self._serve(job_id, patience_s)  # which sleeps and looks in one exchange
+            return
         signalled: Any = self.redis.blpop(list(full), timeout=patience_s)
         due = [full[signalled[0].decode()]] if signalled else list(self.jobs)
         for job_id in due:
             self._serve(job_id)
 
-    def _serve(self, job_id: str) -> None:
+    def _serve(self, job_id: str, patience_s: float = 0.0) -> None:
         """Let one job advance; whatever goes wrong with it is that job's affair alone."""
         job = self.jobs[job_id] = self.jobs.pop(job_id)  # to the end: the others' turn comes first
         try:
-            if job.advance():
+            if job.advance(patience_s):
                 return
         except LostClaim as lost:
             log.warning("lost claim", job=job_id, reason=str(lost))
         except RedisError:
-            # What was done in memory may or may not have been committed: start again from what Redis holds.
-            self._drop(job_id)
+            if not job.is_looking:
+                # What was done in memory may or may not have been committed: start again from what Redis holds.
+                self._drop(job_id)
             raise
         except ComputeShareError as error:
             job.fail(str(error), type(error).__name__)

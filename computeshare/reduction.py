@@ -61,6 +61,8 @@ class JobReducer:
         self.current: Version | None = None
         self.look_again_s = LOOK_S
         """How soon `advance` is to be called again though nothing may have happened."""
+        self.is_looking = False
+        """Whether nothing has been done since `advance` was called but to ask how the job stands."""
         self.checkpoints = Checkpointer(rounds, self.artifacts)
         self.decider = Decider(rounds, self.artifacts)
         self._expected: list[tuple[str, int]] = []
@@ -68,23 +70,31 @@ class JobReducer:
         self._held_until = 0.0
         self._helper = ThreadPoolExecutor(1, "beside")
 
-    def advance(self) -> bool:
+    @property
+    def is_held(self) -> bool:
+        """Whether the disk takes no checkpoint: nothing is done until it is tried again."""
+        return time.monotonic() < self._held_until
+
+    def advance(self, patience_s: float = 0.0) -> bool:
         """Do whatever is due; False once there is nothing left to do for this job.
 
-        A disk that takes no checkpoint holds the job: nothing more is done until it takes one.
+        Args:
+            patience_s: how long to wait for a round that is full, in seconds, unless the job is held.
         """
-        if time.monotonic() < self._held_until:
+        if self.is_held:
             return True
         try:
-            return self._advance()
+            return self._advance(patience_s)
         except Undecided:
             return True
         except OSError as error:
             self._hold(error)
             return True
 
-    def _advance(self) -> bool:
-        state, parts, ahead = self.rounds.look(self._expected, self._parts)
+    def _advance(self, patience_s: float) -> bool:
+        self.is_looking = True
+        state, parts, ahead = self.rounds.look(self._expected, self._parts, patience_s)
+        self.is_looking = False
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
         if state is None or self.current is None:

@@ -131,11 +131,17 @@ class Claim(RoundStore):
         return state, received
 
     def look(
-        self, wanted: Sequence[tuple[str, int]] = (), parts: int = 0
+        self, wanted: Sequence[tuple[str, int]] = (), parts: int = 0, patience_s: float = 0.0
     ) -> tuple[RoundState | None, dict[int, Received], dict[tuple[str, int], Message]]:
-        """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there."""
-        commands: list[Command] = [["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
-        values, entries, *messages = self._channel.exchange([*commands, *self._asked(wanted, range(parts))])
+        """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there.
+
+        Args:
+            patience_s: look once the round is full, or so many seconds have passed; 0: at once.
+        """
+        first: list[Command] = [["BLPOP", self.keys.full(), patience_s]] if patience_s else []
+        commands: list[Command] = [*first, ["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
+        replies = self._channel.exchange([*commands, *self._asked(wanted, range(parts))])
+        values, entries, *messages = replies[len(first) :]
         received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
         there = zip(wanted, messages, strict=True)
         return RoundState.parse(values), received, {one: found for one, found in there if _is_there(found)}
