@@ -1,0 +1,62 @@
+"""After equal samples MNIST is learned as well whatever codec updates travel with, thanks to error feedback."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import decode_update, encode_update, feedback_of
+from computeshare.spec import CodecName, JobSpec
+from computeshare.stepping import Steps
+from computeshare.training import models
+from computeshare.training.datasets import open_split
+from computeshare.training.replica import Replica
+from computeshare.training.scoring import score
+
+ROUNDS = 1875  # two epochs
+LAST = range(1500, ROUNDS + 1, 75)
+"""The versions whose mean accuracy is compared: that of a single one is a matter of luck."""
+SPEC = JobSpec.model_validate(
+    {
+        "dataset": "mnist",
+        "model": "lenet5",
+        "micro_batch": 64,
+        "micro_batches_per_round": 1,
+        "rounds": ROUNDS,
+        "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+    }
+)
+
+
+@functools.cache
+def accuracy(folder: Path, codec: CodecName, fed_back: bool = True) -> float:
+    """What a job with one worker reaches, without the processes."""
+    torch.set_num_threads(1)
+    train, test = (open_split("mnist", part, folder, SPEC.shape) for part in ("train", "test"))
+    module, judge = (models.build(SPEC.model, SPEC.shape, 10, SPEC.seed) for _ in range(2))
+    layout, up = models.layout_of(module), CODECS[codec]
+    steps, feedback = Steps(SPEC, layout), feedback_of(up, layout) if fed_back else None
+    held = steps.load(models.weights_of(module, layout), b"")
+    replica = Replica(module, layout, SPEC.plan, train, torch.device("cpu"))
+    reached = []
+    for version in range(1, ROUNDS + 1):
+        unit = version - 1
+        replica.load(held.weights)
+        update = replica.compute(unit)
+        message = encode_update(up, update.vector, update.buffers, layout, SPEC.plan.generator_seed(unit), feedback)
+        held = steps.step(version, held, [decode_update(up, message, layout)], [SPEC.plan.size(unit)])
+        if version in LAST:
+            reached.append(score(judge, layout, held.weights, test).accuracy)
+    return float(np.mean(reached))
+
+
+@pytest.mark.parametrize("codec", ["float16", "int8", "topk"])
+def test_a_lossy_codec_reaches_the_accuracy_of_full_precision(mnist_dir: Path, codec: CodecName) -> None:
+    assert accuracy(mnist_dir, codec) >= accuracy(mnist_dir, "float32") - 0.003
+
+
+def test_the_sparse_codec_does_not_without_error_feedback(mnist_dir: Path) -> None:
+    assert accuracy(mnist_dir, "topk", fed_back=False) < accuracy(mnist_dir, "float32") - 0.01
