@@ -1,10 +1,10 @@
-"""Blobs through redis-py to the embedded broker on its unix socket: medians of SET and GET.
+"""Messages to and from the embedded broker, over its unix socket and over loopback: as they travel here, in parts over
+a wire of their own, and in one piece through redis-py (with hiredis on the path it is used by itself). Medians.
 
-python -m bench.blobs            # as installed; with hiredis on the path it is used by itself
+    python -m bench.blobs
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -13,35 +13,62 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from redis import Redis
+
+from bench.report import Part, Table, markdown
 from computeshare.broker import connect
+from computeshare.codecs.messages import PART_BYTES
 from computeshare.embedded import EmbeddedBroker
+from computeshare.rounds.channel import Channel
 
 SIZES = {"87 kB": 87_360, "1 MB": 1_000_000, "45 MB": 45_000_000}
 
 
-def median_ms(call: Callable[[], object], times: int) -> float:
+def median_s(call: Callable[[], object], size: int) -> float:
     seconds = []
-    for _ in range(times):
+    for _ in range(11 if size > 10_000_000 else 300):
         started = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - started)
-    return round(1000 * statistics.median(seconds), 3)
+    return statistics.median(seconds)
+
+
+def measure(redis: Redis, size: int) -> list[float]:
+    """GB/s out and in: in parts over a wire, then in one piece through redis-py."""
+    blob, channel = os.urandom(size), Channel(redis)
+    parts = [memoryview(blob)[at : at + PART_BYTES] for at in range(0, size, PART_BYTES)]
+    room = [memoryview(bytearray(part.nbytes)) for part in parts]
+
+    def send() -> None:
+        channel.stage({"message": parts}, 60)
+
+    def receive() -> None:
+        channel.read("message", len(parts), room)
+
+    calls: list[Callable[[], object]] = [send, receive, lambda: redis.set("blob", blob), lambda: redis.get("blob")]
+    return [size / median_s(call, size) / 1e9 for call in calls]
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    found: dict[str, object] = {"hiredis": find_spec("hiredis") is not None}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write what was found")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker.start(Path(folder) / "broker.log")
         try:
-            redis = connect(broker.url)
-            for name, size in SIZES.items():
-                blob, times = os.urandom(size), 11 if size > 10_000_000 else 500
-                found[f"SET {name} ms"] = median_ms(lambda b=blob: redis.set("blob", b), times)  # type: ignore[misc]
-                found[f"GET {name} ms"] = median_ms(lambda: redis.get("blob"), times)
+            rows = [
+                [way, name, *measure(connect(url), size)]
+                for way, url in (("unix socket", broker.url), ("loopback", broker.tcp_url))
+                for name, size in SIZES.items()
+            ]
         finally:
             broker.stop()
-    print(json.dumps(found))
+    hiredis = "with" if find_spec("hiredis") else "without"
+    columns = ["over", "size", "out, GB/s", "in, GB/s", "redis-py out, GB/s", "redis-py in, GB/s"]
+    part = Part([Table("Messages", columns, [[*row] for row in rows], f"redis-py {hiredis} hiredis.")])
+    print(markdown(part))
+    if options.json:
+        part.save(options.json)
 
 
 if __name__ == "__main__":
