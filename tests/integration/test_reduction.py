@@ -22,6 +22,8 @@ from computeshare.codecs.messages import decode_weights, encode_update, weights_
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, Grant, Member, RoundStore
+from computeshare.rounds import channel as channel_module
+from computeshare.rounds import claim as claim_module
 from computeshare.spec import JobSpec
 from computeshare.strategies import sync as sync_module
 from computeshare.training import datasets, models
@@ -631,22 +633,47 @@ def test_updates_are_read_in_pieces_and_give_the_same_bits(
 # Models of several buckets
 
 
+class Counted:
+    """Remembers what a method returned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.results: list[Any] = []
+        method = getattr(owner, name)
+
+        def called(*arguments: Any) -> Any:
+            self.results.append(method(*arguments))
+            return self.results[-1]
+
+        monkeypatch.setattr(owner, name, called)
+
+
 @pytest.mark.parametrize(
     "strategy",
     [{}, {"combine": "median"}, {"combine": "trimmed_mean", "max_norm": 0.05}, {"max_norm": 0.05}],
     ids=["mean", "median", "trimmed and clipped", "clipped"],
 )
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_a_model_of_several_buckets_comes_to_the_same_bits(
-    start: Callable[..., Job], several_buckets: Callable[[], None], strategy: dict[str, Any]
+    start: Callable[..., Job],
+    several_buckets: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: dict[str, Any],
+    large: bool,
 ) -> None:
     document = {"strategy": {"kind": "sync", **strategy}, "rounds": 4}
     whole = start(**document)
     expected = whole.finish(whole.hand("solo"))
     several_buckets()
+    begun = Counted(monkeypatch, Claim, "begin")
+    if large:  # updates are read one by one, ahead; versions are sent on before they have a name
+        monkeypatch.setattr(gathering, "PIECE_BYTES", 1)
+        monkeypatch.setattr(claim_module, "AT_ONCE_BYTES", 1000)
+        monkeypatch.setattr(channel_module, "AT_ONCE_BYTES", 1000)
     job = start(**document)
     hand = job.hand("solo")
     assert len(hand.layout.buckets) == 4
     assert job.finish(hand) == expected
+    assert len(begun.results) == 4 and all((not left) == large for left in begun.results)
 
 
 def test_one_who_takes_over_between_commit_and_state_repeats_the_step_bucket_by_bucket(

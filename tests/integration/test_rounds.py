@@ -344,6 +344,15 @@ def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(claim: Claim, jo
     assert waiting.pull(str(ONE), 2, [room, bytearray(20)])[0] is waiting.pull(str(ONE), 2)[0] is None
 
 
+def test_one_who_sleeps_until_a_round_is_full_sees_what_woke_it(claim: Claim, join: Join) -> None:
+    assert claim.look(patience_s=0.01)[1] == {}
+    fill(join, claim)
+    assert claim.redis.llen(claim.keys.full()) == 1
+    state, received, _ = claim.look(patience_s=10)
+    assert state is not None and sorted(received) == [0, 1, 2, 3]
+    assert claim.redis.llen(claim.keys.full()) == 0
+
+
 def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, claim: Claim, join: Join) -> None:
     fill(join, claim)
     state, _ = claim.progress()

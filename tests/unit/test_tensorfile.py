@@ -1,0 +1,48 @@
+"""Files of tensors, as the library that everybody has reads them."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from computeshare import tensorfile
+
+TENSORS: dict[str, Any] = {
+    "flag": np.array([True, False, True]),
+    "weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "step": np.array(7.0, np.float32),
+    "count": np.array([1, -2], np.int64),
+    "turned": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    "empty": np.zeros((0, 5), np.float32),
+}
+
+
+def test_what_is_written_is_what_the_library_reads() -> None:
+    found = load(b"".join(tensorfile.pieces(TENSORS, {"about": "ä"})))
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
+        assert np.array_equal(found[name], tensor)
+
+
+def test_the_header_holds_the_metadata_and_every_tensor_lies_aligned() -> None:
+    header, *_ = tensorfile.pieces(TENSORS, {"about": "ä", "order": "[]"})
+    assert len(header) % 8 == 0
+    told = json.loads(bytes(header[8:]))
+    assert told.pop("__metadata__") == {"about": "ä", "order": "[]"}
+    for name, entry in told.items():
+        assert entry["data_offsets"][0] % TENSORS[name].itemsize == 0
+
+
+def test_the_bytes_do_not_depend_on_the_order_and_contiguous_tensors_are_not_copied() -> None:
+    pieces = tensorfile.pieces(TENSORS, {})
+    assert pieces == tensorfile.pieces(dict(reversed(TENSORS.items())), {})
+    copied = {name for name, tensor in TENSORS.items() if not any(np.shares_memory(tensor, p) for p in pieces[1:])}
+    assert copied == {"turned", "empty"}
+
+
+def test_a_kind_of_numbers_that_no_model_has_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        tensorfile.pieces({"odd": np.zeros(2, np.complex64)}, {})
