@@ -40,7 +40,7 @@ def measure(redis: Redis, size: int) -> list[float]:
     room = [memoryview(bytearray(part.nbytes)) for part in parts]
 
     def send() -> None:
-        channel.stage({"message": parts}, 60)
+        channel.run_staged({"message": parts}, 60, ["PING"])
 
     def receive() -> None:
         channel.read("message", len(parts), room)

@@ -23,6 +23,7 @@ from bench.course import Course, Point
 from bench.ending import end_cleanly_when_asked
 from bench.links import Links, NoLinks, Shape, links
 from bench.report import Cell, Part, Plot, Table, markdown, median, merged, paired
+from computeshare.sampling import Plan
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
@@ -82,7 +83,7 @@ CASES: dict[str, Case] = {
     "resnet18-20mbit": Case(Shape(20), RESNET, local(125, 0.02), limit_s=180),
     "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, local(125, 0.02), limit_s=180),
     "resnet18-20mbit-accuracy": Case(
-        Shape(20), RESNET, local(125, 0.02), 900, 64_000, score_every=16_000, unshaped=True, peer_limit_s=180
+        Shape(20), RESNET, local(125, 0.02), 900, 60_000, score_every=7500, unshaped=True, peer_limit_s=180
     ),
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, {**local(20, 0.02), "codec": "auto"}, 600, peer_limit_s=180),
     "lenet5-to-98": Case(
@@ -104,14 +105,20 @@ def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
     peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.peer, "rounds": 1}))
     document = {name: value for name, value in {**BASE, **case.peer, **case.ours}.items() if value is not None}
     plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
-    document.setdefault("rounds", _rounds(case.samples, plan.micro_batch * plan.micro_batches_per_round))
+    document.setdefault("rounds", _rounds_of(plan, case.samples))
     if case.score_every:
         document["checkpoint_every"] = max(1, case.score_every // (plan.micro_batch * plan.micro_batches_per_round))
-    return document, peer.model_copy(update={"rounds": _rounds(case.samples, peer.micro_batch * WORKERS)})
+    return document, peer.model_copy(update={"rounds": _rounds_of(peer.plan, case.samples)})
+
+
+def _rounds_of(plan: Plan, samples: int) -> int:
+    """How many rounds it takes to see so many samples: an epoch's last one may be shorter than the others."""
+    epochs, rest = divmod(samples, plan.samples)
+    return epochs * plan.rounds_per_epoch + _rounds(rest, plan.micro_batch * plan.micro_batches_per_round) or 1_000_000
 
 
 def _rounds(samples: int, each: int) -> int:
-    return -(-samples // each) if samples else 1_000_000
+    return -(-samples // each)
 
 
 def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> Course:

@@ -14,6 +14,8 @@ from computeshare.spec import CodecName, CodecSpec, JobSpec
 
 SENDING = 0.1
 """The most that sending and receiving may take of a worker's time."""
+IDLE = 0.02
+"""The most that replicas may idle for want of whole rounds, if more inner steps can help it."""
 MOST_STEPS = 500
 """More inner steps than this are not chosen: replicas drift apart."""
 PAIRS: tuple[CodecSpec, ...] = (
@@ -82,26 +84,27 @@ def _choices(spec: JobSpec, measured: Sequence[Measured]) -> Iterator[Choice]:
         yield from (_judged(spec, pair, None, measured) for pair in PAIRS)
         return
     fewest = strategy.inner_steps
-    each = spec.plan.micro_batches_per_epoch / strategy.replicas
-    most = max(fewest, min(MOST_STEPS, math.ceil(each)))
+    most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / strategy.replicas)))
     faithful = [pair for pair in PAIRS if pair.up != "topk"]
     yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
     for pair in (faithful[-1], *PAIRS[len(faithful) :]):
         needed = max(_steps(spec, pair, one, len(measured)) for one in measured)
-        yield _judged(spec, pair, _even(max(fewest, needed), most, each), measured)
+        yield _judged(spec, pair, _even(spec, strategy.replicas, min(max(fewest, needed), most), most), measured)
 
 
-def _even(steps: int, most: int, each: float) -> int:
-    """So many inner steps, or a few more: what makes an epoch's rounds alike, since replicas idle in one that is cut
-    short; at most so many.
-
-    Args:
-        each: steps of each replica in an epoch.
+def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:
+    """So many inner steps, or more with which replicas idle less: where an epoch's last round is cut short, some have
+    nothing to do in it.
     """
-    rounds = max(1, int(each / steps))
-    while math.ceil(each / rounds) > most:
-        rounds += 1
-    return max(min(steps, most), math.ceil(each / rounds))
+    total = spec.plan.micro_batches_per_epoch
+
+    def idle(steps: int) -> float:
+        """Share of the time, where all compute alike."""
+        before = (total - 1) // (replicas * steps)
+        longest = before * steps + min(steps, total - before * replicas * steps)
+        return 1 - total / (replicas * longest)
+
+    return next((more for more in range(steps, most + 1) if idle(more) <= IDLE), steps)
 
 
 def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[Measured]) -> Choice:

@@ -84,12 +84,12 @@ class Reducer:
         if not self.jobs:
             self.stop.wait(LOOK_S)
             return
-        full = {job.rounds.keys.full(): job_id for job_id, job in self.jobs.items()}
         patience_s = min(LOOK_S, *(job.look_again_s for job in self.jobs.values()))
         (job_id, job), *others = self.jobs.items()
         if not others and not job.is_held:
             self._serve(job_id, patience_s)  # which sleeps and looks in one exchange
             return
+        full = {job.rounds.keys.full(): job_id for job_id, job in self.jobs.items()}
         signalled: Any = self.redis.blpop(list(full), timeout=patience_s)
         due = [full[signalled[0].decode()]] if signalled else list(self.jobs)
         for job_id in due:

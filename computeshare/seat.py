@@ -128,7 +128,7 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
-        self.room = weights_room(self.layout) if len(self.layout.buckets) > 1 else None
+        self.room = weights_room(self.layout)
         self.module = module
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)

@@ -127,7 +127,7 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
     Raises CodecError.
     """
     delta = decode_weights(codec, message, layout)
-    return Weights(before.parameters + delta.parameters, delta.buffers, delta.counters)
+    return Weights(before.parameters + delta.parameters, delta.buffers.copy(), delta.counters.copy())
 
 
 def in_parts(pieces: Sequence[Blob]) -> list[Blob]:

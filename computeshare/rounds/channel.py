@@ -75,26 +75,33 @@ class Channel:
         """Run one script and return its reply."""
         return self.exchange([self.script(name, keys, arguments)])[0]
 
-    def stage(self, messages: Mapping[str, Iterable[Blob]], life_s: int) -> None:
+    def stage(self, messages: Mapping[str, Iterable[Blob]], life_s: int, before: Sequence[str] = ()) -> None:
         """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came.
 
         A part is asked for when it is about to be sent.
+
+        Args:
+            before: keys of messages that were staged before and are to live as long as these.
         """
-        done: list[str] = []
+        done = [*before]
         for key, parts in messages.items():
             for command in staging(key, parts, life_s):
                 others: list[Command] = [["EXPIRE", other, life_s] for other in done]
                 self.exchange([command, *others])
             done.append(key)
 
-    def run_staged(self, messages: Messages, life_s: int, script: Command, *others: Command) -> list[Any]:
+    def run_staged(
+        self, messages: Messages, life_s: int, script: Command, *others: Command, before: Sequence[str] = ()
+    ) -> list[Any]:
         """Put messages under their keys and run the script that makes use of them: its reply, then those of `others`.
+
+        `before` is as for `stage`.
 
         Small ones go with the script in one transaction, of which a broker that has no memory for a part does nothing;
         large ones are staged before. So the script never meets half of one.
         """
         if sum(len(part) for parts in messages.values() for part in parts) > AT_ONCE_BYTES:
-            self.stage(messages, life_s)
+            self.stage(messages, life_s, before)
             messages = {}
         staged = [command for key, parts in messages.items() for command in staging(key, parts, life_s)]
         block: list[Command] = [["MULTI"], *staged, script, ["EXEC"]]

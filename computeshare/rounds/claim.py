@@ -284,7 +284,7 @@ class Claim(RoundStore):
         arguments += [numbers_text(following.sizes), ",".join(following.owners)]
         messages = {staged: weights, snapshot: link.snapshot if link else None}
         there = {key: message for key, message in messages.items() if message}
-        return self._run_staged("commit", there, names, arguments)
+        return self._run_staged("commit", there, names, arguments, [] if weights else [staged])
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
@@ -298,9 +298,16 @@ class Claim(RoundStore):
         names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
         return self._run_staged("keep", {staged: state}, names, [self.fence, str(token)])
 
-    def _run_staged(self, script: str, messages: Messages, names: Sequence[str], arguments: Sequence[Argument]) -> bool:
+    def _run_staged(
+        self,
+        script: str,
+        messages: Messages,
+        names: Sequence[str],
+        arguments: Sequence[Argument],
+        before: Sequence[str] = (),
+    ) -> bool:
         command = self._channel.script(script, names, arguments)
-        return bool(self._channel.run_staged(messages, STAGED_S, command)[0])
+        return bool(self._channel.run_staged(messages, STAGED_S, command, before=before)[0])
 
     def _staged(self, what: str) -> str:
         """A key that no other reducer writes, whatever fence it believes to have."""

@@ -37,6 +37,8 @@ DIGITS: dict[str, Any] = {
 WITHOUT_ROUND = {name: DIGITS[name] for name in ("dataset", "model", "queue", "micro_batch")}
 WITHOUT_ROUND |= {"checkpoint_every": 5, "evaluate_every": 0}
 """What is left to a strategy that says for itself what a round is."""
+BUCKETS = {"model": "mobilenet_v3_small", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2}
+"""A model of more than a million parameters."""
 CHANGES = ("--set", "optimizer.lr=0.01", "--set", "queue=nobody")
 
 
@@ -113,8 +115,18 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
         {"model": "shufflenet_v2_x0_5", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2},
         {"codec": {"up": "int8", "down": "int8"}, "optimizer": {"name": "Adam", "lr": 0.01}},
         {"codec": {"up": "bfloat16", "down": "bfloat16"}, "micro_batch": 100},
+        {**BUCKETS, "codec": {"up": "float16", "down": "float32"}},
+        {**BUCKETS, "codec": {"up": "int8", "down": "int8"}},
     ],
-    ids=["lossy weights and Adam", "robust, crossing an epoch", "batch normalisation", "differences", "bfloat16"],
+    ids=[
+        "lossy weights and Adam",
+        "robust, crossing an epoch",
+        "batch normalisation",
+        "differences",
+        "bfloat16",
+        "several buckets",
+        "differences of several buckets",
+    ],
 )
 def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
     plane: ControlPlane, spec: dict[str, Any]

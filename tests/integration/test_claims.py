@@ -61,6 +61,31 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
             store.purge()
 
 
+def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(redis, "asleep", spec_of(), tmp_path)
+    job.redis.delete(job.store.keys.reducer())
+    reducer = Reducer(job.redis, job.root, threading.Event())
+    reducer._turn()
+    (held,) = reducer.jobs.values()
+    version = held.current
+    assert version is not None
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("the broker is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "look", fail)
+        with pytest.raises(ConnectionError):
+            reducer._turn()
+    assert [*reducer.jobs.values()] == [held] and held.current is version
+    hand = job.hand("solo")
+    hand.send(hand.pull())
+    reducer._turn()
+    assert held.current is not None and held.current.token.version == 1
+
+
 def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, eve
 from redis import Redis
 
 from computeshare.rounds import Claim, Link, Member, RoundStore
+from computeshare.rounds import channel as channel_module
+from computeshare.rounds import claim as claim_module
 from computeshare.types import Token
 
 WINDOW = PLAN.window(0)
@@ -317,6 +319,37 @@ def test_a_chain_leads_from_a_snapshot_or_from_what_is_at_hand(claim: Claim, joi
     assert way is not None and (way.whole, way.deltas) == (None, [[b"to 2"]])
     way, _ = member.follow("", str(THREE), 1)
     assert way is None
+
+
+def test_a_large_difference_outlives_the_sending_of_a_large_snapshot(
+    claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (claim_module, channel_module):
+        monkeypatch.setattr(module, "AT_ONCE_BYTES", 10)
+    monkeypatch.setattr(channel_module, "LARGE", 1)
+    member = join("a")
+    numbers = lease(member, current(claim).token)
+    assert send(member, current(claim).token, *numbers, nonce="one") == "accepted"
+    base, counted = current(claim), parts(claim)
+    following = replace(PLAN.window(1), first=base.first, count=base.count)
+    assert claim.begin([b"twelve bytes", b"more"]) == ()
+    (staged,) = claim.redis.keys("*:staged:*weights*")
+    lives = []
+
+    def exchanged(channel: Any, commands: Any, into: Any = None) -> Any:
+        if commands[0][0] == "HSET":  # a part of the snapshot has just been sent, and long before that the difference
+            claim.redis.expire(staged, 5)
+        replies = exchange(channel, commands, into)
+        lives.append(claim.redis.ttl(staged))
+        return replies
+
+    exchange = channel_module.Channel.exchange
+    monkeypatch.setattr(channel_module.Channel, "exchange", exchanged)
+    whole = Link([b"a snapshot", b"in two parts"], kept=1)
+    assert claim.commit(base, counted, ONE, (), following, {"version": 1}, link=whole)
+    assert len(lives) > 4 and min(lives[:-1]) > 100
+    way, _ = member.follow(str(ZERO), str(ONE), 2, [bytearray(50), bytearray(50)])
+    assert way is not None and (way.whole, way.deltas) == (None, [[b"twelve bytes", b"more"]])
 
 
 def test_a_snapshot_lets_go_of_what_lies_before_the_last_one(claim: Claim, join: Join) -> None:

@@ -91,7 +91,8 @@ def test_both_sides_of_a_case_see_as_many_samples_a_round_is_made_of(name: str) 
     case = CASES[name]
     document, peer = specs(case)
     plan = JobSpec.model_validate_json(json.dumps(document)).plan
-    ours = document["rounds"] * plan.micro_batch * plan.micro_batches_per_round
     assert peer.micro_batches_per_round == 2 and peer.micro_batch == document["micro_batch"]
     if case.samples:
-        assert ours == peer.rounds_total * peer.micro_batch * 2 == case.samples
+        for one, rounds in ((plan, document["rounds"]), (peer.plan, peer.rounds_total)):
+            seen = sum(one.round(version).samples for version in range(rounds))
+            assert 0 <= seen - case.samples < one.micro_batch * one.micro_batches_per_round

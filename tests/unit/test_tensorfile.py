@@ -44,5 +44,5 @@ def test_the_bytes_do_not_depend_on_the_order_and_contiguous_tensors_are_not_cop
 
 
 def test_a_kind_of_numbers_that_no_model_has_is_an_error() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(AssertionError, match="odd is of complex64"):
         tensorfile.pieces({"odd": np.zeros(2, np.complex64)}, {})
