@@ -333,7 +333,7 @@ def test_a_large_difference_outlives_the_sending_of_a_large_snapshot(
     base, counted = current(claim), parts(claim)
     following = replace(PLAN.window(1), first=base.first, count=base.count)
     assert claim.begin([b"twelve bytes", b"more"]) == ()
-    (staged,) = claim.redis.keys("*:staged:*weights*")
+    (staged,) = claim.redis.keys(claim.keys.staged("*weights*"))
     lives = []
 
     def exchanged(channel: Any, commands: Any, into: Any = None) -> Any:
