@@ -10,7 +10,7 @@ from control_plane import DIGITS_MLP, ControlPlane, control_plane
 
 pytestmark = pytest.mark.e2e
 ROUNDS = {"rounds": 250, "checkpoint_every": 0, "evaluate_every": 0}
-LOCAL = {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}
+LOCAL = {"rounds": 80} | {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}
 JOBS: dict[str, dict[str, Any]] = {
     **{
         codec: {**DIGITS_MLP, "codec": {"up": codec, "down": codec}}
@@ -33,7 +33,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_one_worker_three_and_three_of_whom_two_die_end_with_the_same_bits(plane: ControlPlane, name: str) -> None:
-    spec = {**JOBS[name], **ROUNDS}
+    spec = {**ROUNDS, **JOBS[name]}
     alone = plane.finish(plane.create(**spec, workers={"min": 1, "max": 1}, name=f"{name}, alone"))
 
     together = plane.create(**spec, workers={"min": 3, "max": 3}, name=f"{name}, three")
