@@ -114,11 +114,7 @@ def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
 def _rounds_of(plan: Plan, samples: int) -> int:
     """How many rounds it takes to see so many samples: an epoch's last one may be shorter than the others."""
     epochs, rest = divmod(samples, plan.samples)
-    return epochs * plan.rounds_per_epoch + _rounds(rest, plan.micro_batch * plan.micro_batches_per_round) or 1_000_000
-
-
-def _rounds(samples: int, each: int) -> int:
-    return -(-samples // each)
+    return epochs * plan.rounds_per_epoch - (-rest // (plan.micro_batch * plan.micro_batches_per_round)) or 1_000_000
 
 
 def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> Course:

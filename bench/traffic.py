@@ -47,8 +47,8 @@ def measure(plane: ours.Plane, document: dict[str, Any], up: str, down: str) -> 
     course, job = trained.course, trained.job
     blobs = [job["bytes_up"] / job["version"] / 1000, job["bytes_down"] / job["version"] / 1000]
     wire = [moved / 1000 if plane.links else None for moved in course.bytes_per_round]
-    accuracy = round(100 * statistics.mean(list(course.accuracy.values())[-LAST:]), 2)
-    return [up, down, f"{accuracy:.2f}", *blobs, *wire, course.rounds_per_s]
+    accuracy = statistics.mean(list(course.accuracy.values())[-LAST:])
+    return [up, down, f"{100 * accuracy:.2f}", *blobs, *wire, course.rounds_per_s]
 
 
 def main() -> None:

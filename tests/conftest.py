@@ -1,6 +1,7 @@
 """What tests of every kind share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,3 +22,14 @@ def mnist_dir() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread in torch: another number gives other bits."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -17,6 +17,8 @@ from computeshare.types import Blob, Message, Vector
 
 _EXACT = Float32()
 PART_BYTES = 4 * BUCKET
+_HEADERS_BYTES = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
+"""Room for a part's headers, whatever its codec."""
 
 
 def update_parts(layout: Layout) -> int:
@@ -87,16 +89,14 @@ def largest_update(layout: Layout) -> int:
     """Bytes of the longest message that can be an update: no codec's frames are longer than the values as float32, but
     for their headers.
     """
-    headers = update_parts(layout) * 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
-    return headers + 4 * (layout.parameters + layout.buffers)
+    return update_parts(layout) * _HEADERS_BYTES + 4 * (layout.parameters + layout.buffers)
 
 
 def weights_room(layout: Layout) -> list[memoryview]:
     """Memory for each part of a version's weights, however long its codec may make it."""
-    headers = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
     values = [*(4 * (where.stop - where.start) for where in layout.buckets), 4 * layout.buffers, 8 * layout.counters]
-    room = np.empty(sum(values) + headers * len(values), np.uint8).data
-    ends = np.cumsum([size + headers for size in values]).tolist()
+    room = np.empty(sum(values) + _HEADERS_BYTES * len(values), np.uint8).data
+    ends = np.cumsum([size + _HEADERS_BYTES for size in values]).tolist()
     return [room[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
 
 

@@ -61,6 +61,10 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
             store.purge()
 
 
+def away(*_: object) -> None:
+    raise ConnectionError("the broker is away")
+
+
 def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,11 +76,8 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
     version = held.current
     assert version is not None
 
-    def fail(*_: object) -> None:
-        raise ConnectionError("the broker is away")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Claim, "look", fail)
+        patch.setattr(Claim, "look", away)
         with pytest.raises(ConnectionError):
             reducer._turn()
     assert [*reducer.jobs.values()] == [held] and held.current is version
@@ -99,11 +100,8 @@ def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
     hand = job.hand("solo")
     hand.send(hand.pull())
 
-    def fail(*_: object) -> None:
-        raise ConnectionError("the broker is away")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Claim, "commit", fail)
+        patch.setattr(Claim, "commit", away)
         with pytest.raises(ConnectionError):
             for _ in range(3):
                 reducer._turn()

@@ -1,7 +1,6 @@
 """After equal samples MNIST is learned as well whatever codec updates travel with, thanks to error feedback."""
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from computeshare.training.datasets import open_split
 from computeshare.training.replica import Replica
 from computeshare.training.scoring import score
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDS = 1875  # two epochs
 LAST = range(1500, ROUNDS + 1, 75)
 """The versions whose mean accuracy is compared: that of a single one is a matter of luck."""
@@ -30,14 +30,6 @@ SPEC = JobSpec.model_validate(
         "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
     }
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache

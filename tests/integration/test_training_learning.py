@@ -20,14 +20,10 @@ from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import Replica, pixel_by_pixel
 from computeshare.training.scoring import score
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 MOMENTUM = OptimizerSpec(name="SGD", lr=0.01, momentum=0.9)
 TOLERANCE = 1e-5  # at a rate of 0.01; at 0.02 rounding alone can grow to 4e-4, at 0.05 to 2e-2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: OptimizerSpec) -> Weights:

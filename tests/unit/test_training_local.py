@@ -4,7 +4,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,20 +27,12 @@ from computeshare.training.models import build, layout_of, weights_of
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import FlatTensors, Replica, pixel_by_pixel
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SHAPE = (1, 16, 16)
 PLAN = Plan(seed=7, samples=50, micro_batch=8, micro_batches_per_round=6, inner_steps=3)  # units of 3, 3 and 1
 MOMENTUM = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
 ADAMW = OptimizerSpec(name="AdamW", lr=4e-4)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Another number gives other bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def split() -> Split:
