@@ -94,7 +94,7 @@ const HANDLERS = {
   opened({ data }) {
     for (const one of Object.values(series)) one.cut(data.version);
     changed();
-    refresh();
+    refresh(true); // what the page said of the lost versions is no longer so
   },
 };
 

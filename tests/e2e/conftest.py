@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from watching import Site, wait_until
 
 from api.main import create_app
@@ -19,6 +19,8 @@ from computeshare.settings import Settings
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_ON_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
+EXPECT_MS = 30_000
+"""How long a test waits for a page: pages ask less often where the server is slow to answer."""
 CHROMIUM_ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -46,6 +48,7 @@ def find_chromium() -> str:
 def browser() -> Iterator[Browser]:
     """One browser for all tests; each opens contexts of its own."""
     path = find_chromium()
+    expect.set_options(timeout=EXPECT_MS)
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGUMENTS))
         yield launched
