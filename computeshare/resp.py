@@ -43,7 +43,7 @@ class Replies:
     """Replies from bytes, however those are cut: `space` says where the next belong, `received` how many came.
 
     Bulks become bytes, or views of the buffer that `expect` was given for their command, one after another. Errors are
-    exceptions in their place; `error` is the first of them.
+    exceptions in their place.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,17 @@ class Replies:
         self._found: list[Any] = []
         self._into: Sequence[memoryview | None] = ()
         self._into_at = 0
-        self.error: Exception | None = None
+        self._errors: list[tuple[int, Exception]] = []  # each with the index of its reply
 
     def expect(self, into: Sequence[memoryview | None]) -> None:
         """Begin on as many replies as `into` has entries; the one before was finished."""
-        self._found, self._into, self._into_at, self.error = [], into, 0, None
+        self._found, self._into, self._into_at, self._errors = [], into, 0, []
         self._parse()
+
+    @property
+    def expected(self) -> int:
+        """How many replies are to be taken, complete or not."""
+        return len(self._into)
 
     @property
     def missing(self) -> int:
@@ -74,10 +79,12 @@ class Replies:
         """What came that was not asked for."""
         return self._kept[self._start : self._end].tobytes()
 
-    def take(self) -> list[Any]:
-        """The replies; what they hold is let go of here."""
-        found, self._found, self._into, self._bulk = self._found, [], (), None
-        return found
+    def take(self, count: int) -> tuple[list[Any], Exception | None]:
+        """The first so many replies, which are complete, and the first error in them; both are let go of here."""
+        found, self._found, self._into = self._found[:count], self._found[count:], self._into[count:]
+        error = next((error for index, error in self._errors if index < count), None)
+        self._errors = [(index - count, error) for index, error in self._errors if index >= count]
+        return found, error
 
     def space(self) -> memoryview:
         """Where the next bytes belong; never empty."""
@@ -148,7 +155,7 @@ class Replies:
         return self._note(BaseParser.parse_error(text.decode(errors="replace")))  # type: ignore[no-untyped-call]
 
     def _note(self, error: Exception) -> Exception:
-        self.error = self.error or error
+        self._errors.append((len(self._found), error))
         return error
 
     def _begin_aggregate(self, kind: bytes, entries: int) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from computeshare.methods import SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
 from computeshare.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, RoundStore, Terms, Update
+from computeshare.rounds import Grant, Member, Published, Pulled, RoundStore, Terms, Update, Waiting
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Blob, Token, Vector
@@ -44,6 +45,11 @@ from computeshare.wire import Wire
 
 AHEAD = 8
 """Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
+ATTACHED_BYTES = 1 << 20
+"""Weights up to which a version comes with the news of it; larger ones are asked for part by part, into memory of the
+seat's."""
+SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 20, 1000
+"""For how long a seat waits for news at a time; a signal to leave is looked at after each."""
 ASK_AGAIN_S = 0.5
 """How often a seat looks whether the codecs have been chosen."""
 log = structlog.get_logger()
@@ -84,6 +90,9 @@ class SeatSession:
         self.weights_token = ""  # and of which version they are
         self.bytes_down = 0
         self.waiting_s = 0.0
+        self.attached: Published | None = None  # where versions come with the news of them: in what form
+        self.submitted_at = 0.0
+        self.usual_wait_s = 0.0  # from a submission to the next version; 0: there is more to do before that
         self.joined = False
         self.uploading_s = 0.0  # of the submission before: none can report its own
 
@@ -158,6 +167,8 @@ class SeatSession:
                 return "the job is gone"
             self.spec = JobSpec.model_validate_json(raw)
         self.up, self.down = CODECS[self.spec.codecs.up], CODECS[self.spec.codecs.down]
+        if 4 * self.layout.parameters <= ATTACHED_BYTES:
+            self.attached = Published(weights_parts(self.layout), self.spec.codecs.down in DELTAS)
         self.feedback = feedback_of(self.up, self.layout)
         self.replica = self.make_replica(self.spec)
         return None
@@ -214,8 +225,14 @@ class SeatSession:
     def _take_part(self) -> str:
         """Compute and submit until there is a reason to end, which is returned."""
         loaded = ""
-        grant = self.member.lease(loaded)
+        grant = self.member.lease(loaded, self.attached)
         while not self.stop.is_set():
+            if grant.weights:
+                self.replica.load(self._decoded(grant))
+                loaded = grant.token
+                self.usual_wait_s = time.perf_counter() - self.submitted_at if self.submitted_at else 0.0
+            elif grant.answer == "leased":
+                self.usual_wait_s = 0.0
             match grant.answer:
                 case "stale":
                     weights, grant = self._pull(grant.token)
@@ -227,7 +244,7 @@ class SeatSession:
                     self.replica.load(weights)
                     loaded = grant.token
                 case "leased":
-                    grant = self._work(grant)
+                    grant = self._work(grant) or self._waited(loaded)
                 case "wait":
                     grant = self._wait(loaded, grant.ask_again_ms)
                 case "fenced" | "banned" | "gone":
@@ -251,13 +268,22 @@ class SeatSession:
         parts = weights_parts(self.layout)
         if self.spec.codecs.down not in DELTAS:
             message, grant = self.member.pull(token, parts, self.room)
-            if message is None:
-                return None, grant
-            self.bytes_down += _bytes([message])
-            return decode_weights(self.down, message, self.layout), grant
+            return None if message is None else self._whole(message), grant
         pulled, grant = self.member.follow(self.weights_token, token, parts, self.room)
-        if pulled is None:
-            return None, grant
+        return None if pulled is None else self._followed(token, pulled), grant
+
+    def _decoded(self, grant: Grant) -> Weights:
+        """The weights that came with the news of a version."""
+        if self.spec.codecs.down not in DELTAS:
+            return self._whole(grant.weights)
+        return self._followed(grant.token, Pulled(None, [grant.weights]))
+
+    def _whole(self, message: Sequence[Blob]) -> Weights:
+        self.bytes_down += _bytes([message])
+        return decode_weights(self.down, message, self.layout)
+
+    def _followed(self, token: str, pulled: Pulled) -> Weights:
+        """The weights of a version, from what leads to it, kept for the next differences. Raises CodecError."""
         self.bytes_down += _bytes([*([pulled.whole] if pulled.whole else []), *pulled.deltas])
         weights = decode_weights(CODECS["float32"], pulled.whole, self.layout) if pulled.whole else self.weights
         assert weights is not None  # a way that begins with those at hand was given because they are
@@ -268,17 +294,28 @@ class SeatSession:
                 f"the differences that lead to version {token} give other weights: the broker has lost some"
             )
         self.weights, self.weights_token = weights, token
-        return weights, grant
+        return weights
 
     def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
-        """Sleep until the next version, which is then to be pulled, or until it is worth asking for a lease again."""
+        """Sleep until the next version, or until it is worth asking for a lease again."""
         started = time.perf_counter()
         self._look_ahead(loaded)
-        token = self.member.wait(min(ask_again_ms, 1000))  # a signal to leave is looked at once a second
+        timeout_ms = min(ask_again_ms, LONGEST_WAIT_MS)
+        if self.attached:
+            grant = self.member.wait_for(loaded, Waiting(timeout_ms, self.attached))
+        else:
+            token = self.member.wait(timeout_ms)
+            grant = Grant("stale", token, 0, ()) if token and token != loaded else self.member.lease(loaded)
         self.waiting_s += time.perf_counter() - started
-        if token and token != loaded:
-            return Grant("stale", token, 0, ())
-        return self.member.lease(loaded)
+        return grant
+
+    def _waited(self, loaded: str) -> Grant:
+        """What the waiting that was begun with a submission ends with."""
+        started = time.perf_counter()
+        self._look_ahead(loaded)
+        grant = self.member.waited()
+        self.waiting_s += time.perf_counter() - started
+        return grant
 
     def _look_ahead(self, loaded: str) -> None:
         """Assemble what may be leased of the next round, while there is nothing else to do."""
@@ -288,8 +325,8 @@ class SeatSession:
             following = self.spec.plan.round(Token.parse(loaded).version + 1)
             self.replica.prefetch(following.units if following.total <= AHEAD else ())
 
-    def _work(self, grant: Grant) -> Grant:
-        """Compute what was leased and submit it."""
+    def _work(self, grant: Grant) -> Grant | None:
+        """Compute what was leased and submit it; None: waiting for the next version has begun."""
         self.keeper.begin(grant.micro_batches)
         try:
             return self._submit(grant.token, *self._computed(grant))
@@ -327,30 +364,37 @@ class SeatSession:
         """Whether nobody has any use for what is being sent."""
         return self.uploading and not self.keeper.goes_on()
 
-    def _submit(self, token: str, updates: list[Update], seconds: dict[str, float]) -> Grant:
+    def _submit(self, token: str, updates: list[Update], seconds: dict[str, float]) -> Grant | None:
         report: dict[str, Any] = {
             "bytes_up": sum(len(part) for _, message, _ in updates for part in message),
             "bytes_down": self.bytes_down,
             "seconds": {**seconds, "uploading": round(self.uploading_s, 6)},
         }
         started = time.perf_counter()
-        nonce = uuid.uuid4().hex
+        nonce, waiting = uuid.uuid4().hex, self._expected()
         self.uploading = True
         try:
             receipt = when_there_is_room(
-                lambda: self.member.submit(token, nonce, updates, report, and_lease=True), self.stop
+                lambda: self.member.submit(token, nonce, updates, report, waiting is None, waiting), self.stop
             )
         finally:
             self.uploading = False
-        self.uploading_s = time.perf_counter() - started
+        self.submitted_at = time.perf_counter()
+        self.uploading_s = self.submitted_at - started
         self.bytes_down, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
         if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
             self.feedback.go_back()
-        assert receipt.grant is not None  # it was asked for
         return receipt.grant
 
+    def _expected(self) -> Waiting | None:
+        """How to wait for the next version right after a submission; None if there may be more to do before."""
+        if not (self.attached and self.usual_wait_s):
+            return None
+        timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)
+        return Waiting(timeout_ms, self.attached)
 
-def _bytes(messages: list[list[Blob]]) -> int:
+
+def _bytes(messages: Sequence[Sequence[Blob]]) -> int:
     return sum(len(part) for message in messages for part in message)

@@ -12,7 +12,8 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis
@@ -56,11 +57,16 @@ class Wire:
         self._interrupt = interrupt
         self._link: socket.socket | None = None
         self._replies = Replies()
+        self._outgoing: Outgoing | None = None  # of which replies are still to be taken
         self._allowed_bytes = 0
         self._allowed_at = 0.0
 
     def exchange(
-        self, commands: Sequence[Command], into: Sequence[Blob | None] | None = None, raise_errors: bool = True
+        self,
+        commands: Sequence[Command],
+        into: Sequence[Blob | None] | None = None,
+        raise_errors: bool = True,
+        following: Sequence[Command] = (),
     ) -> list[Any]:
         """Send commands and receive their replies, both at a time.
 
@@ -70,6 +76,7 @@ class Wire:
                 after another; they are views of it in the reply. One that does not fit is a CodecError in its place.
             raise_errors: whether to raise the first error among the replies, nested ones included, after the last of
                 them was received; else they are exceptions in their places.
+            following: commands that are sent with these; `rest` waits for their replies, another exchange does without.
         Returns: a reply for each command: bytes, int, None, list; with RESP3 also float, bool, dict.
         Raises:
             redis.exceptions.ResponseError and its kin, CodecError: as above; the connection goes on.
@@ -78,32 +85,52 @@ class Wire:
                 done of this one is not known.
         """
         buffers = [None if each is None else as_view(each) for each in into or [None] * len(commands)]
-        outgoing = Outgoing(commands, [len(each or b"") for each in buffers])
-        try:
-            link = self._ready()
+        buffers += [None] * len(following)
+        outgoing = Outgoing([*commands, *following], [len(each or b"") for each in buffers])
+        with self._closing():
+            self._ready()
             self._replies.expect(buffers)
-            self._transfer(link, outgoing)
-        except BaseException as cause:
+        return self._taken(outgoing, len(commands), raise_errors)
+
+    def rest(self) -> list[Any]:
+        """The replies to the commands that followed those of the exchange before; raises what that does."""
+        if self._outgoing is None:
+            raise RedisConnectionError("the connection to the broker broke since the commands were sent")
+        return self._taken(self._outgoing, self._replies.expected, True)
+
+    def close(self) -> None:
+        """Let the connection go; another exchange would open one."""
+        self._link = self._outgoing = None
+        self._allowed_bytes = 0
+        self._connection.disconnect()
+
+    def _taken(self, outgoing: Outgoing, count: int, raise_errors: bool) -> list[Any]:
+        """The next so many replies, once they are there; the others are left for `rest`."""
+        with self._closing():
+            self._transfer(outgoing, self._replies.expected - count)
+        replies, error = self._replies.take(count)
+        self._outgoing = outgoing if self._replies.expected else None
+        if outgoing.left and self._outgoing is None:  # the broker has answered all of it, and listens no more
             self.close()
-            if isinstance(cause, OSError):
-                raise RedisConnectionError(f"the connection to the broker broke: {cause}") from cause
-            raise
-        if outgoing.left:  # the broker has answered all of it, and listens no more
-            self.close()
-        error, replies = self._replies.error, self._replies.take()
         if error and raise_errors:
             raise error
         return replies
 
-    def close(self) -> None:
-        """Let the connection go; another exchange would open one."""
-        self._link = None
-        self._allowed_bytes = 0
-        self._connection.disconnect()
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Let the connection go if what is done with it fails."""
+        try:
+            yield
+        except OSError as cause:
+            self.close()
+            raise RedisConnectionError(f"the connection to the broker broke: {cause}") from cause
+        except BaseException:
+            self.close()
+            raise
 
-    def _ready(self) -> socket.socket:
-        """The connection, made anew if there is none or the broker has ended it."""
-        if self._link is not None and not self._in_step(self._link):
+    def _ready(self) -> None:
+        """See to it that there is a connection that the broker has not ended, and that owes nothing."""
+        if self._link is not None and (self._outgoing or not self._in_step(self._link)):
             self.close()
         if self._link is None:
             self._connection.connect()
@@ -111,7 +138,6 @@ class Wire:
             assert self._link is not None
             self._link.setblocking(False)
             self._replies = Replies()
-        return self._link
 
     def _in_step(self, link: socket.socket) -> bool:
         """Whether the connection is up and nothing has come that was not asked for, but pushes."""
@@ -121,18 +147,21 @@ class Wire:
             return False
         return self._replies.waiting[:1] in (b"", b">")
 
-    def _transfer(self, link: socket.socket, outgoing: Outgoing) -> None:
+    def _transfer(self, outgoing: Outgoing, later: int) -> None:
+        """Send and receive until all replies but the last `later` are there."""
+        link = self._link
+        assert link is not None
         watch = _Watch(link, self._stall_s)
-        while missing := self._replies.missing:
+        while (missing := self._replies.missing) > later:
             if self._interrupt is not None and self._interrupt():
                 raise Interrupted("the transfer was given up")
             moved = self._send(link, outgoing)
-            if self._replies.missing:  # else the last words came while sending, and nothing but an end follows them
+            if self._replies.missing > later:  # else they came while sending, and perhaps the connection's end after
                 moved += self._receive(link)
             if moved:
                 watch.moved()
                 outgoing.answered(missing - self._replies.missing)
-            elif self._replies.missing:
+            elif self._replies.missing > later:
                 watch.wait(writing=outgoing.ready > 0, not_before=self._allowed_at)
 
     def _send(self, link: socket.socket, outgoing: Outgoing) -> int:

@@ -1,7 +1,7 @@
 """The round protocol over Redis: lease, submit, gather, commit. Every atomic step is a script in `computeshare/lua`."""
 
 from computeshare.rounds.claim import Claim, Fault, Link, Received, Suspicion
-from computeshare.rounds.member import Grant, Member, Receipt, Terms, Update
+from computeshare.rounds.member import Grant, Member, Published, Pulled, Receipt, Terms, Update, Waiting
 from computeshare.rounds.store import RoundState, RoundStore
 
 __all__ = [
@@ -10,6 +10,8 @@ __all__ = [
     "Grant",
     "Link",
     "Member",
+    "Published",
+    "Pulled",
     "Receipt",
     "Received",
     "RoundState",
@@ -17,4 +19,5 @@ __all__ = [
     "Suspicion",
     "Terms",
     "Update",
+    "Waiting",
 ]

@@ -5,7 +5,9 @@ from importlib import resources
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import Buffer
 
 from computeshare.outgoing import Argument, Command
@@ -58,14 +60,32 @@ class Channel:
         self._wire = wire or Wire(redis)
         self._retry: Any = redis.get_retry()
         self._scripts = Scripts(redis)
+        self._following: Sequence[Command] = ()
 
-    def exchange(self, commands: Sequence[Command], into: Sequence[Buffer | None] | None = None) -> list[Any]:
-        """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time."""
+    def exchange(
+        self,
+        commands: Sequence[Command],
+        into: Sequence[Buffer | None] | None = None,
+        following: Sequence[Command] = (),
+    ) -> list[Any]:
+        """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time.
+
+        Args:
+            following: commands that are sent with these, whose replies `rest` waits for.
+        """
+        self._following = following
         try:
             return self._exchange(commands, into)
         except NoScriptError:
             self._scripts.load_again()
             return self._exchange(commands, into)
+
+    def rest(self) -> list[Any]:
+        """The replies to what followed the exchange before, which is sent again if the broker was away since."""
+        try:
+            return self._wire.rest()
+        except (NoScriptError, RedisConnectionError, RedisTimeoutError):
+            return self.exchange(self._following)
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Command:
         """The command that runs a script."""
@@ -91,11 +111,17 @@ class Channel:
             done.append(key)
 
     def run_staged(
-        self, messages: Messages, life_s: int, script: Command, *others: Command, before: Sequence[str] = ()
+        self,
+        messages: Messages,
+        life_s: int,
+        script: Command,
+        *others: Command,
+        before: Sequence[str] = (),
+        following: Sequence[Command] = (),
     ) -> list[Any]:
         """Put messages under their keys and run the script that makes use of them: its reply, then those of `others`.
 
-        `before` is as for `stage`.
+        `before` is as for `stage`, `following` as for `exchange`.
 
         Small ones go with the script in one transaction, of which a broker that has no memory for a part does nothing;
         large ones are staged before. So the script never meets half of one.
@@ -105,7 +131,7 @@ class Channel:
             messages = {}
         staged = [command for key, parts in messages.items() for command in staging(key, parts, life_s)]
         block: list[Command] = [["MULTI"], *staged, script, ["EXEC"]]
-        replies = self.exchange([*block, *others])
+        replies = self.exchange([*block, *others], following=following)
         return [replies[len(block) - 1][-1], *replies[len(block) :]]
 
     def read(
@@ -132,11 +158,12 @@ class Channel:
         return parts if parts and None not in parts else None
 
     def _exchange(self, commands: Sequence[Command], into: Sequence[Buffer | None] | None) -> list[Any]:
+        def exchange() -> list[Any]:
+            return self._wire.exchange(commands, into, following=self._following)
+
         if self._retry is None:
-            return self._wire.exchange(commands, into)
-        replies: list[Any] = self._retry.call_with_retry(
-            lambda: self._wire.exchange(commands, into), lambda error: None
-        )
+            return exchange()
+        replies: list[Any] = self._retry.call_with_retry(exchange, lambda error: None)
         return replies
 
 

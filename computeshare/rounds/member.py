@@ -42,6 +42,26 @@ class Grant:
     micro_batches: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     """Of the round's units, where they are not as the job's plan has them (`Plan.micro_batches`)."""
+    weights: tuple[Blob, ...] = ()
+    """What was published of `token`, where that was asked for and another version named: to be loaded first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How the versions of a job are published."""
+
+    parts: int
+    """Of which each consists."""
+    deltas: bool = False
+    """As differences from the version before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How to wait for the next version."""
+
+    timeout_ms: int
+    published: Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +81,8 @@ class Receipt:
 class Pulled:
     """Messages that lead to a version: whole weights to begin with (none: those at hand), then differences."""
 
-    whole: list[Blob] | None
-    deltas: list[list[Blob]]
+    whole: Sequence[Blob] | None
+    deltas: Sequence[Sequence[Blob]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +160,14 @@ class Member:
             self._scripts.call("extend", names, [self.worker_id, self.session, EXTENDED_MS, *micro_batches])
         ).decode()
 
-    def lease(self, token: str) -> Grant:
-        """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
-        return self._checked(self._granted(self._channel.exchange([self._lease(token)])[0]))
+    def lease(self, token: str, published: Published | None = None) -> Grant:
+        """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone.
+
+        Args:
+            published: ask for the current version's weights, too, where that is another, and for a lease on that then;
+                worth its while where they are small. Differences are to be had only from the version right before.
+        """
+        return self._granted(self._channel.exchange([self._lease(token, published)])[0])
 
     def pull(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> tuple[list[Blob] | None, Grant]:
         """A version's weights (None if superseded by now) and a lease on its round, in one exchange.
@@ -152,7 +177,7 @@ class Member:
             into: memory for each, of which what is returned are views; worth its while for large ones.
         """
         found, (reply,) = self._channel.read(self.keys.weights(token), parts, into, [self._lease(token)])
-        return found, self._checked(self._granted(reply))
+        return found, self._granted(reply)
 
     def follow(
         self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None
@@ -164,7 +189,7 @@ class Member:
         k = self.keys
         others: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"], self._lease(token)]
         newest, (chain, snapshot, reply) = self._channel.read(k.delta(token), parts, into, others)
-        grant = self._checked(self._granted(reply))
+        grant = self._granted(reply)
         way = route([one.decode() for one in chain], (snapshot or b"").decode(), loaded, token)
         if way is None:
             return None, grant
@@ -178,7 +203,13 @@ class Member:
         return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
 
     def submit(
-        self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any], and_lease: bool = False
+        self,
+        token: str,
+        nonce: str,
+        updates: Sequence[Update],
+        report: dict[str, Any],
+        and_lease: bool = False,
+        and_wait: Waiting | None = None,
     ) -> Receipt:
         """Stage the messages and submit them; safe to repeat with the same nonce.
 
@@ -186,6 +217,7 @@ class Member:
             token: the version the updates were computed on.
             report: what the job's page shows of it (bytes, seconds).
             and_lease: ask for a lease on the same version, too.
+            and_wait: begin to wait for the next version; `waited` is to follow.
         """
         messages: Messages = {self._staged(nonce, m): parts for m, parts, _ in updates}
         failpoint("before_push")
@@ -194,12 +226,13 @@ class Member:
             failpoint("between_stage_and_submit")
             messages = {}
         submission = self._submission(token, nonce, updates, report)
-        following = [self._lease(token)] if and_lease else []
+        others = [self._lease(token)] if and_lease else []
+        following = self._waiting(token, and_wait) if and_wait else []
         (outcome, current, status, before), *granted = self._channel.run_staged(
-            messages, STAGED_S, submission, *following
+            messages, STAGED_S, submission, *others, following=following
         )
         failpoint("after_push")
-        grant = self._granted(granted[0]) if granted else None
+        grant = self._parsed(granted[0]) if granted else None
         return Receipt(outcome.decode(), current.decode(), status.decode(), before.decode(), grant)
 
     def hand_over(self, state: Sequence[Blob]) -> None:
@@ -221,8 +254,29 @@ class Member:
 
         Returns: the token of a version just published; None otherwise (ask for a lease to learn more).
         """
+        return self._told(self._channel.exchange([self._news(timeout_ms)])[0])
+
+    def wait_for(self, token: str, waiting: Waiting) -> Grant:
+        """Block as `wait` does and ask for a lease as `lease` does, in one exchange; `token` is the version loaded."""
+        return self._next(self._channel.exchange(self._waiting(token, waiting)))
+
+    def waited(self) -> Grant:
+        """What `wait_for` returns, where `submit` has begun to wait."""
+        return self._next(self._channel.rest())
+
+    def _waiting(self, token: str, waiting: Waiting) -> list[Command]:
+        return [self._news(waiting.timeout_ms), self._lease(token, waiting.published)]
+
+    def _next(self, replies: list[Any]) -> Grant:
+        self._told(replies[0])
+        return self._granted(replies[1])
+
+    def _news(self, timeout_ms: int) -> Command:
         block = max(1, min(timeout_ms, BLOCK_MS))
-        (reply,) = self._channel.exchange([["XREAD", "BLOCK", block, "STREAMS", self.keys.versions(), self._last_id]])
+        return ["XREAD", "BLOCK", block, "STREAMS", self.keys.versions(), self._last_id]
+
+    def _told(self, reply: Any) -> str | None:
+        """The token of the version that was just published, if that is what happened."""
         if not reply:
             return None
         entries = reply if isinstance(reply, list) else [*reply.items()]
@@ -247,20 +301,25 @@ class Member:
             arguments += [micro_batch, loss]
         return self._channel.script("submit", names, arguments)
 
-    def _lease(self, token: str) -> Command:
+    def _lease(self, token: str, published: Published | None = None) -> Command:
         k, terms = self.keys, self._terms
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-        names += [k.events(), k.banned(), k.suspects()]
+        deltas = published is not None and published.deltas
+        names += [k.events(), k.banned(), k.suspects(), k.delta("") if deltas else k.weights("")]
         arguments: list[Argument] = [token, self.worker_id, self.session, int(terms.backup)]
         arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest]
+        arguments += [published.parts if published else 0, "delta" if deltas else "whole"]
         return self._channel.script("lease", names, arguments)
 
     @staticmethod
-    def _granted(reply: list[Any]) -> Grant:
-        sizes = numbers_in(reply[3].decode()) if len(reply) > 3 else ()
-        return Grant(reply[0].decode(), reply[1].decode(), int(reply[2]), tuple(int(m) for m in reply[4:]), sizes)
+    def _parsed(reply: list[Any]) -> Grant:
+        answer, token, ask_again_ms, *more = reply
+        sizes = numbers_in(more[1].decode()) if more[1:] else ()
+        units = tuple(int(unit) for unit in more[2:])
+        return Grant(answer.decode(), token.decode(), ask_again_ms, units, sizes, tuple(more[0]) if more else ())
 
-    def _checked(self, grant: Grant) -> Grant:
+    def _granted(self, reply: list[Any]) -> Grant:
+        grant = self._parsed(reply)
         if grant.answer == "banned":
             raise Banned(f"worker {self.worker_id} is banned from the job: too many of its updates were refused")
         if grant.answer == "fenced":

@@ -191,6 +191,10 @@ class Rounds(RuleBasedStateMachine):
             expected = "fenced"
         elif token != self.token or self.paused:
             expected = "stale"
+            handed_back = [m for m in numbers if self.leases.get(m, ("",))[0] == worker]
+            self.free += handed_back
+            for m in handed_back:
+                del self.leases[m]
         else:
             counted = self._counted(worker, numbers)
             known = "duplicate" if set(numbers) & set(self.received) else "lease_lost"

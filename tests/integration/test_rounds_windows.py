@@ -336,10 +336,10 @@ def test_a_large_difference_outlives_the_sending_of_a_large_snapshot(
     (staged,) = claim.redis.keys(claim.keys.staged("*weights*"))
     lives = []
 
-    def exchanged(channel: Any, commands: Any, into: Any = None) -> Any:
+    def exchanged(channel: Any, commands: Any, into: Any = None, **other: Any) -> Any:
         if commands[0][0] == "HSET":  # a part of the snapshot has just been sent, and long before that the difference
             claim.redis.expire(staged, 5)
-        replies = exchange(channel, commands, into)
+        replies = exchange(channel, commands, into, **other)
         lives.append(claim.redis.ttl(staged))
         return replies
 

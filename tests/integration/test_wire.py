@@ -252,6 +252,38 @@ def test_a_connection_that_the_broker_ended_meanwhile_costs_no_error(wire: Wire,
     assert wire.exchange([["CLIENT", "ID"]])[0] > number
 
 
+def test_what_follows_an_exchange_is_waited_for_later(wire: Wire, broker: EmbeddedBroker) -> None:
+    value = noise(BUCKET).tobytes()
+    following = [["BLPOP", "list", 0], ["GET", "large"], ["NO SUCH COMMAND"]]
+    assert wire.exchange([["SET", "large", value], ["PING"]], following=following[:2]) == [b"OK", b"PONG"]
+    with closing(client_of(broker.url)) as client:
+        client.rpush("list", "now")
+        assert wire.rest() == [[b"list", b"now"], value]
+        assert wire.exchange([["PING"]], following=following[2:]) == [b"PONG"]
+        with pytest.raises(ResponseError, match="unknown command"):
+            wire.rest()
+        with pytest.raises(ResponseError, match="unknown command"):
+            wire.exchange(following[2:], following=[["PING"]])
+        assert wire.rest() == [b"PONG"]
+
+
+def test_an_exchange_does_not_wait_for_what_followed_the_one_before(wire: Wire, broker: EmbeddedBroker) -> None:
+    number, *_ = wire.exchange([["CLIENT", "ID"]], following=[["BLPOP", "nothing", 0]])
+    assert wire.exchange([["PING"]]) == [b"PONG"]
+    assert wire.exchange([["CLIENT", "ID"]])[0] > number
+    with pytest.raises(RedisConnectionError):
+        wire.rest()
+
+
+def test_a_connection_that_ends_before_the_rest_has_come_is_an_error(wire: Wire, broker: EmbeddedBroker) -> None:
+    [number] = wire.exchange([["CLIENT", "ID"]], following=[["BLPOP", "nothing", 0]])
+    with closing(client_of(broker.url)) as client:
+        assert client.client_kill_filter(_id=number) == 1
+    with pytest.raises(RedisConnectionError):
+        wire.rest()
+    assert wire.exchange([["PING"]]) == [b"PONG"]
+
+
 def test_what_the_broker_says_before_it_hangs_up_is_told(broker: EmbeddedBroker) -> None:
     with closing(client_of(broker.url)) as client, closing(Wire(client)) as wire:
         wire.exchange([["CONFIG", "SET", "proto-max-bulk-len", 1 << 20]])

@@ -50,7 +50,7 @@ def read(data: bytes, into: Sequence[memoryview | None], sizes: Iterable[int] = 
 @pytest.mark.parametrize("size", [*range(1, 30), 100, 1000])
 def test_every_kind_of_reply_is_read_in_pieces_of_any_size(size: int) -> None:
     replies = read(EVERY_KIND, [None] * len(VALUES), [size])
-    assert replies.missing == 0 and replies.take() == VALUES and replies.error is None and replies.waiting == b""
+    assert replies.missing == 0 and replies.take(len(VALUES)) == (VALUES, None) and replies.waiting == b""
 
 
 PATTERN = bytes(range(251)) * 600
@@ -76,14 +76,26 @@ def encoded(value: Any) -> bytes:
 def test_nested_replies_are_read_however_they_are_cut(values: list[Any], sizes: list[int], data: st.DataObject) -> None:
     buffers = [memoryview(bytearray(1_200_000)) if data.draw(st.booleans()) else None for _ in values]
     replies = read(b"".join(map(encoded, values)), buffers, [*sizes, max(1000, *sizes)])
-    assert replies.missing == 0 and replies.error is None and replies.take() == values
+    assert replies.missing == 0 and replies.take(len(values)) == (values, None)
 
 
 def test_replies_that_came_together_are_kept_for_those_who_ask_next() -> None:
     replies = read(b"+1\r\n+2\r\n$3\r\nabc\r\n", [None])
-    assert replies.missing == 0 and replies.take() == [b"1"] and replies.waiting == b"+2\r\n$3\r\nabc\r\n"
+    assert replies.missing == 0 and replies.take(1) == ([b"1"], None) and replies.waiting == b"+2\r\n$3\r\nabc\r\n"
     replies.expect([None, None])
-    assert replies.missing == 0 and replies.take() == [b"2", b"abc"]
+    assert replies.missing == 0 and replies.take(2) == ([b"2", b"abc"], None)
+
+
+@pytest.mark.parametrize("size", [1, 6, 1000])
+def test_the_first_replies_may_be_taken_before_the_others_are_there(size: int) -> None:
+    data, kept = b"-ERR a\r\n+1\r\n*2\r\n$3\r\nabc\r\n-ERR b\r\n", bytearray(3)
+    replies = read(data[:-9], [None, None, memoryview(kept)], [size])
+    (first, one), error = replies.take(2)
+    assert (str(first), one, first) == ("a", b"1", error)
+    assert replies.missing == replies.expected == 1
+    [[text, second]], error = fed(replies, data[-9:], [size]).take(1)
+    assert (text, str(second), second) == (b"abc", "b", error)
+    assert replies.missing == replies.expected == 0 and text.obj is kept
 
 
 @pytest.mark.parametrize("size", [7, 5000, 1 << 20])
@@ -91,7 +103,7 @@ def test_strings_of_a_reply_lie_one_after_another_in_the_buffer_given_for_it(siz
     values = [bytes([n]) * length for n, length in enumerate((100_000, 3, 0, 70_000))]
     kept = bytearray(170_003)
     replies = read(encoded([*values, 7, None]) + b"$2\r\nno\r\n", [memoryview(kept), None], [size])
-    found, other = replies.take()
+    (found, other), _ = replies.take(2)
     assert found == [*values, 7, None] and kept == b"".join(values)
     assert all(view.obj is kept for view in found[:4])
     assert type(other) is bytes and other == b"no"
@@ -102,19 +114,19 @@ def test_a_value_that_does_not_fit_is_an_error_in_its_place_and_leaves_the_buffe
     kept = bytearray(10)
     data = b"*3\r\n$4\r\nabcd\r\n$200000\r\n" + b"x" * 200_000 + b"\r\n$6\r\nefghij\r\n+next\r\n"
     replies = read(data, [memoryview(kept), None], [size])
-    (first, error, last), following = replies.take()
+    ((first, error, last), following), noted = replies.take(2)
     assert (first, last, following, kept) == (b"abcd", b"efghij", b"next", b"abcdefghij")
-    assert isinstance(error, CodecError) and "200000 bytes" in str(error) and replies.error is error
+    assert isinstance(error, CodecError) and "200000 bytes" in str(error) and noted is error
 
 
 def test_errors_are_exceptions_of_their_kind_wherever_they_stand() -> None:
     lines = b"-ERR a\r\n-NOSCRIPT b\r\n-OOM c\r\n-READONLY d\r\n-NOPERM e\r\n!9\r\nERR f\r\nzz\r\n"
     replies = read(lines + b"*2\r\n+fine\r\n-WRONGTYPE g\r\n", [None] * 7)
-    *errors, (fine, nested) = replies.take()
+    (*errors, (fine, nested)), noted = replies.take(7)
     kinds = [ResponseError, NoScriptError, OutOfMemoryError, ReadOnlyError, NoPermissionError, ResponseError]
     assert [type(error) for error in errors] == kinds and str(errors[5]) == "f\r\nzz"
     assert fine == b"fine" and type(nested) is ResponseError and str(nested) == "WRONGTYPE g"
-    assert replies.error is errors[0]
+    assert noted is errors[0]
 
 
 @pytest.mark.parametrize("size", [1, 1000])
@@ -122,7 +134,7 @@ def test_pushes_and_attributes_answer_nothing_and_take_no_room(size: int) -> Non
     push = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\nkey\r\n"
     data = push + b"*2\r\n|1\r\n+ttl\r\n:5\r\n$1\r\na\r\n:2\r\n" + push + b">0\r\n$1\r\nb\r\n"
     kept = bytearray(2)
-    assert read(data, [memoryview(kept)[:1], memoryview(kept)[1:]], [size]).take() == [[b"a", 2], b"b"]
+    assert read(data, [memoryview(kept)[:1], memoryview(kept)[1:]], [size]).take(2)[0] == [[b"a", 2], b"b"]
     assert kept == b"ab"
 
 
