@@ -85,6 +85,12 @@ class JobKeys:
         """
         return self._key("delta", token)
 
+    def news(self, token: str) -> str:
+        """hash: the weights (or the difference) of the version that came after this one, where they are small: under a
+        name that those who wait for it know before; kept until the version after that.
+        """
+        return self._key("news", token)
+
     def chain(self) -> str:
         """list: tokens of the versions whose `delta` is kept, oldest first; of the first the `weights` are."""
         return self._key("chain")

@@ -18,7 +18,7 @@ from computeshare.catalog import catalog
 from computeshare.chain import Chain, route
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import add_delta, decode_weights, update_parts
+from computeshare.codecs.messages import add_delta, decode_weights, is_news, update_parts
 from computeshare.deciding import Decider, Undecided
 from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
@@ -346,7 +346,8 @@ class JobReducer:
         clock.lap("encode")
         failpoint("before_commit")
         link = self._link(token, held, weights)
-        if not self.rounds.commit(base, counted, token, left, following, {**event, "seconds": clock.laps}, link):
+        event["seconds"] = clock.laps
+        if not self.rounds.commit(base, counted, token, left, following, event, link, is_news(self.layout)):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         del weights, left, link
         failpoint("after_commit")

@@ -162,5 +162,9 @@ class Plan:
 
     def generator_seed(self, micro_batch: int) -> int:
         """The seed for dropout and augmentation in this micro-batch: 63 bits of `(seed, micro_batch)`."""
-        mixed = np.random.SeedSequence([self.seed, micro_batch]).generate_state(1, np.uint64)[0]
-        return int(mixed) >> 1
+        return _mixed(self.seed, micro_batch)
+
+
+@lru_cache(64)
+def _mixed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0]) >> 1

@@ -25,6 +25,7 @@ from computeshare.codecs.messages import (
     encode_update,
     feedback_of,
     in_parts,
+    is_news,
     weights_parts,
     weights_room,
 )
@@ -37,7 +38,7 @@ from computeshare.methods import SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
 from computeshare.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, Published, Pulled, RoundStore, Terms, Update, Waiting
+from computeshare.rounds import Grant, Member, Pulled, RoundStore, Terms, Update, Waiting
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Blob, Token, Vector
@@ -45,9 +46,6 @@ from computeshare.wire import Wire
 
 AHEAD = 8
 """Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
-ATTACHED_BYTES = 1 << 20
-"""Weights up to which a version comes with the news of it; larger ones are asked for part by part, into memory of the
-seat's."""
 SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 20, 1000
 """For how long a seat waits for news at a time; a signal to leave is looked at after each."""
 ASK_AGAIN_S = 0.5
@@ -90,7 +88,6 @@ class SeatSession:
         self.weights_token = ""  # and of which version they are
         self.bytes_down = 0
         self.waiting_s = 0.0
-        self.attached: Published | None = None  # where versions come with the news of them: in what form
         self.submitted_at = 0.0
         self.usual_wait_s = 0.0  # from a submission to the next version; 0: there is more to do before that
         self.joined = False
@@ -137,7 +134,8 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
-        self.room = weights_room(self.layout)
+        self.parts, self.room = weights_parts(self.layout), weights_room(self.layout)
+        self.with_news = is_news(self.layout)
         self.module = module
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
@@ -167,8 +165,7 @@ class SeatSession:
                 return "the job is gone"
             self.spec = JobSpec.model_validate_json(raw)
         self.up, self.down = CODECS[self.spec.codecs.up], CODECS[self.spec.codecs.down]
-        if 4 * self.layout.parameters <= ATTACHED_BYTES:
-            self.attached = Published(weights_parts(self.layout), self.spec.codecs.down in DELTAS)
+        self.plan = self.spec.plan
         self.feedback = feedback_of(self.up, self.layout)
         self.replica = self.make_replica(self.spec)
         return None
@@ -225,7 +222,7 @@ class SeatSession:
     def _take_part(self) -> str:
         """Compute and submit until there is a reason to end, which is returned."""
         loaded = ""
-        grant = self.member.lease(loaded, self.attached)
+        grant = self.member.lease(loaded)
         while not self.stop.is_set():
             if grant.weights:
                 self.replica.load(self._decoded(grant))
@@ -265,11 +262,10 @@ class SeatSession:
 
     def _pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round."""
-        parts = weights_parts(self.layout)
         if self.spec.codecs.down not in DELTAS:
-            message, grant = self.member.pull(token, parts, self.room)
+            message, grant = self.member.pull(token, self.parts, self.room)
             return None if message is None else self._whole(message), grant
-        pulled, grant = self.member.follow(self.weights_token, token, parts, self.room)
+        pulled, grant = self.member.follow(self.weights_token, token, self.parts, self.room)
         return None if pulled is None else self._followed(token, pulled), grant
 
     def _decoded(self, grant: Grant) -> Weights:
@@ -301,8 +297,8 @@ class SeatSession:
         started = time.perf_counter()
         self._look_ahead(loaded)
         timeout_ms = min(ask_again_ms, LONGEST_WAIT_MS)
-        if self.attached:
-            grant = self.member.wait_for(loaded, Waiting(timeout_ms, self.attached))
+        if self.with_news:
+            grant = self.member.wait_for(loaded, Waiting(timeout_ms, self.parts))
         else:
             token = self.member.wait(timeout_ms)
             grant = Grant("stale", token, 0, ()) if token and token != loaded else self.member.lease(loaded)
@@ -322,7 +318,7 @@ class SeatSession:
         from computeshare.training.replica import Replica
 
         if loaded and isinstance(self.spec.strategy, SyncStrategy) and isinstance(self.replica, Replica):
-            following = self.spec.plan.round(Token.parse(loaded).version + 1)
+            following = self.plan.round(Token.parse(loaded).version + 1)
             self.replica.prefetch(following.units if following.total <= AHEAD else ())
 
     def _work(self, grant: Grant) -> Grant | None:
@@ -350,7 +346,7 @@ class SeatSession:
             update = compute(self.replica, unit, grant.sizes, self.keeper.goes_on)
             failpoint("after_compute")
             computed = time.perf_counter()
-            seed = self.spec.plan.generator_seed(unit)
+            seed = self.plan.generator_seed(unit)
             message = encode_update(
                 self.up, update.vector, update.buffers, self.layout, seed, self.feedback, self.compress
             )
@@ -390,10 +386,10 @@ class SeatSession:
 
     def _expected(self) -> Waiting | None:
         """How to wait for the next version right after a submission; None if there may be more to do before."""
-        if not (self.attached and self.usual_wait_s):
+        if not (self.with_news and self.usual_wait_s):
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)
-        return Waiting(timeout_ms, self.attached)
+        return Waiting(timeout_ms, self.parts)
 
 
 def _bytes(messages: Sequence[Sequence[Blob]]) -> int:

@@ -17,6 +17,7 @@ from computeshare.types import Blob, Message, Vector
 
 _EXACT = Float32()
 PART_BYTES = 4 * BUCKET
+NEWS_BYTES = 1 << 20
 _HEADERS_BYTES = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
 """Room for a part's headers, whatever its codec."""
 
@@ -24,6 +25,13 @@ _HEADERS_BYTES = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
 def update_parts(layout: Layout) -> int:
     """How many frames an update has."""
     return len(layout.buckets) + 1
+
+
+def is_news(layout: Layout) -> bool:
+    """Whether a version's weights are small enough to come with the news of it; larger ones are asked for part by part,
+    into memory that is there.
+    """
+    return 4 * (layout.parameters + layout.buffers) <= NEWS_BYTES
 
 
 def weights_parts(layout: Layout) -> int:

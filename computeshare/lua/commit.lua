@@ -1,7 +1,8 @@
 -- commit.lua: publish the next version, unless the version or the fence has moved on.
 -- KEYS  1 round   2 fence   3 staged weights   4 next weights   5 weights before the base's   6 leases   7 backups
 --       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals   15 state of the base
---       16 recent   17 chain   18 staged whole weights   19 next whole weights   then what the chain lets go of
+--       16 recent   17 chain   18 staged whole weights   19 next whole weights   20 news of the base   21 news of the next
+--       version   then what the chain lets go of
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
 --       5 next round's first micro-batch   6 its count   7 event (JSON)
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
@@ -11,7 +12,7 @@
 --       14 `delta` if what is staged is the difference from the base, else `whole`
 --       15 how many versions of the chain stay before this one, where it is published whole, too; else empty
 --       16 micro-batches of each unit of the next round, by commas; empty: as the job's plan has it
---       17 the workers that these were made for, by commas
+--       17 the workers that these were made for, by commas   18 whether what is staged is to be news, too (1 or 0)
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
@@ -47,11 +48,13 @@ if ARGV[15] ~= "" then
 end
 redis.call("RENAME", KEYS[3], KEYS[4])
 redis.call("PERSIST", KEYS[4])
+redis.call("UNLINK", KEYS[20])
+if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21]) end
 if ARGV[14] == "delta" then
   if ARGV[15] ~= "" then
     redis.call("LTRIM", KEYS[17], -tonumber(ARGV[15]), -1)
     redis.call("HSET", KEYS[1], "snapshot", ARGV[2])
-    for i = 20, #KEYS do redis.call("UNLINK", KEYS[i]) end
+    for i = 22, #KEYS do redis.call("UNLINK", KEYS[i]) end
   end
   redis.call("RPUSH", KEYS[17], ARGV[2])
 end

@@ -2,18 +2,17 @@
 -- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
 -- A micro-batch is slow once the round is older than its deadline, which the commit before worked out.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
---       10 suspects   11 weights of the current version, or their difference from its base's, but for the token at the end
+--       10 suspects   11 news of the version after the token's
 -- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
 --       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
 --       7 fewest workers that may make a round (0: any), each of them its share at most
---       8 fewest sessions there must be   9 parts that the weights of a version consist of, if the current version's are
---       wanted where that is another than the token's; else 0   10 `delta` if these are differences, else `whole`
+--       8 fewest sessions there must be   9 whether the news are read right after this (1 or 0): then the lease is on the
+--       version after the token's, where that is the current one and there are news of it
 -- Where the round has sizes, a unit goes to the worker that its size was made for; to another only once that one is
 -- gone, has work of the round already, or is late.
--- Returns {answer, current token, ms until it is worth asking again, parts of its weights (none: they are not wanted),
--- sizes of the round's units by commas, micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`,
--- `gone` or the job's status if that is not running. Only `leased` changes anything, and has more than four parts;
--- `stale` means that the weights are to be pulled first.
+-- Returns {answer, current token, ms until it is worth asking again, sizes of the round's units by commas,
+-- micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`, `gone` or the job's status if that is
+-- not running. Only `leased` changes anything, and has more than three parts.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
   "closed", "deadline", "needed", "sizes", "owners", "base")
 local status, token = round[1], round[2]
@@ -22,24 +21,11 @@ if status ~= "running" then return {status, token, 0} end
 if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then
   return {redis.call("HEXISTS", KEYS[9], ARGV[2]) == 1 and "banned" or "fenced", token, 0}
 end
-
-local function published() -- what leads from the token's version to the current one; nothing if that is not to be had
-  if ARGV[9] == "0" or (ARGV[10] == "delta" and round[14] ~= ARGV[1]) then return nil end
-  local parts = {}
-  for part = 1, tonumber(ARGV[9]) do
-    parts[part] = redis.call("HGET", KEYS[11] .. token, part - 1)
-    if not parts[part] then return nil end
-  end
-  return parts
-end
-
-local weights = {}
-if token ~= ARGV[1] then
-  weights = published()
-  if not weights then return {"stale", token, 0} end
+if token ~= ARGV[1] and (ARGV[9] == "0" or round[14] ~= ARGV[1] or redis.call("EXISTS", KEYS[11]) == 0) then
+  return {"stale", token, 0}
 end
 if round[9] or redis.call("HLEN", KEYS[5]) >= tonumber(round[11]) then
-  return {"wait", token, 1000, weights} -- closed, or enough is there: the next version is on its way
+  return {"wait", token, 1000} -- closed, or enough is there: the next version is on its way
 end
 
 local clock = redis.call("TIME")
@@ -50,7 +36,7 @@ local speed = tonumber(redis.call("HGET", KEYS[7], ARGV[2])) or tonumber(ARGV[6]
 local granted, moved = {}, {}
 local again = 4000
 
-if redis.call("HLEN", KEYS[2]) < tonumber(ARGV[8]) then return {"wait", token, 1000, weights} end
+if redis.call("HLEN", KEYS[2]) < tonumber(ARGV[8]) then return {"wait", token, 1000} end
 if ARGV[7] ~= "0" then
   local room = math.ceil(total / tonumber(ARGV[7]))
   for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
@@ -63,7 +49,7 @@ if ARGV[7] ~= "0" then
     end
   end
   share = math.min(share, room)
-  if share < 1 then return {"wait", token, 1000, weights} end
+  if share < 1 then return {"wait", token, 1000} end
 end
 
 local deadline = tonumber(round[10] or 0)
@@ -132,7 +118,7 @@ if #granted == 0 then
     end
   end
 end
-if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again)), weights} end
+if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again))} end
 
 local life = math.max(tonumber(ARGV[5]), 4 * speed * #granted)
 local lease = string.format("%s|%.0f|%.0f|%s", ARGV[3], now + life, now, ARGV[2])
@@ -143,6 +129,6 @@ for _, event in ipairs(moved) do
   event.to, event.version = ARGV[2], tonumber(round[6])
   redis.call("XADD", KEYS[8], "*", "type", "reassigned", "at", now, "data", cjson.encode(event))
 end
-local answer = {"leased", token, math.ceil(life), weights, round[12] or ""}
+local answer = {"leased", token, math.ceil(life), round[12] or ""}
 for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
 return answer

@@ -1,7 +1,7 @@
 """The round protocol over Redis: lease, submit, gather, commit. Every atomic step is a script in `computeshare/lua`."""
 
 from computeshare.rounds.claim import Claim, Fault, Link, Received, Suspicion
-from computeshare.rounds.member import Grant, Member, Published, Pulled, Receipt, Terms, Update, Waiting
+from computeshare.rounds.member import Grant, Member, Pulled, Receipt, Terms, Update, Waiting
 from computeshare.rounds.store import RoundState, RoundStore
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Grant",
     "Link",
     "Member",
-    "Published",
     "Pulled",
     "Receipt",
     "Received",

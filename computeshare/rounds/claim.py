@@ -207,7 +207,7 @@ class Claim(RoundStore):
         names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects()]
         names += [k.full(), k.recent()]
         for token in (state.token, state.base):
-            names += [k.weights(str(token)), k.state(str(token))] if token else []
+            names += [k.weights(str(token)), k.state(str(token)), k.news(str(token))] if token else []
         received = [(part.base, part.micro_batch) for part in self.progress()[1].values()]
         names += [key(token) for token in self.chain()[0] for key in (k.weights, k.delta)] + [k.chain()]
         names += [k.update(*one) for one in (*received, *(self.counted(state)[0] if state.base else ()))]
@@ -254,6 +254,7 @@ class Claim(RoundStore):
         following: Round,
         event: dict[str, Any],
         link: Link | None = None,
+        news: bool = False,
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
@@ -264,6 +265,7 @@ class Claim(RoundStore):
             weights: what `begin` has left of them; nothing if it has sent them all.
             following: the next round, with what is carried into it; its count is 0 after the last one.
             link: where `weights` are the difference from the version before, what else becomes of the chain.
+            news: whether `weights` are small enough to come with the news of the version.
         """
         k = self.keys
         staged, snapshot = self._staged("weights"), self._staged("snapshot")
@@ -272,6 +274,7 @@ class Claim(RoundStore):
         names = [k.round(), k.fence(), staged, target, before, k.leases(), k.backups(), k.received()]
         names += [k.free(), k.suspects(), k.versions(), k.events(), k.full(), k.arrivals()]
         names += [k.state(str(base.token)), k.recent(), k.chain(), snapshot, k.weights(str(token))]
+        names += [k.news(str(base.base)), k.news(str(base.token))]
         names += [key for old in (link.outdated if link else ()) for key in (k.weights(str(old)), k.delta(str(old)))]
         arguments: list[Argument] = [str(base.token), str(token), self.fence, token.version]
         arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
@@ -281,7 +284,7 @@ class Claim(RoundStore):
         bases = [part.base for part in parts]
         arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
         arguments.append(link.kept if link and link.snapshot else "")
-        arguments += [numbers_text(following.sizes), ",".join(following.owners)]
+        arguments += [numbers_text(following.sizes), ",".join(following.owners), int(news)]
         messages = {staged: weights, snapshot: link.snapshot if link else None}
         there = {key: message for key, message in messages.items() if message}
         return self._run_staged("commit", there, names, arguments, [] if weights else [staged])

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis import Redis
@@ -43,25 +43,16 @@ class Grant:
     sizes: tuple[int, ...] = ()
     """Of the round's units, where they are not as the job's plan has them (`Plan.micro_batches`)."""
     weights: tuple[Blob, ...] = ()
-    """What was published of `token`, where that was asked for and another version named: to be loaded first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """How the versions of a job are published."""
-
-    parts: int
-    """Of which each consists."""
-    deltas: bool = False
-    """As differences from the version before."""
+    """Those of `token`, or their difference from those of the version named: to be loaded first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait for the next version."""
+    """How to wait for the next version, whose weights are to come with the news of it."""
 
     timeout_ms: int
-    published: Published
+    parts: int
+    """Of which a version's weights consist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +151,9 @@ class Member:
             self._scripts.call("extend", names, [self.worker_id, self.session, EXTENDED_MS, *micro_batches])
         ).decode()
 
-    def lease(self, token: str, published: Published | None = None) -> Grant:
-        """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone.
-
-        Args:
-            published: ask for the current version's weights, too, where that is another, and for a lease on that then;
-                worth its while where they are small. Differences are to be had only from the version right before.
-        """
-        return self._granted(self._channel.exchange([self._lease(token, published)])[0])
+    def lease(self, token: str) -> Grant:
+        """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
+        return self._granted(self._channel.exchange([self._lease(token)])[0])
 
     def pull(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> tuple[list[Blob] | None, Grant]:
         """A version's weights (None if superseded by now) and a lease on its round, in one exchange.
@@ -254,10 +240,12 @@ class Member:
 
         Returns: the token of a version just published; None otherwise (ask for a lease to learn more).
         """
-        return self._told(self._channel.exchange([self._news(timeout_ms)])[0])
+        return self._told(self._channel.exchange([self._blocked(timeout_ms)])[0])
 
     def wait_for(self, token: str, waiting: Waiting) -> Grant:
-        """Block as `wait` does and ask for a lease as `lease` does, in one exchange; `token` is the version loaded."""
+        """Block as `wait` does, then ask for a lease on `token`, the version loaded; or on the one right after it, with
+        its weights, if there is one and they are small.
+        """
         return self._next(self._channel.exchange(self._waiting(token, waiting)))
 
     def waited(self) -> Grant:
@@ -265,13 +253,17 @@ class Member:
         return self._next(self._channel.rest())
 
     def _waiting(self, token: str, waiting: Waiting) -> list[Command]:
-        return [self._news(waiting.timeout_ms), self._lease(token, waiting.published)]
+        news: Command = ["HMGET", self.keys.news(token), *range(waiting.parts)]
+        return [self._blocked(waiting.timeout_ms), ["MULTI"], self._lease(token, and_news=True), news, ["EXEC"]]
 
     def _next(self, replies: list[Any]) -> Grant:
         self._told(replies[0])
-        return self._granted(replies[1])
+        reply, weights = replies[-1]
+        grant = self._granted(reply)
+        there = grant.answer in ("leased", "wait") and None not in weights
+        return replace(grant, weights=tuple(weights)) if there else grant
 
-    def _news(self, timeout_ms: int) -> Command:
+    def _blocked(self, timeout_ms: int) -> Command:
         block = max(1, min(timeout_ms, BLOCK_MS))
         return ["XREAD", "BLOCK", block, "STREAMS", self.keys.versions(), self._last_id]
 
@@ -301,22 +293,19 @@ class Member:
             arguments += [micro_batch, loss]
         return self._channel.script("submit", names, arguments)
 
-    def _lease(self, token: str, published: Published | None = None) -> Command:
+    def _lease(self, token: str, and_news: bool = False) -> Command:
         k, terms = self.keys, self._terms
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-        deltas = published is not None and published.deltas
-        names += [k.events(), k.banned(), k.suspects(), k.delta("") if deltas else k.weights("")]
+        names += [k.events(), k.banned(), k.suspects(), k.news(token)]
         arguments: list[Argument] = [token, self.worker_id, self.session, int(terms.backup)]
-        arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest]
-        arguments += [published.parts if published else 0, "delta" if deltas else "whole"]
+        arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest, int(and_news)]
         return self._channel.script("lease", names, arguments)
 
     @staticmethod
     def _parsed(reply: list[Any]) -> Grant:
         answer, token, ask_again_ms, *more = reply
-        sizes = numbers_in(more[1].decode()) if more[1:] else ()
-        units = tuple(int(unit) for unit in more[2:])
-        return Grant(answer.decode(), token.decode(), ask_again_ms, units, sizes, tuple(more[0]) if more else ())
+        sizes = numbers_in(more[0].decode()) if more else ()
+        return Grant(answer.decode(), token.decode(), ask_again_ms, tuple(int(unit) for unit in more[1:]), sizes)
 
     def _granted(self, reply: list[Any]) -> Grant:
         grant = self._parsed(reply)

@@ -65,6 +65,8 @@ class Replica:
         before. Changes no result.
         """
         self._ahead = {m: self._ahead.get(m) or self._batch(m) for m in micro_batches}
+        for m in self._ahead:
+            self._plan.generator_seed(m)  # which remembers it
 
     def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True) -> Update:
         """Forward and backward over the micro-batch with this number.

@@ -2,23 +2,28 @@
 
 from typing import Any
 
-import pytest
-from opening import ONE, PLAN, TWO, ZERO, Join, commit, current, fill, of, parts, send
+from opening import ONE, PLAN, TWO, ZERO, Join, current, fill, parts
 from redis import Redis
 
-from computeshare.rounds import Claim, Link, Member, Published, Waiting
+from computeshare.rounds import Claim, Grant, Link, Member, Waiting
+from computeshare.types import Token
 
-WHOLE = Published(1)
-DELTAS = Published(1, deltas=True)
-SOON = Waiting(20, WHOLE)
-LATER = Waiting(10_000, WHOLE)
+SOON = Waiting(20, 1)
+LATER = Waiting(10_000, 1)
 
 
-def link(join: Join, claim: Claim) -> None:
-    """Make and commit the next version, as a difference."""
+def publish(claim: Claim, token: Token = ONE, news: bool = True, link: Link | None = None) -> None:
+    """Commit the next version, of what the round has received."""
+    base, counted, weights = current(claim), parts(claim), f"news of {token.version}".encode()
+    event = {"version": token.version}
+    assert claim.commit(base, counted, token, [weights], PLAN.round(token.version), event, link, news)
+    claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
+
+
+def make(join: Join, claim: Claim, token: Token = ONE, news: bool = True, link: Link | None = None) -> None:
+    """A whole round, and the version that comes of it."""
     fill(join, claim)
-    following = PLAN.round(1)
-    assert claim.commit(current(claim), parts(claim), ONE, [b"to 1"], following, {"version": 1}, link=Link())
+    publish(claim, token, news, link)
 
 
 def blocked(redis: Redis) -> list[Any]:
@@ -36,52 +41,74 @@ def begun(claim: Claim, member: Member, waiting: Waiting = LATER) -> None:
     assert len(parts(claim)) == len(numbers) == 4
 
 
-def test_another_versions_weights_come_with_a_lease_on_it(claim: Claim, join: Join) -> None:
+def test_the_next_versions_weights_come_with_a_lease_on_it(claim: Claim, join: Join) -> None:
     member = join("a")
-    fill(join, claim)
-    assert commit(claim, ONE)
-    grant = member.lease(str(ZERO), WHOLE)
-    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"weights",))
+    make(join, claim)
+    grant = member.wait_for(str(ZERO), SOON)
+    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
     assert grant.micro_batches == (4, 5)
-    again = member.lease(str(ONE), WHOLE)
+    again = member.wait_for(str(ONE), SOON)
     assert (again.token, again.weights) == (str(ONE), ())  # they are at hand
 
 
-def test_a_newcomer_gets_the_weights_at_once(join: Join) -> None:
-    grant = join("a").lease("", WHOLE)
-    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ZERO), (b"weights 0",))
-
-
 def test_weights_come_even_if_there_is_nothing_to_lease(claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    grant = join("late").lease("", WHOLE)
-    assert (grant.answer, grant.token, grant.weights) == ("wait", str(ZERO), (b"weights 0",))
-    alone = join("alone", fewest=9).lease("", WHOLE)
-    assert (alone.answer, alone.weights) == ("wait", (b"weights 0",))
+    make(join, claim)
+    quick = join("quick")
+    assert [quick.lease(str(ONE)).micro_batches for _ in range(2)] == [(4, 5), (6, 7)]
+    grant = join("late").wait_for(str(ZERO), SOON)
+    assert (grant.answer, grant.token, grant.weights) == ("wait", str(ONE), (b"news of 1",))
+    alone = join("alone", fewest=9).wait_for(str(ZERO), SOON)
+    assert (alone.answer, alone.weights) == ("wait", (b"news of 1",))
 
 
-@pytest.mark.parametrize("published", [None, Published(0), Published(2), DELTAS])
-def test_nothing_is_leased_without_the_weights(claim: Claim, join: Join, published: Published | None) -> None:
-    grant = join("a").lease("", published)
-    assert (grant.answer, grant.token, grant.weights, grant.micro_batches) == ("stale", str(ZERO), (), ())
+def test_nothing_is_leased_without_the_weights(claim: Claim, join: Join) -> None:
+    make(join, claim, news=False)
+    member = join("a")
+    assert member.wait_for(str(ZERO), SOON) == Grant("stale", str(ONE), 0, ())
+    assert member.lease(str(ZERO)) == Grant("stale", str(ONE), 0, ())
     assert not claim.redis.exists(claim.keys.leases())
 
 
-def test_a_difference_comes_to_those_who_have_what_it_is_to_be_added_to(claim: Claim, join: Join) -> None:
-    link(join, claim)
-    member = join("a")
-    assert member.lease("", DELTAS).answer == "stale"
-    grant = member.lease(str(ZERO), DELTAS)
-    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"to 1",))
+def test_a_lease_alone_is_on_the_version_that_is_named(claim: Claim, join: Join) -> None:
+    make(join, claim)
+    assert join("a").lease(str(ZERO)).answer == "stale"
+
+
+def test_news_are_for_those_who_have_the_version_before(claim: Claim, join: Join) -> None:
+    make(join, claim)
+    assert join("a").wait_for("", SOON).answer == "stale"
+    make(join, claim, TWO)
+    assert join("b").wait_for(str(ZERO), SOON).answer == "stale"
+    claim.redis.hset(claim.keys.news(str(ZERO)), "0", "left behind")
+    assert join("b").wait_for(str(ZERO), SOON).answer == "stale"
+    assert join("c").wait_for(str(ONE), SOON).weights == (b"news of 2",)
+
+
+def test_news_are_kept_until_the_next(claim: Claim, join: Join) -> None:
+    make(join, claim)
+    news = claim.keys.news
+    assert claim.redis.hgetall(news(str(ZERO))) == {b"0": b"news of 1"} and claim.redis.ttl(news(str(ZERO))) == -1
+    assert claim.load(claim.keys.weights(str(ONE))) == [b"news of 1"]  # for those who come later
+    make(join, claim, TWO)
+    assert claim.redis.keys(news("*")) == [news(str(ONE)).encode()]
+    state = current(claim)
+    assert claim.discard(state)
+    assert claim.redis.keys(news("*")) == []
+
+
+def test_differences_are_news_too(claim: Claim, join: Join) -> None:
+    make(join, claim, link=Link())
+    grant = join("a").wait_for(str(ZERO), SOON)
+    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
 
 
 def test_waiting_ends_with_the_next_version_its_weights_and_a_lease(claim: Claim, join: Join) -> None:
     member = join("a")
     begun(claim, member)
     assert len(blocked(claim.redis)) == 1  # before anything more is asked of it
-    assert commit(claim, ONE)
+    publish(claim)
     grant = member.waited()
-    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"weights",))
+    assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
     assert member.wait_for(str(ONE), SOON).token == str(ONE)
 
 
@@ -90,16 +117,16 @@ def test_waiting_goes_on_where_the_broker_ended_the_connection(claim: Claim, joi
     begun(claim, member)
     (one,) = blocked(claim.redis)
     assert claim.redis.client_kill_filter(_id=one["id"]) == 1
-    assert commit(claim, ONE)
-    assert member.waited().weights == (b"weights",)
+    publish(claim)
+    assert member.waited().weights == (b"news of 1",)
 
 
 def test_waiting_goes_on_where_the_broker_forgot_the_scripts(claim: Claim, join: Join) -> None:
     member = join("a")
     begun(claim, member)
     claim.redis.script_flush()
-    assert commit(claim, ONE)
-    assert member.waited().weights == (b"weights",)
+    publish(claim)
+    assert member.waited().weights == (b"news of 1",)
 
 
 def test_waiting_has_an_end(claim: Claim, join: Join) -> None:
@@ -115,8 +142,8 @@ def test_who_begins_to_wait_may_do_something_else_instead(claim: Claim, join: Jo
     begun(claim, member)
     assert member.lease(str(ZERO)).answer == "wait"
     assert blocked(claim.redis) == []
-    assert commit(claim, ONE)
-    assert member.wait_for(str(ZERO), LATER).weights == (b"weights",)
+    publish(claim)
+    assert member.wait_for(str(ZERO), LATER).weights == (b"news of 1",)
 
 
 def test_work_that_is_freed_ends_the_waiting(claim: Claim, join: Join) -> None:
@@ -129,12 +156,7 @@ def test_work_that_is_freed_ends_the_waiting(claim: Claim, join: Join) -> None:
     assert (grant.token, grant.weights, grant.micro_batches) == (str(ZERO), (), (0, 1))
 
 
-def test_a_wait_that_another_version_overtook_is_over_at_once(claim: Claim, join: Join) -> None:
-    member = join("a")
-    fill(join, claim)
-    assert commit(claim, ONE)
-    assert send(member, ONE, *member.lease(str(ONE)).micro_batches, nonce="more") == "accepted"
-    fill(join, claim, "another")
-    assert commit(claim, TWO)
-    assert member.wait_for(str(ZERO), LATER).token == str(TWO)
-    assert claim.updates(of(ONE), range(1)) == [None] * 4
+def test_waiting_is_over_at_once_where_more_than_one_version_came(claim: Claim, join: Join) -> None:
+    make(join, claim)
+    make(join, claim, TWO)
+    assert join("a").wait_for(str(ZERO), LATER) == Grant("stale", str(TWO), 0, ())
