@@ -53,6 +53,7 @@ class Replica:
             parameter.grad = gradient
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
         self._ahead: dict[int, tuple[Tensor, Tensor]] = {}
+        self._is_clean = True  # the gradient is zero
 
     def load(self, weights: Weights) -> None:
         """Start the following micro-batches from `weights`, which are copied. Raises ShapeError."""
@@ -61,12 +62,13 @@ class Replica:
         self._loaded_buffers, self._loaded_counters = weights.buffers.copy(), weights.counters.copy()
 
     def prefetch(self, micro_batches: Iterable[int]) -> None:
-        """Assemble the batches of micro-batches ahead, while waiting for weights, instead of those that were assembled
-        before. Changes no result.
+        """Assemble the batches of micro-batches ahead, instead of those that were assembled before, and do whatever else
+        can be done while waiting for weights. Changes no result.
         """
         self._ahead = {m: self._ahead.get(m) or self._batch(m) for m in micro_batches}
         for m in self._ahead:
             self._plan.generator_seed(m)  # which remembers it
+        self._clean()
 
     def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True) -> Update:
         """Forward and backward over the micro-batch with this number.
@@ -90,11 +92,17 @@ class Replica:
         Starts from parameters, buffers and counters as they are; the forward pass moves the latter two.
         """
         images, labels = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._batch(micro_batch)
-        self._gradient.zero()
+        self._clean()
+        self._is_clean = False
         _seed(self._plan.generator_seed(micro_batch), self._device)
         loss = functional.cross_entropy(self._module(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _clean(self) -> None:
+        if not self._is_clean:
+            self._gradient.zero()
+        self._is_clean = True
 
     def _batch(self, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Images (n, c, h, w) and labels (n,), on the device."""
