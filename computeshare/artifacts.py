@@ -14,7 +14,8 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ class Manifest(BaseModel):
     """Micro-batches that the round before closed without: they come first in the next."""
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A checkpoint's files under another name than they will have."""
+
+    token: Token
+    folder: Path
+
+    def discard(self) -> None:
+        """Do without it, unless it has become a checkpoint."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 class Artifacts:
     """The checkpoints of one job."""
 
@@ -76,40 +89,65 @@ class Artifacts:
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
     ) -> Manifest:
-        """Make a checkpoint durable; does nothing but read it back if it is there already."""
+        """Make a checkpoint durable; does nothing but read it back if it is there already. Raises OSError."""
         if self.has(token):
             return self.manifest(token)
+        staged = self.stage(token, tensors, [state])
+        try:
+            return self.finish(staged, sha256, epoch, next_micro_batch, carried, ledger)
+        finally:
+            staged.discard()
+
+    def stage(self, token: Token, tensors: Mapping[str, npt.NDArray[np.generic]], state: Iterable[Blob]) -> Staged:
+        """Write a checkpoint's large files, which takes as long as copying them: they are not flushed to the disk yet.
+
+        Raises OSError: there is no room, for one; nothing is left then.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{token}.{uuid.uuid4().hex[:8]}"
-        temporary.mkdir()
+        staged = Staged(token, self.folder / f".{token}.{uuid.uuid4().hex[:8]}")
+        staged.folder.mkdir()
         try:
             metadata = {"token": str(token), "order": json.dumps(list(tensors))}  # the format itself sorts by name
-            weights = tensorfile.pieces(tensors, metadata)
-            manifest = Manifest(
-                token=str(token),
-                version=token.version,
-                sha256=sha256,
-                bytes=sum(map(len, weights)),
-                epoch=epoch,
-                next_micro_batch=next_micro_batch,
-                carried=tuple(carried),
-            )
-            _write(temporary / WEIGHTS, *weights)
-            _write(temporary / STATE, state)
-            if ledger:
-                _write(temporary / LEDGER, json.dumps(ledger, separators=(",", ":")).encode())
-            _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
-            _flush_folder(temporary)
-            failpoint("in_checkpoint")
-            try:
-                os.rename(temporary, self.path(token))
-            except OSError:
-                if not self.has(token):  # else another reducer wrote the same bytes first
-                    raise
-            _flush_folder(self.folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return self.manifest(token)
+            _write(staged.folder / WEIGHTS, tensorfile.pieces(tensors, metadata))
+            _write(staged.folder / STATE, state)
+        except BaseException:
+            staged.discard()
+            raise
+        return staged
+
+    def finish(
+        self,
+        staged: Staged,
+        sha256: str,
+        epoch: int,
+        next_micro_batch: int,
+        carried: Sequence[int] = (),
+        ledger: Sequence[Entry] = (),
+    ) -> Manifest:
+        """Make what was staged a checkpoint, durably. Raises OSError; it may be tried again then."""
+        manifest = Manifest(
+            token=str(staged.token),
+            version=staged.token.version,
+            sha256=sha256,
+            bytes=(staged.folder / WEIGHTS).stat().st_size,
+            epoch=epoch,
+            next_micro_batch=next_micro_batch,
+            carried=tuple(carried),
+        )
+        if ledger:
+            _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
+        _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
+        for path in (*staged.folder.iterdir(), staged.folder):
+            _flush(path)
+        failpoint("in_checkpoint")
+        try:
+            os.rename(staged.folder, self.path(staged.token))
+        except OSError:
+            if not self.has(staged.token):  # else another reducer wrote the same bytes first
+                raise
+            staged.discard()
+        _flush(self.folder)
+        return self.manifest(staged.token)
 
     def adopt(self, checkpoint: Path, sha256: str, with_state: bool) -> Token:
         """Make another job's checkpoint the version 0 of this one, of the incarnation before its first.
@@ -125,13 +163,14 @@ class Artifacts:
             if with_state:
                 _link(checkpoint / STATE, temporary / STATE)
             else:
-                _write(temporary / STATE, b"")
+                _write(temporary / STATE, [])
             size = (temporary / WEIGHTS).stat().st_size
             manifest = Manifest(token=str(token), version=0, sha256=sha256, bytes=size, epoch=0, next_micro_batch=0)
-            _write(temporary / MANIFEST, manifest.model_dump_json(indent=1).encode())
-            _flush_folder(temporary)
+            _write(temporary / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
+            for path in (*temporary.iterdir(), temporary):
+                _flush(path)
             os.rename(temporary, self.path(token))
-            _flush_folder(self.folder)
+            _flush(self.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return token
@@ -220,14 +259,14 @@ class Artifacts:
         except (OSError, ValueError):
             count = 1 + max((token.incarnation for token in self.tokens()), default=0)
         _replace(path, str(count).encode())
-        _flush_folder(self.folder)
+        _flush(self.folder)
         return count
 
     def keep_choice(self, choice: dict[str, Any]) -> None:
         """Keep what was chosen for the job, durably."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _replace(self.folder / CHOICE, json.dumps(choice).encode())
-        _flush_folder(self.folder)
+        _flush(self.folder)
 
     def choice(self) -> dict[str, Any] | None:
         """What was chosen for the job; None if nothing was."""
@@ -261,27 +300,27 @@ def _link(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        _write(target, source.read_bytes())
+        shutil.copyfile(source, target)
 
 
-def _write(path: Path, *content: Blob) -> None:
+def _write(path: Path, content: Iterable[Blob]) -> None:
     with open(path, "wb") as file:
         file.writelines(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a small file in one step; what could not be written whole leaves nothing."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        _write(temporary, content)
+        _write(temporary, [content])
+        _flush(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _flush_folder(path: Path) -> None:
+def _flush(path: Path) -> None:
+    """Have the disk hold a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

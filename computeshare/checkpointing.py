@@ -2,18 +2,18 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from computeshare.artifacts import Artifacts, Manifest
+from computeshare.artifacts import Artifacts, Manifest, Staged
 from computeshare.errors import LostClaim
 from computeshare.failpoints import failpoint
 from computeshare.layout import Layout, Weights
 from computeshare.ledger import Entry, lineage
 from computeshare.rounds import Claim
 from computeshare.sampling import Round
-from computeshare.types import Token
+from computeshare.types import Blob, Token
 
 CHECKPOINT_S = 30.0
 """A running job is checkpointed at least this often, in seconds."""
@@ -25,7 +25,9 @@ class Snapshot:
 
     token: Token
     weights: Weights
-    state: bytes
+    sha256: str
+    """The weights' digest; empty: not known."""
+    state: Sequence[Blob]
     following: Round
 
 
@@ -54,15 +56,18 @@ class Checkpointer:
         return not self.is_writing and time.monotonic() - self._begun >= CHECKPOINT_S
 
     def begin(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
-        """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written.
+        """Write a checkpoint; the disk is waited for beside the rounds. Nothing of the snapshot is held after this.
+
+        Raises OSError: there is no room for it, or the one before could not be written. Then it is held until `retry`:
+        what the state is a view of must stay as it is.
 
         Args:
             wanted: which versions are to be kept once newer ones are durable.
         """
         self.wait()
         self._begun = time.monotonic()
-        self._unsaved = functools.partial(self._write, layout, snapshot, wanted)
-        self._writing = self._disk.submit(self._unsaved)
+        self._unsaved = functools.partial(self._stage, layout, snapshot, wanted)
+        self._unsaved()
 
     def wait(self) -> None:
         """Until the one that is being written is durable. Raises OSError; it is kept to be tried again."""
@@ -79,7 +84,7 @@ class Checkpointer:
     def retry(self) -> None:
         """Write what could not be written. Raises OSError."""
         assert self._unsaved is not None
-        self._writing = self._disk.submit(self._unsaved)
+        self._unsaved()
         self.wait()
 
     def announce(self, manifest: Manifest) -> None:
@@ -91,15 +96,25 @@ class Checkpointer:
         """Let the one that is being written finish."""
         self._disk.shutdown(wait=True)
 
-    def _write(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
-        token, following, ledger = snapshot.token, snapshot.following, self._ledger(snapshot.token)
-        tensors, sha256 = layout.views(snapshot.weights), layout.digest(snapshot.weights)
-        manifest = self.artifacts.save(
-            token, tensors, snapshot.state, sha256, following.epoch, following.first, following.carried, ledger
-        )
+    def _stage(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
+        weights, sha256 = snapshot.weights, snapshot.sha256 or layout.digest(snapshot.weights)
+        staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state)
+        self._unsaved = functools.partial(self._begin, staged, sha256, snapshot.following, wanted)
+        self._unsaved()
+
+    def _begin(self, staged: Staged, sha256: str, following: Round, wanted: Callable[[int], bool]) -> None:
+        self._writing = self._disk.submit(self._finish, staged, sha256, following, wanted)
+
+    def _finish(self, staged: Staged, sha256: str, following: Round, wanted: Callable[[int], bool]) -> None:
+        try:
+            ledger = self._ledger(staged.token)
+        except LostClaim:
+            staged.discard()
+            raise
+        manifest = self.artifacts.finish(staged, sha256, following.epoch, following.first, following.carried, ledger)
         failpoint("before_announce")
         self.announce(manifest)
-        self.artifacts.prune(token, wanted)
+        self.artifacts.prune(staged.token, wanted)
 
     def _ledger(self, token: Token) -> list[Entry]:
         """What led to this version, as far as the control plane may not have stored it yet.

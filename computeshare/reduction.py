@@ -50,6 +50,8 @@ class Version:
 
     token: Token
     held: "Held"
+    sha256: str = ""
+    """Of its weights; empty: not known."""
 
 
 class JobReducer:
@@ -199,7 +201,7 @@ class JobReducer:
         if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event, self.spec.recent):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
-        self.current = Version(token, held)
+        self.current = Version(token, held, sha256)
         self.chain = Chain([token], token, sum(map(len, blob)))
 
     def _initial(self) -> Weights:
@@ -351,7 +353,7 @@ class JobReducer:
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         del weights, left, link
         failpoint("after_commit")
-        self.current = Version(token, held)
+        self.current = Version(token, held, sha256)
         self._expected = self.gatherer.expected(token, following)
         done = [(part.base, part.micro_batch) for part in counted]
         self.rounds.store_state(base.token, done, token, self.steps.dump(master))
@@ -427,8 +429,8 @@ class JobReducer:
             if left is None:
                 return  # the version has moved on, under another reducer
             following = dataclasses.replace(following.behind(left[0]), carried=tuple(left[1]))
-        state = b"".join(self.steps.dump(version.held.master))
-        snapshot = Snapshot(version.token, version.held.weights, state, following)
+        held = version.held
+        snapshot = Snapshot(version.token, held.weights, version.sha256, self.steps.dump(held.master), following)
         self.checkpoints.begin(self.layout, snapshot, self.spec.wants_checkpoint)
 
     def _save_again(self, state: RoundState) -> None:

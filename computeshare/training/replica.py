@@ -62,8 +62,8 @@ class Replica:
         self._loaded_buffers, self._loaded_counters = weights.buffers.copy(), weights.counters.copy()
 
     def prefetch(self, micro_batches: Iterable[int]) -> None:
-        """Assemble the batches of micro-batches ahead, instead of those that were assembled before, and do whatever else
-        can be done while waiting for weights. Changes no result.
+        """Assemble the batches of micro-batches ahead, while waiting for weights, instead of those that were assembled
+        before; and do what else can be done then. Changes no result.
         """
         self._ahead = {m: self._ahead.get(m) or self._batch(m) for m in micro_batches}
         for m in self._ahead:

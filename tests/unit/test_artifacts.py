@@ -21,6 +21,10 @@ def save(artifacts: Artifacts, version: int, incarnation: int = 1) -> Token:
     return token
 
 
+def no_space(*_: object) -> None:
+    raise OSError("no space left on device")
+
+
 def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     artifacts = Artifacts(tmp_path, "job")
     token = save(artifacts, 7)
@@ -45,15 +49,34 @@ def test_a_second_writer_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_half_written_checkpoint_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifacts = Artifacts(tmp_path, "job")
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("computeshare.artifacts._flush_folder", fail)
+    monkeypatch.setattr("computeshare.artifacts._flush", no_space)
     with pytest.raises(OSError, match="no space left"):
         save(artifacts, 1)
     assert artifacts.tokens() == []
     assert list((tmp_path / "job").iterdir()) == []
+
+
+def test_what_was_staged_can_be_finished_once_the_disk_lets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts, token = Artifacts(tmp_path, "job"), Token(1, 3, "3" * 16)
+    staged = artifacts.stage(token, TENSORS, [b"sta", b"te"])
+    with monkeypatch.context() as patch:
+        patch.setattr("computeshare.artifacts._flush", no_space)
+        with pytest.raises(OSError, match="no space left"):
+            artifacts.finish(staged, "ab" * 32, 0, 12)
+    assert artifacts.tokens() == []
+    artifacts.finish(staged, "ab" * 32, 0, 12)
+    assert artifacts.tokens() == [token] and artifacts.state(token) == b"state"
+    staged.discard()
+    assert artifacts.has(token)
+
+
+def test_two_who_stage_the_same_checkpoint_do_not_disturb_each_other(tmp_path: Path) -> None:
+    artifacts, token = Artifacts(tmp_path, "job"), Token(1, 3, "3" * 16)
+    staged = [artifacts.stage(token, TENSORS, [b"state"]) for _ in range(2)]
+    assert artifacts.tokens() == []
+    for one in staged:
+        assert artifacts.finish(one, "ab" * 32, 0, 12).version == 3
+    assert [path.name for path in (tmp_path / "job").iterdir()] == [str(token)]
 
 
 def test_checkpoints_are_listed_by_version_then_incarnation(tmp_path: Path) -> None:
