@@ -35,6 +35,8 @@ SEAT = "computeshare.queue.horse"
 """In the command of a process in which a worker trains."""
 LOOK_S = 0.5
 LOOKS = 60
+LONGEST_S = 3600.0
+"""How long a job may take that was given no limit."""
 START_S = 180.0
 """How long the workers may take until the first one joins."""
 
@@ -155,16 +157,17 @@ def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None) 
 
 
 def _wait(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
-    """The job once it has ended; it is cancelled when its time is over."""
-    deadline, began = time.monotonic() + START_S, False
+    """The job once it has ended; it is cancelled when its time is over. Raises RuntimeError: it does not end."""
+    deadline, began, cancelled = time.monotonic() + START_S, False, False
     while (job := client.show(job_id))["status"] not in ENDED:
         if not began and job["started_at"]:
-            began, deadline = True, time.monotonic() + limit_s if limit_s else float("inf")
+            began, deadline = True, time.monotonic() + (limit_s or LONGEST_S)
         if time.monotonic() > deadline:
-            job = client.cancel(job_id)
+            if cancelled or (began and not limit_s):
+                raise RuntimeError(f"job {job_id} does not end")
+            job, cancelled, deadline = client.cancel(job_id), True, time.monotonic() + START_S
             if not began:
                 raise RuntimeError(f"no worker joined the job within {START_S:.0f} s: {job['reason']}")
-            deadline = float("inf")
         time.sleep(LOOK_S)
     return _settled(client, job_id)
 
