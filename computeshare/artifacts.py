@@ -54,12 +54,20 @@ class Manifest(BaseModel):
     """Micro-batches that the round before closed without: they come first in the next."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Staged:
     """A checkpoint's files under another name than they will have."""
 
     token: Token
     folder: Path
+    is_suspect: bool = False
+    """Whether the disk has refused some of it: what it then says it has may not be there."""
+
+    def renew(self) -> None:
+        """Write the large files once more, from what the system still holds of them."""
+        for name in (WEIGHTS, STATE):
+            shutil.copyfile(self.folder / name, self.folder / "again")
+            os.replace(self.folder / "again", self.folder / name)
 
     def discard(self) -> None:
         """Do without it, unless it has become a checkpoint."""
@@ -103,9 +111,7 @@ class Artifacts:
 
         Raises OSError: there is no room, for one; nothing is left then.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        staged = Staged(token, self.folder / f".{token}.{uuid.uuid4().hex[:8]}")
-        staged.folder.mkdir()
+        staged = self._staged(token)
         try:
             metadata = {"token": str(token), "order": json.dumps(list(tensors))}  # the format itself sorts by name
             _write(staged.folder / WEIGHTS, tensorfile.pieces(tensors, metadata))
@@ -125,6 +131,12 @@ class Artifacts:
         ledger: Sequence[Entry] = (),
     ) -> Manifest:
         """Make what was staged a checkpoint, durably. Raises OSError; it may be tried again then."""
+        if self.has(staged.token):  # another reducer wrote the same bytes first, or this is a second attempt
+            staged.discard()
+            _flush(self.folder)
+            return self.manifest(staged.token)
+        if staged.is_suspect:
+            staged.renew()
         manifest = Manifest(
             token=str(staged.token),
             version=staged.token.version,
@@ -137,17 +149,19 @@ class Artifacts:
         if ledger:
             _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
         _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
+        staged.is_suspect = True
         for path in (*staged.folder.iterdir(), staged.folder):
             _flush(path)
+        staged.is_suspect = False
         failpoint("in_checkpoint")
         try:
             os.rename(staged.folder, self.path(staged.token))
         except OSError:
-            if not self.has(staged.token):  # else another reducer wrote the same bytes first
+            if not self.has(staged.token):  # in the meantime, by another
                 raise
             staged.discard()
         _flush(self.folder)
-        return self.manifest(staged.token)
+        return manifest
 
     def adopt(self, checkpoint: Path, sha256: str, with_state: bool) -> Token:
         """Make another job's checkpoint the version 0 of this one, of the incarnation before its first.
@@ -155,25 +169,23 @@ class Artifacts:
         The files are linked, or copied where that cannot be, and outlive the other job. Without its state there is an
         empty one, which says that the optimizer starts afresh. Raises OSError: the files are gone, or the disk is full.
         """
-        token = Token(0, 0, sha256[:16])
-        temporary = self.folder / f".{token}.{uuid.uuid4().hex[:8]}"
-        temporary.mkdir(parents=True)
+        staged = self._staged(Token(0, 0, sha256[:16]))
         try:
-            _link(checkpoint / WEIGHTS, temporary / WEIGHTS)
+            _link(checkpoint / WEIGHTS, staged.folder / WEIGHTS)
             if with_state:
-                _link(checkpoint / STATE, temporary / STATE)
+                _link(checkpoint / STATE, staged.folder / STATE)
             else:
-                _write(temporary / STATE, [])
-            size = (temporary / WEIGHTS).stat().st_size
-            manifest = Manifest(token=str(token), version=0, sha256=sha256, bytes=size, epoch=0, next_micro_batch=0)
-            _write(temporary / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
-            for path in (*temporary.iterdir(), temporary):
-                _flush(path)
-            os.rename(temporary, self.path(token))
-            _flush(self.folder)
+                _write(staged.folder / STATE, [])
+            self.finish(staged, sha256, 0, 0)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return token
+            staged.discard()
+        return staged.token
+
+    def _staged(self, token: Token) -> Staged:
+        """Room for a checkpoint's files."""
+        staged = Staged(token, self.folder / f".{token}.{uuid.uuid4().hex[:8]}")
+        staged.folder.mkdir(parents=True)
+        return staged
 
     def manifest(self, token: Token) -> Manifest:
         """Raises ArtifactError where the checkpoint is missing or damaged."""

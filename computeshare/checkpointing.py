@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from redis.exceptions import RedisError
+
 from computeshare.artifacts import Artifacts, Manifest, Staged
 from computeshare.errors import LostClaim
 from computeshare.failpoints import failpoint
@@ -39,6 +41,7 @@ class Checkpointer:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
         self._unsaved: Callable[[], None] | None = None
+        self._staged: Staged | None = None
         self._begun = time.monotonic()
 
     @property
@@ -93,22 +96,25 @@ class Checkpointer:
         self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
 
     def close(self) -> None:
-        """Let the one that is being written finish."""
+        """Let the one that is being written finish; one that cannot be written is let go of."""
         self._disk.shutdown(wait=True)
+        if self._staged:
+            self._staged.discard()
 
     def _stage(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
         weights, sha256 = snapshot.weights, snapshot.sha256 or layout.digest(snapshot.weights)
-        staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state)
-        self._unsaved = functools.partial(self._begin, staged, sha256, snapshot.following, wanted)
+        staged = self._staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state)
+        finish = functools.partial(self._finish, staged, sha256, snapshot.following, wanted)
+        self._unsaved = functools.partial(self._submit, finish)
         self._unsaved()
 
-    def _begin(self, staged: Staged, sha256: str, following: Round, wanted: Callable[[int], bool]) -> None:
-        self._writing = self._disk.submit(self._finish, staged, sha256, following, wanted)
+    def _submit(self, finish: Callable[[], None]) -> None:
+        self._writing = self._disk.submit(finish)
 
     def _finish(self, staged: Staged, sha256: str, following: Round, wanted: Callable[[int], bool]) -> None:
         try:
             ledger = self._ledger(staged.token)
-        except LostClaim:
+        except (LostClaim, RedisError):
             staged.discard()
             raise
         manifest = self.artifacts.finish(staged, sha256, following.epoch, following.first, following.carried, ledger)

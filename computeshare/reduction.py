@@ -309,33 +309,26 @@ class JobReducer:
 
     def _reduce(self, base: RoundState, parts: dict[int, Received]) -> None:
         """One round: gather, check, combine, step, commit, and keep the state in the next round's shadow."""
-        assert self.current is not None
+        current = self.current
+        assert current is not None
         clock = _Clock()
-        numbers = sorted(parts)
-        samples = [self.plan.unit_size(m, base.sizes) for m in numbers]
-        counted = [parts[m] for m in numbers]
+        counted = [parts[m] for m in sorted(parts)]
+        samples = [self.plan.unit_size(part.micro_batch, base.sizes) for part in counted]
         staleness = [_behind(part.base, base.token) for part in counted]
-        buffers = sync.Mean(sum(samples))
-
-        def read(bucket: int) -> Iterator[Vector]:
-            nonlocal buffers
-            buffers = sync.Mean(sum(samples))  # the last time that the last bucket is read counts
-            return self.gatherer.checked(base, parts, bucket, buffers)
-
         try:
-            gradient = self.steps.combine(read, samples, staleness)
+            gradient, buffers = self._gathered(base, parts, samples, staleness)
         except Refused:
             return
-        finally:
-            self.gatherer.settle()
         failpoint("after_gather")
         clock.lap("combine")
-        master = self.steps.optimizer.step(self.current.held.master, gradient)
+        self.current = None  # it is written over: if anything fails, start again from what Redis holds
+        master = self.steps.move(current.held, gradient)
         del gradient
         if not np.isfinite(master).all():
             raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
-        weights, held = self.steps.publish(master, buffers.value, self.current.held.weights, base.version + 1)
+        weights, held = self.steps.publish(master, buffers, current.held.weights, base.version + 1)
+        del current
         left, sha256 = self._begin(weights, held.weights)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         event = self._event(base, token, sha256, counted, samples)
@@ -361,6 +354,22 @@ class JobReducer:
         self._keep(self.current, following)
         if self.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
+
+    def _gathered(
+        self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], staleness: Sequence[int]
+    ) -> tuple[Vector, Vector]:
+        """What a round's updates combine to, and the mean of their buffers. Raises Refused."""
+        buffers = sync.Mean(sum(samples))
+
+        def read(bucket: int) -> Iterator[Vector]:
+            nonlocal buffers
+            buffers = sync.Mean(sum(samples))  # the last time that the last bucket is read counts
+            return self.gatherer.checked(base, parts, bucket, buffers)
+
+        try:
+            return self.steps.combine(read, samples, staleness), buffers.value
+        finally:
+            self.gatherer.settle()
 
     def _begin(self, parts: Iterable[Blob], weights: Weights) -> tuple[Sequence[Blob], str]:
         """Send the next version's weights on, if they are large, and work out their digest meanwhile; what is left to

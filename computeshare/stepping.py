@@ -81,6 +81,13 @@ class Steps:
             self._gradient[where] = values
         return self._gradient
 
+    def move(self, held: Held, gradient: Vector) -> Vector:
+        """The full-precision parameters after those of `held`, in whose place they are written where nothing else needs
+        those: `held` is good for `publish` alone then.
+        """
+        shared = self.chained and np.may_share_memory(held.master, held.weights.parameters)
+        return self.optimizer.step(held.master, gradient, in_place=not shared)
+
     @property
     def chained(self) -> bool:
         """Whether versions are published as their difference from the one before."""
@@ -94,7 +101,8 @@ class Steps:
 
         Args:
             buffers: the mean of the round's buffers (b,).
-            before: the weights of the version before.
+            before: the weights of the version before; of its parameters nothing is read unless versions are published
+                as differences.
         """
         mean = buffers if self._layout.buffers else before.buffers
         full = Weights(master, mean, self._layout.counted(before.counters))

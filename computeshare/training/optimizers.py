@@ -45,11 +45,15 @@ class ServerOptimizer:
         with self._bound(torch.empty(self._shape)):  # some make their state at once
             self._optimizer = build(spec, lr_factor, self._parameters)
 
-    def step(self, parameters: Vector, gradient: Vector) -> Vector:
-        """The next parameters (d,), a new array, from these and their gradient (d,). Raises ShapeError."""
+    def step(self, parameters: Vector, gradient: Vector, in_place: bool = False) -> Vector:
+        """The next parameters (d,) from these and their gradient (d,). Raises ShapeError.
+
+        Args:
+            in_place: write them over these, unless those are read-only; else they are a new array.
+        """
         if not parameters.shape == gradient.shape == self._shape:
             raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
-        following = parameters.copy()
+        following = parameters if in_place and parameters.flags.writeable else parameters.copy()
         gradient = gradient if gradient.flags.writeable else gradient.copy()  # torch warns of anything else
         with self._bound(torch.from_numpy(following), torch.from_numpy(gradient)):
             self._optimizer.step()
