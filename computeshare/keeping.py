@@ -18,6 +18,7 @@ class LeaseKeeper:
         self._member = member
         self._over = threading.Event()
         self._work: tuple[int, ...] = ()
+        self._nonce = ""
         self._status = "running"
 
     def __enter__(self) -> "LeaseKeeper":
@@ -27,9 +28,9 @@ class LeaseKeeper:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def begin(self, micro_batches: tuple[int, ...]) -> None:
-        """Keep the leases on these from now on."""
-        self._status, self._work = "running", micro_batches
+    def begin(self, micro_batches: tuple[int, ...], nonce: str) -> None:
+        """Keep the leases on these from now on, and what has been sent of them ahead of the submission `nonce`."""
+        self._status, self._nonce, self._work = "running", nonce, micro_batches
 
     def end(self) -> None:
         """Let the others run out, should there be any that the seat does not know of."""
@@ -43,6 +44,6 @@ class LeaseKeeper:
         while not self._over.wait(EXTEND_S):
             if work := self._work:
                 try:
-                    self._status = self._member.extend(work)
+                    self._status = self._member.extend(work, self._nonce)
                 except RedisError as error:
                     log.warning("leases not extended", error=str(error))

@@ -20,9 +20,9 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.broker import connect, is_next_door, when_there_is_room
 from computeshare.codecs import CODECS, DELTAS
 from computeshare.codecs.messages import (
+    UpdateEncoder,
     add_delta,
     decode_weights,
-    encode_update,
     feedback_of,
     in_parts,
     is_news,
@@ -34,11 +34,12 @@ from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.layout import Weights
 from computeshare.measuring import measure
-from computeshare.methods import SyncStrategy
+from computeshare.methods import AsyncStrategy, SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
 from computeshare.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, Pulled, RoundStore, Terms, Update, Waiting
+from computeshare.rounds import Grant, Member, Pulled, RoundStore, Terms, Waiting
+from computeshare.sending import Outbox
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Blob, Token, Vector
@@ -83,7 +84,7 @@ class SeatSession:
         self.member = Member(redis, seat.job, seat.worker, session, terms, wire)
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
-        self.uploading = False
+        self.is_working = False  # computing, or sending what came of it
         self.weights: Weights | None = None  # where versions are published as differences: those at hand,
         self.weights_token = ""  # and of which version they are
         self.bytes_down = 0
@@ -167,6 +168,7 @@ class SeatSession:
         self.up, self.down = CODECS[self.spec.codecs.up], CODECS[self.spec.codecs.down]
         self.plan = self.spec.plan
         self.feedback = feedback_of(self.up, self.layout)
+        self.outbox = Outbox(self.member, UpdateEncoder(self.up, self.layout, self.feedback, self.compress))
         self.replica = self.make_replica(self.spec)
         return None
 
@@ -309,7 +311,7 @@ class SeatSession:
         """What the waiting that was begun with a submission ends with."""
         started = time.perf_counter()
         self._look_ahead(loaded)
-        grant = self.member.waited()
+        grant = self.member.waited(loaded)
         self.waiting_s += time.perf_counter() - started
         return grant
 
@@ -323,58 +325,59 @@ class SeatSession:
 
     def _work(self, grant: Grant) -> Grant | None:
         """Compute what was leased and submit it; None: waiting for the next version has begun."""
-        self.keeper.begin(grant.micro_batches)
+        self.outbox.begin()
+        self.keeper.begin(grant.micro_batches, self.outbox.nonce)
+        self.is_working = True
         try:
-            return self._submit(grant.token, *self._computed(grant))
+            return self._submit(grant.token, self._compute(grant))
         except Interrupted:
+            self.is_working = False  # what follows is not called off
             if self.feedback:
                 self.feedback.go_back()
+            self.outbox.forget()
             return self.member.lease(grant.token)  # which says why
         finally:
+            self.is_working = False
             self.keeper.end()
 
-    def _computed(self, grant: Grant) -> tuple[list[Update], dict[str, float]]:
-        """The updates of what was leased, and where the time went. Raises Interrupted: there is no use in them."""
+    def _compute(self, grant: Grant) -> dict[str, float]:
+        """Put the updates of what was leased into the outbox; returns where the time went.
+
+        Raises Interrupted: there is no use in them.
+        """
         from computeshare.training.units import compute
 
-        computing_s = encoding_s = 0.0
-        updates: list[Update] = []
+        started = time.perf_counter()
+        outbox = self.outbox
         if self.feedback:
             self.feedback.mark()
-        for unit in grant.micro_batches:
-            started = time.perf_counter()
-            update = compute(self.replica, unit, grant.sizes, self.keeper.goes_on)
-            failpoint("after_compute")
-            computed = time.perf_counter()
-            seed = self.plan.generator_seed(unit)
-            message = encode_update(
-                self.up, update.vector, update.buffers, self.layout, seed, self.feedback, self.compress
-            )
-            updates.append((unit, message, update.loss))
-            computing_s += computed - started
-            encoding_s += time.perf_counter() - computed
-        seconds = {"waiting": self.waiting_s, "computing": computing_s, "encoding": encoding_s}
-        return updates, {name: round(s, 6) for name, s in seconds.items()}
+        try:
+            for unit in grant.micro_batches:
+                take = outbox.taker(unit, self.plan.generator_seed(unit))
+                update = compute(self.replica, unit, grant.sizes, self.keeper.goes_on, take)
+                failpoint("after_compute")
+                outbox.complete(unit, update.buffers, update.loss)
+        except BaseException:
+            outbox.drop()
+            raise
+        computing_s = time.perf_counter() - started - outbox.encoding_s
+        return {"waiting": self.waiting_s, "computing": computing_s, "encoding": outbox.encoding_s}
 
     def _is_called_off(self) -> bool:
         """Whether nobody has any use for what is being sent."""
-        return self.uploading and not self.keeper.goes_on()
+        return self.is_working and not self.keeper.goes_on()
 
-    def _submit(self, token: str, updates: list[Update], seconds: dict[str, float]) -> Grant | None:
-        report: dict[str, Any] = {
-            "bytes_up": sum(len(part) for _, message, _ in updates for part in message),
-            "bytes_down": self.bytes_down,
-            "seconds": {**seconds, "uploading": round(self.uploading_s, 6)},
-        }
+    def _submit(self, token: str, seconds: dict[str, float]) -> Grant | None:
         started = time.perf_counter()
-        nonce, waiting = uuid.uuid4().hex, self._expected()
-        self.uploading = True
-        try:
-            receipt = when_there_is_room(
-                lambda: self.member.submit(token, nonce, updates, report, waiting is None, waiting), self.stop
-            )
-        finally:
-            self.uploading = False
+        seconds["uploading"] = self.uploading_s
+        report: dict[str, Any] = {
+            "bytes_up": self.outbox.bytes,
+            "bytes_down": self.bytes_down,
+            "seconds": {name: round(s, 6) for name, s in seconds.items()},
+        }
+        waiting = self._expected()
+        receipt = when_there_is_room(lambda: self.outbox.submit(token, report, waiting), self.stop)
+        self.is_working = False
         self.submitted_at = time.perf_counter()
         self.uploading_s = self.submitted_at - started
         self.bytes_down, self.waiting_s = 0, 0.0
@@ -382,11 +385,14 @@ class SeatSession:
             raise JobGone(f"job {self.seat.job} is not open")
         if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
             self.feedback.go_back()
+        if waiting and receipt.outcome != "accepted":
+            return self.member.lease(token)  # the next version may not be what comes next
         return receipt.grant
 
     def _expected(self) -> Waiting | None:
         """How to wait for the next version right after a submission; None if there may be more to do before."""
-        if not (self.with_news and self.usual_wait_s):
+        takes_any = isinstance(self.spec.strategy, AsyncStrategy)  # as many as there are, in any order
+        if not self.with_news or not self.usual_wait_s or takes_any or self.stop.is_set():
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)
         return Waiting(timeout_ms, self.parts)

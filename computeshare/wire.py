@@ -113,6 +113,8 @@ class Wire:
         if outgoing.left and self._outgoing is None:  # the broker has answered all of it, and listens no more
             self.close()
         if error and raise_errors:
+            if self._outgoing:  # nobody will ask for what follows
+                self.close()
             raise error
         return replies
 

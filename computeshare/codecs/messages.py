@@ -39,25 +39,36 @@ def weights_parts(layout: Layout) -> int:
     return len(layout.buckets) + 2
 
 
-def encode_update(
-    codec: Codec,
-    vector: Vector,
-    buffers: Vector,
-    layout: Layout,
-    seed: int,
-    feedback: Feedback | None = None,
-    compress: bool = True,
-) -> list[Blob]:
-    """One unit's update and buffers as a message.
+class UpdateEncoder:
+    """Makes updates of one layout into messages, a bucket at a time.
 
     Args:
-        seed: the unit's.
         feedback: what this sender owes of the updates before, for a codec that wants one.
         compress: as for `Codec.encode`.
     """
-    send = feedback.encode if feedback else lambda _, values, seed, compress: codec.encode(values, seed, compress)
-    frames = [send(index, vector[part], seed + index, compress) for index, part in enumerate(layout.buckets)]
-    return [*frames, _EXACT.encode(buffers, 0, compress)]
+
+    def __init__(self, codec: Codec, layout: Layout, feedback: Feedback | None = None, compress: bool = True) -> None:
+        self._encode = feedback.encode if feedback else lambda _, *about: codec.encode(*about)
+        self._layout, self._compress = layout, compress
+        self.buckets, self.parts = len(layout.buckets), update_parts(layout)
+
+    def bucket(self, index: int, values: Vector, seed: int) -> Blob:
+        """The frame of a bucket. `seed`: the unit's."""
+        return self._encode(index, values, seed + index, self._compress)
+
+    def buffers(self, values: Vector) -> Blob:
+        """The frame of the buffers, the last of a message."""
+        return _EXACT.encode(values, 0, self._compress)
+
+    def whole(self, vector: Vector, buffers: Vector, seed: int) -> list[Blob]:
+        """One unit's update (d,) and buffers (b,) as a message."""
+        frames = [self.bucket(index, vector[where], seed) for index, where in enumerate(self._layout.buckets)]
+        return [*frames, self.buffers(buffers)]
+
+
+def encode_update(codec: Codec, vector: Vector, buffers: Vector, layout: Layout, seed: int) -> list[Blob]:
+    """As `UpdateEncoder.whole`, of a sender that keeps nothing in mind."""
+    return UpdateEncoder(codec, layout).whole(vector, buffers, seed)
 
 
 def feedback_of(codec: Codec, layout: Layout) -> Feedback | None:

@@ -49,7 +49,7 @@ end
 redis.call("RENAME", KEYS[3], KEYS[4])
 redis.call("PERSIST", KEYS[4])
 redis.call("UNLINK", KEYS[20])
-if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21]) end
+if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21], "REPLACE") end
 if ARGV[14] == "delta" then
   if ARGV[15] ~= "" then
     redis.call("LTRIM", KEYS[17], -tonumber(ARGV[15]), -1)

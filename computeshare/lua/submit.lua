@@ -7,7 +7,8 @@
 --       8 parts of a message   then for each micro-batch: its number, its loss
 -- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
 -- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
--- what the round has received, and `stale` hands back what was leased; the answer is remembered under the nonce.
+-- what the round has received; what comes too late, or is not whole, is handed back; the answer is remembered under the
+-- nonce.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent", "sizes")
 local status, token, total, needed, closed = round[1], round[2], tonumber(round[4]), tonumber(round[5]), round[6]
 local parts = tonumber(ARGV[8])
@@ -93,6 +94,7 @@ for i = 0, count - 1 do
     already = already + 1
   elseif lease and not bytes then
     expired = expired + 1
+    hand_back(i)
   elseif lease and behind + math.floor((waiting + #accepted) / needed) >= tonumber(round[7]) then
     late[#late + 1] = micro_batch
     hand_back(i)

@@ -11,15 +11,15 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import Buffer
 
 from computeshare.outgoing import Argument, Command
-from computeshare.types import Blob
+from computeshare.types import Blob, Message
 from computeshare.wire import Wire
 
 LARGE = 1 << 20
 """Bytes of a message from which another command takes what follows."""
 AT_ONCE_BYTES = 4 << 20
 """Messages up to which all goes in one exchange; larger ones are staged part by part before."""
-Messages = Mapping[str, Sequence[Blob]]
-"""Messages by their keys."""
+Messages = Mapping[str, Message]
+"""Messages by their keys; a part that is None is there already."""
 
 
 class Scripts:
@@ -95,7 +95,7 @@ class Channel:
         """Run one script and return its reply."""
         return self.exchange([self.script(name, keys, arguments)])[0]
 
-    def stage(self, messages: Mapping[str, Iterable[Blob]], life_s: int, before: Sequence[str] = ()) -> None:
+    def stage(self, messages: Mapping[str, Iterable[Blob | None]], life_s: int, before: Sequence[str] = ()) -> None:
         """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came.
 
         A part is asked for when it is about to be sent.
@@ -126,7 +126,7 @@ class Channel:
         Small ones go with the script in one transaction, of which a broker that has no memory for a part does nothing;
         large ones are staged before. So the script never meets half of one.
         """
-        if sum(len(part) for parts in messages.values() for part in parts) > AT_ONCE_BYTES:
+        if sum(len(part) for parts in messages.values() for part in parts if part is not None) > AT_ONCE_BYTES:
             self.stage(messages, life_s, before)
             messages = {}
         staged = [command for key, parts in messages.items() for command in staging(key, parts, life_s)]
@@ -172,17 +172,24 @@ def pairs(reply: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
     return [*reply.items()] if isinstance(reply, dict) else [*zip(reply[::2], reply[1::2], strict=True)]
 
 
-def staging(key: str, parts: Iterable[Blob], life_s: int) -> Iterator[Command]:
-    """The commands that put a message under a key, some MB each; it expires `life_s` seconds after the last of them."""
-    yield ["UNLINK", key]
+def staging(key: str, parts: Iterable[Blob | None], life_s: int) -> Iterator[Command]:
+    """The commands that put a message under a key, some MB each; it expires `life_s` seconds after the last of them.
+
+    A part that is None is there already; in a message without any, what else lies there is let go of.
+    """
+    if not (isinstance(parts, Sequence) and any(part is None for part in parts)):
+        yield ["UNLINK", key]
     some: list[Argument] = []
     size = 0
     for index, part in enumerate(parts):
+        if part is None:
+            continue
         if size >= LARGE:
             yield ["HSET", key, *some]
             yield ["EXPIRE", key, life_s]
             some, size = [], 0
         some += (index, part)
         size += len(part)
-    yield ["HSET", key, *some]
+    if some:
+        yield ["HSET", key, *some]
     yield ["EXPIRE", key, life_s]

@@ -1,7 +1,7 @@
 """A worker's side of the round protocol."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,11 @@ from computeshare.keys import JobKeys
 from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import Channel, Messages, Scripts, pairs
 from computeshare.rounds.store import leave, numbers_in
-from computeshare.types import Blob
+from computeshare.types import Blob, Message
 from computeshare.wire import Wire
 
-Update = tuple[int, Sequence[Blob], float]
-"""A micro-batch, the message of its update, its loss."""
+Update = tuple[int, Message, float]
+"""A micro-batch, the message of its update, without the parts that were staged before; its loss."""
 STAGED_S = 600
 """Seconds that a staged message, and the answer to a submission, are kept."""
 PROBED_S = 60
@@ -143,13 +143,18 @@ class Member:
         failpoint("in_leave")
         leave(self._scripts, self.keys, self.worker_id, self.session, reason)
 
-    def extend(self, micro_batches: Sequence[int]) -> str:
-        """Keep the leases on these a while longer; any thread may. Returns the job's status, `gone`, or `fenced`."""
+    def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:
+        """Keep the leases on these a while longer, and what was staged of them; any thread may.
+
+        Args:
+            nonce: that of the submission that they are staged for; empty: nothing is.
+        Returns: the job's status, `gone`, or `fenced`.
+        """
         k = self.keys
         names = [k.round(), k.sessions(), k.leases(), k.backups()]
-        return bytes(
-            self._scripts.call("extend", names, [self.worker_id, self.session, EXTENDED_MS, *micro_batches])
-        ).decode()
+        names += [self._staged(nonce, m) for m in micro_batches] if nonce else []
+        arguments: list[str | bytes | int | float] = [self.worker_id, self.session, EXTENDED_MS, STAGED_S]
+        return bytes(self._scripts.call("extend", names, [*arguments, *micro_batches])).decode()
 
     def lease(self, token: str) -> Grant:
         """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
@@ -187,6 +192,15 @@ class Member:
         if len(messages) < len(found):
             return None, grant
         return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
+
+    def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
+        """Send a part of an update ahead of the submission `nonce`; `extend` is to keep it until then."""
+        key = self._staged(nonce, micro_batch)
+        self._channel.exchange([["HSET", key, index, part], ["EXPIRE", key, STAGED_S]])
+
+    def unstage(self, nonce: str, micro_batches: Iterable[int]) -> None:
+        """Let go of what was sent ahead of the submission `nonce`, which is not to come."""
+        self._channel.exchange([["UNLINK", *(self._staged(nonce, m) for m in micro_batches)]])
 
     def submit(
         self,
@@ -246,22 +260,22 @@ class Member:
         """Block as `wait` does, then ask for a lease on `token`, the version loaded; or on the one right after it, with
         its weights, if there is one and they are small.
         """
-        return self._next(self._channel.exchange(self._waiting(token, waiting)))
+        return self._next(token, self._channel.exchange(self._waiting(token, waiting)))
 
-    def waited(self) -> Grant:
+    def waited(self, token: str) -> Grant:
         """What `wait_for` returns, where `submit` has begun to wait."""
-        return self._next(self._channel.rest())
+        return self._next(token, self._channel.rest())
 
     def _waiting(self, token: str, waiting: Waiting) -> list[Command]:
         news: Command = ["HMGET", self.keys.news(token), *range(waiting.parts)]
         return [self._blocked(waiting.timeout_ms), ["MULTI"], self._lease(token, and_news=True), news, ["EXEC"]]
 
-    def _next(self, replies: list[Any]) -> Grant:
+    def _next(self, token: str, replies: list[Any]) -> Grant:
         self._told(replies[0])
         reply, weights = replies[-1]
         grant = self._granted(reply)
-        there = grant.answer in ("leased", "wait") and None not in weights
-        return replace(grant, weights=tuple(weights)) if there else grant
+        is_next = grant.answer in ("leased", "wait") and grant.token != token
+        return replace(grant, weights=tuple(weights)) if is_next else grant
 
     def _blocked(self, timeout_ms: int) -> Command:
         block = max(1, min(timeout_ms, BLOCK_MS))

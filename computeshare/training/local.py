@@ -14,7 +14,7 @@ from computeshare.methods import OptimizerSpec
 from computeshare.sampling import Plan
 from computeshare.training.datasets import Split
 from computeshare.training.optimizers import build, dump_state, load_state, try_out
-from computeshare.training.replica import Replica
+from computeshare.training.replica import Replica, Take
 from computeshare.types import Blob, Vector
 
 
@@ -55,7 +55,7 @@ class LocalReplica:
         self._replica = Replica(module, layout, plan, split, device)
         self._parameters = list(module.parameters())
         self._base: Vector = self._replica.parameters.read()
-        self._plan, self._inner, self._keep = plan, inner, kept
+        self._plan, self._buckets, self._inner, self._keep = plan, layout.buckets, inner, kept
         self._kept: torch.optim.Optimizer | None = None
 
     @property
@@ -68,9 +68,23 @@ class LocalReplica:
         self._replica.load(weights)
         np.copyto(self._base, weights.parameters)
 
-    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, sizes: Sequence[int] = ()) -> LocalUpdate:
-        """The steps of the unit with this number, in a round of these `sizes`, as `walk`."""
-        return self.walk(self._plan.micro_batches(unit, sizes), goes_on)
+    def compute(
+        self,
+        unit: int,
+        goes_on: Callable[[], bool] = lambda: True,
+        sizes: Sequence[int] = (),
+        take: Take | None = None,
+    ) -> LocalUpdate:
+        """The steps of the unit with this number, in a round of these `sizes`, as `walk`.
+
+        Args:
+            take: is given each bucket of the update.
+        """
+        update = self.walk(self._plan.micro_batches(unit, sizes), goes_on)
+        if take:
+            for bucket, where in enumerate(self._buckets):
+                take(bucket, update.vector[where])
+        return update
 
     def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
         """One step on each micro-batch, in the order given.

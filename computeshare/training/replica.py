@@ -1,7 +1,8 @@
 """A worker's copy of the model: weights in, one update per micro-batch out."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,17 @@ from computeshare.training.datasets import Split
 from computeshare.training.models import entries
 from computeshare.types import Vector
 
+Take = Callable[[int, Vector], None]
+"""Takes a bucket of an update, by its number; the values may change once it returns."""
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """What one micro-batch yields.
 
     `vector` (d,) is the gradient of `loss`, the mean cross-entropy over the micro-batch's samples; `buffers` (b,) are
-    the floating-point buffers after the forward pass. Both are float32, and copies of their own.
+    the floating-point buffers after the forward pass. Both are float32, and copies of their own. Where the buckets of
+    the gradient were taken as they became ready, `vector` is empty.
     """
 
     vector: Vector
@@ -54,6 +59,7 @@ class Replica:
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
         self._ahead: dict[int, tuple[Tensor, Tensor]] = {}
         self._is_clean = True  # the gradient is zero
+        self._buckets = _Buckets(layout, parameters, self._gradient)
 
     def load(self, weights: Weights) -> None:
         """Start the following micro-batches from `weights`, which are copied. Raises ShapeError."""
@@ -70,16 +76,22 @@ class Replica:
             self._plan.generator_seed(m)  # which remembers it
         self._clean()
 
-    def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True) -> Update:
+    def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
         """Forward and backward over the micro-batch with this number.
 
+        Args:
+            take: is given each bucket of the gradient as soon as it is ready, in mid-pass on the CPU.
         Raises Interrupted: `goes_on`, which is asked before, was false.
         """
         if not goes_on():
             raise Interrupted("the work was called off")
         self.rewind()
-        loss = self.backward(micro_batch)
-        return Update(self._gradient.read(), self.buffers.read(), loss.item())
+        if take is None:
+            loss = self.backward(micro_batch)
+            return Update(self._gradient.read(), self.buffers.read(), loss.item())
+        with self._buckets.given_to(take):
+            loss = self.backward(micro_batch)
+        return Update(np.empty(0, np.float32), self.buffers.read(), loss.item())
 
     def rewind(self) -> None:
         """Set buffers and counters to those loaded."""
@@ -152,11 +164,63 @@ class FlatTensors:
         else:
             self._host.zero_()
 
+    @property
+    def are_views(self) -> bool:
+        """Whether the tensors lie in one vector."""
+        return not self._apart
+
+    def view(self) -> npt.NDArray[Any]:
+        """All tensors as a vector, which changes with them if they are views."""
+        return self.read() if self._apart else self._vector
+
     def read(self) -> npt.NDArray[Any]:
         """All tensors as a new vector."""
         if self._apart:
             return torch.cat([t.reshape(-1) for t in self._apart]).to("cpu", copy=True).numpy()
         return self._vector.copy()
+
+
+class _Buckets:
+    """Hands over the buckets of a gradient as a backward pass fills them: the last layers' come first.
+
+    Where the gradients do not lie in one vector they are handed over after the pass: to fetch some from an accelerator
+    would hold up the others.
+    """
+
+    def __init__(self, layout: Layout, parameters: Sequence[Tensor], gradient: FlatTensors) -> None:
+        self._where, self._gradient = layout.buckets, gradient
+        self._counts = [0] * len(self._where)
+        self._missing: list[int] = []
+        self._take: Take | None = None
+        places = [tensor for tensor in layout.tensors if tensor.kind == "parameter"]
+        for parameter, place in zip(parameters, places, strict=True):
+            touched = [
+                i for i, where in enumerate(self._where) if place.start < where.stop and where.start < place.stop
+            ]
+            for bucket in touched:
+                self._counts[bucket] += 1
+            if gradient.are_views and len(self._where) > 1:
+                filled = functools.partial(self._filled, touched)
+                parameter.register_post_accumulate_grad_hook(filled)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def given_to(self, take: Take) -> Iterator[None]:
+        """Give `take` each bucket of the backward pass in this block once."""
+        self._take, self._missing = take, [*self._counts]
+        try:
+            yield
+        finally:
+            self._take = None
+        vector = self._gradient.view()
+        for bucket, missing in enumerate(self._missing):
+            if missing or not self._counts[bucket]:  # a tensor that the loss does not depend on is never filled
+                take(bucket, vector[self._where[bucket]])
+
+    def _filled(self, buckets: Sequence[int], _: Tensor) -> None:
+        for bucket in buckets if self._take else ():
+            self._missing[bucket] -= 1
+            if not self._missing[bucket] and self._take:
+                self._take(bucket, self._gradient.view()[self._where[bucket]])
 
 
 def _of_kind(module: nn.Module, kind: str) -> list[Tensor]:

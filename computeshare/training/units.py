@@ -10,7 +10,7 @@ from computeshare.methods import LocalStrategy
 from computeshare.spec import JobSpec
 from computeshare.training.datasets import Split
 from computeshare.training.local import LocalReplica, LocalUpdate
-from computeshare.training.replica import Replica, Update
+from computeshare.training.replica import Replica, Take, Update
 
 
 def replica_of(
@@ -25,12 +25,20 @@ def replica_of(
 
 
 def compute(
-    replica: Replica | LocalReplica, unit: int, sizes: Sequence[int] = (), goes_on: Callable[[], bool] = lambda: True
+    replica: Replica | LocalReplica,
+    unit: int,
+    sizes: Sequence[int] = (),
+    goes_on: Callable[[], bool] = lambda: True,
+    take: Take | None = None,
 ) -> Update | LocalUpdate:
-    """What the unit with this number yields, in a round of these `sizes`, if it has any. Raises Interrupted."""
+    """What the unit with this number yields, in a round of these `sizes`, if it has any. Raises Interrupted.
+
+    Args:
+        take: is given the buckets of the update as they become ready; the result need not have them then.
+    """
     if isinstance(replica, LocalReplica):
-        return replica.compute(unit, goes_on, sizes)
-    return replica.compute(unit, goes_on)
+        return replica.compute(unit, goes_on, sizes, take)
+    return replica.compute(unit, goes_on, take)
 
 
 def first_step(replica: Replica | LocalReplica, micro_batch: int) -> Update | LocalUpdate:

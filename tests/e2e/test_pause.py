@@ -81,3 +81,17 @@ def test_a_paused_job_leaves_its_workers_to_others_outlives_up_and_goes_on_to_th
         assert 50 <= held["version"] < 600
         events = check(again, job_id, alone)
         assert [event["data"]["restored"] for event in events if event["type"] == "opened"] == [False, True]
+
+
+def test_a_pause_in_the_middle_of_a_lease_is_no_failure(tmp_path: Path) -> None:
+    """What is being computed is given up, and the worker leaves as politely as between two leases."""
+    with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as plane:
+        spec = {"dataset": "digits", "model": "resnet18", "input": [3, 32, 32], "queue": "e2e", "rounds": 20}
+        job_id = plane.create(**spec, micro_batch=64, micro_batches_per_round=16)  # seconds for each lease
+        plane.reach(job_id, 1)
+        change(plane, job_id, "pause")
+        plane.until("no worker", lambda: plane.job(job_id)["workers"] == 0)
+        (worker,) = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
+        assert worker["left_reason"] == "the job is paused"
+        change(plane, job_id, "resume")
+        plane.reach(job_id, plane.job(job_id)["version"] + 1)

@@ -202,9 +202,7 @@ def test_somebody_elses_backup_task_is_no_lease(store: RoundStore, join: Join) -
     assert send(second, ZERO, 0, nonce="backup") == "accepted"
 
 
-def test_a_blob_that_expired_while_staged_is_refused_and_the_lease_stays(
-    redis: Redis, claim: Claim, join: Join
-) -> None:
+def test_a_blob_that_expired_while_staged_is_refused_and_handed_back(redis: Redis, claim: Claim, join: Join) -> None:
     member = join("a")
     member.lease(str(ZERO))
     k = claim.keys
@@ -214,7 +212,8 @@ def test_a_blob_that_expired_while_staged_is_refused_and_the_lease_stays(
     about = '{"micro_batches":[0]}'
     arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 60, 0, 1, 0, 0.5]
     assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
-    assert claim.progress()[1] == {}
+    assert claim.progress()[1] == {} and free(claim) == [b"0"]
+    assert member.lease(str(ZERO)).micro_batches == (0,)
     assert send(member, ZERO, 0, nonce="again") == "accepted"
 
 

@@ -233,6 +233,16 @@ def test_a_lease_is_kept_for_as_long_as_its_worker_says(claim: Claim, join: Join
     assert send(a, ZERO, 0) == "accepted"
 
 
+def test_what_is_staged_is_kept_with_its_lease(claim: Claim, join: Join) -> None:
+    member = join("a")
+    lease(member, ZERO)
+    member.stage("nonce", 0, 0, b"part")
+    key = claim.keys.staged("nonce:0")
+    claim.redis.expire(key, 5)
+    assert member.extend([0]) == "running" and claim.redis.ttl(key) == 5
+    assert member.extend([0], "nonce") == "running" and int(claim.redis.ttl(key)) > 500  # type: ignore[arg-type]
+
+
 def test_a_long_lease_is_not_made_shorter(claim: Claim, join: Join) -> None:
     member = join("a")
     lease(member, ZERO)
@@ -284,6 +294,7 @@ def test_a_message_that_has_not_all_its_parts_or_others_is_refused(
     sent = [(0, [b"one", b"two"], 0.5), (1, other, 0.5)]
     assert member.submit(str(ZERO), "nonce", sent, {}).outcome == "accepted"
     assert [(part.micro_batch, part.size) for part in parts(claim)] == [(0, 6)]
+    assert 1 in lease(member, ZERO)  # it was handed back
     assert member.submit(str(ZERO), "again", [(1, [b"one", b"two"], 0.5)], {}).outcome == "accepted"
 
 

@@ -28,11 +28,11 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("commit", 'if round[2] ~= "running" and round[2] ~= "paused" then return 0 end', ""),
     ("commit", 'redis.call("PERSIST", KEYS[4])', ""),
     ("commit", 'redis.call("UNLINK", KEYS[20])', ""),
-    ("commit", 'if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21]) end', ""),
+    ("commit", 'if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21], "REPLACE") end', ""),
     (
         "commit",
-        'if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21]) end',
-        'redis.call("COPY", KEYS[4], KEYS[21])',
+        'if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21], "REPLACE") end',
+        'redis.call("COPY", KEYS[4], KEYS[21], "REPLACE")',
     ),
     ("commit", 'redis.call("HSET", KEYS[1], "cursor", "0")', ""),
     ("commit", 'if ARGV[11] == "0" then', "if false then"),
@@ -81,6 +81,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("keep", 'redis.call("GET", KEYS[1]) ~= ARGV[1] or ', ""),
     ("keep", ' or redis.call("HGET", KEYS[2], "token") ~= ARGV[2]', ""),
     ("keep", 'redis.call("PERSIST", KEYS[4])', ""),
+    ("commit", ', "REPLACE")', ")"),
     ("lease", 'ARGV[9] == "0" or ', ""),
     ("lease", " or round[14] ~= ARGV[1]", ""),
     ("lease", ' or redis.call("EXISTS", KEYS[11]) == 0', ""),
@@ -206,6 +207,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("extend", "session == ARGV[2] and ", ""),
     ("extend", " and tonumber(expires) < least", ""),
     ("extend", "for i = 3, 4 do", "for i = 3, 3 do"),
+    ("extend", 'for i = 5, #KEYS do redis.call("EXPIRE", KEYS[i], ARGV[4]) end', ""),
+    ("submit", "expired = expired + 1\n    hand_back(i)", "expired = expired + 1"),
 ]
 """Script, the text as it stands, what replaces it."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import decode_update, encode_update, feedback_of
+from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.spec import CodecName, JobSpec
 from computeshare.stepping import Steps
 from computeshare.training import models
@@ -38,7 +38,7 @@ def accuracy(folder: Path, codec: CodecName, fed_back: bool = True) -> float:
     train, test = (open_split("mnist", part, folder, SPEC.shape) for part in ("train", "test"))
     module, judge = (models.build(SPEC.model, SPEC.shape, 10, SPEC.seed) for _ in range(2))
     layout, up = models.layout_of(module), CODECS[codec]
-    steps, feedback = Steps(SPEC, layout), feedback_of(up, layout) if fed_back else None
+    steps, encoder = Steps(SPEC, layout), UpdateEncoder(up, layout, feedback_of(up, layout) if fed_back else None)
     held = steps.load(models.weights_of(module, layout), b"")
     replica = Replica(module, layout, SPEC.plan, train, torch.device("cpu"))
     reached = []
@@ -46,7 +46,7 @@ def accuracy(folder: Path, codec: CodecName, fed_back: bool = True) -> float:
         unit = version - 1
         replica.load(held.weights)
         update = replica.compute(unit)
-        message = encode_update(up, update.vector, update.buffers, layout, SPEC.plan.generator_seed(unit), feedback)
+        message = encoder.whole(update.vector, update.buffers, SPEC.plan.generator_seed(unit))
         held = steps.step(version, held, [decode_update(up, message, layout)], [SPEC.plan.size(unit)])
         if version in LAST:
             reached.append(score(judge, layout, held.weights, test).accuracy)

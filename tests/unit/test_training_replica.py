@@ -14,6 +14,7 @@ from computeshare.training.datasets import Split
 from computeshare.training.images import Normaliser
 from computeshare.training.models import build, layout_of, weights_of
 from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel
+from computeshare.types import Vector
 
 CPU = torch.device("cpu")
 SHAPE = (1, 16, 16)
@@ -156,14 +157,20 @@ def test_a_parameter_the_loss_does_not_touch_has_a_gradient_of_zero() -> None:
     assert np.array_equal(r.compute(0).vector[entry.start : entry.stop], np.zeros(3))
 
 
-def test_tensors_with_storage_of_their_own_yield_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [bits(replica().compute(m)) for m in (0, 5)]
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors keep storage of their own, as on CUDA and MPS."""
 
-    def apart(tensors: list[torch.Tensor], dtype: torch.dtype, device: torch.device, apart: bool) -> FlatTensors:
+    def flat(tensors: list[torch.Tensor], dtype: torch.dtype, device: torch.device, apart: bool) -> FlatTensors:
         assert not apart
         return FlatTensors(tensors, dtype, device, apart=True)
 
-    monkeypatch.setattr(replica_module, "FlatTensors", apart)  # as on CUDA and MPS
+    monkeypatch.setattr(replica_module, "FlatTensors", flat)
+
+
+def test_tensors_with_storage_of_their_own_yield_the_same_bits(request: pytest.FixtureRequest) -> None:
+    expected = [bits(replica().compute(m)) for m in (0, 5)]
+    request.getfixturevalue("apart")
     r = replica(seed=1)
     r.compute(5)
     r.load(weights())
@@ -174,3 +181,54 @@ def test_a_model_without_buffers_has_empty_buffers() -> None:
     module = build("mlp", SHAPE, 10, 0)
     layout: Layout = layout_of(module)
     assert Replica(module, layout, PLAN, split(), CPU).compute(0).buffers.shape == (0,)
+
+
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets so small that the model of these tests has five of them, whose ends lie within its tensors."""
+    monkeypatch.setattr("computeshare.layout.BUCKET", 450)
+
+
+def taken(r: Replica, micro_batch: int) -> tuple[list[int], bytes, Update]:
+    """The numbers of the buckets in the order in which they were taken, their values in order, and the rest."""
+    order, values = list[int](), dict[int, bytes]()
+
+    def take(bucket: int, part: Vector) -> None:
+        order.append(bucket)
+        values[bucket] = part.tobytes()
+
+    update = r.compute(micro_batch, take=take)
+    return order, b"".join(values[bucket] for bucket in sorted(values)), update
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_buckets_are_taken_as_the_backward_pass_fills_them() -> None:
+    whole, r = replica().compute(3), replica()
+    for _ in range(2):
+        order, values, update = taken(r, 3)
+        assert order == [1, 2, 3, 4, 0]  # the last layer ends in bucket 0, where the first ones lie
+        assert (values, update.buffers.tobytes(), update.loss) == bits(whole)
+        assert update.vector.size == 0
+    assert bits(r.compute(3)) == bits(whole)  # whole again
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_bucket_is_taken_before_those_of_earlier_layers_are_filled() -> None:
+    r, seen = replica(), list[bytes]()
+    r.compute(3, take=lambda bucket, part: seen.append(r._gradient.read()[:10].tobytes()))
+    assert seen[0] == bytes(40) and seen[-1] != bytes(40)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_buckets_of_parameters_that_the_loss_does_not_touch_are_taken_too() -> None:
+    module = normalised()
+    module.register_parameter("unused", nn.Parameter(torch.ones(1000)))
+    r = Replica(module, layout_of(module), PLAN, split(), CPU)
+    order, values, _ = taken(r, 0)
+    assert sorted(order) == list(range(len(layout_of(module).buckets)))
+    assert values == r.compute(0).vector.tobytes()
+
+
+@pytest.mark.usefixtures("small_buckets", "apart")
+def test_buckets_of_tensors_with_storage_of_their_own_are_taken_after_the_pass() -> None:
+    assert taken(replica(), 3)[1] == replica().compute(3).vector.tobytes()
