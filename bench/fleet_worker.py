@@ -28,13 +28,19 @@ class FragileWire(Wire):
     """`cut`: in the middle of what is sent; `lost reply`: before anything of the reply was read."""
 
     def exchange(
-        self, commands: Sequence[Command], into: Sequence[Blob | None] | None = None, raise_errors: bool = True
+        self,
+        commands: Sequence[Command],
+        into: Sequence[Blob | None] | None = None,
+        raise_errors: bool = True,
+        following: Sequence[Command] = (),
     ) -> list[Any]:
         kind, self.mishap = self.mishap, ""
         if not kind:
-            return super().exchange(commands, into, raise_errors)
+            return super().exchange(commands, into, raise_errors, following)
         data = b"".join(piece for command in commands for piece in frame(command))
-        link = self._ready()
+        self._ready()
+        link = self._link
+        assert link is not None
         link.setblocking(True)
         link.sendall(data[: len(data) // 2] if kind == "cut" else data)
         self.close()

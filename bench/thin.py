@@ -80,10 +80,10 @@ CASES: dict[str, Case] = {
     "simplenet-20mbit-topk": Case(Shape(20), {"model": "simplenet"}, SPARSE, limit_s=20),
     "simplenet-20mbit-20ms": Case(Shape(20, 20), {"model": "simplenet"}, DIFFERENCES, limit_s=20),
     "simplenet-5mbit": Case(Shape(5), {"model": "simplenet"}, DIFFERENCES, limit_s=30),
-    "resnet18-20mbit": Case(Shape(20), RESNET, local(125, 0.02), limit_s=180),
-    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, local(125, 0.02), limit_s=180),
+    "resnet18-20mbit": Case(Shape(20), RESNET, local(50, 0.02), limit_s=180),
+    "resnet18-20mbit-20ms": Case(Shape(20, 20), RESNET, local(50, 0.02), limit_s=180),
     "resnet18-20mbit-accuracy": Case(
-        Shape(20), RESNET, local(125, 0.02), 900, 60_000, score_every=7500, unshaped=True, peer_limit_s=180
+        Shape(20), RESNET, local(50, 0.02), 900, 57_600, score_every=6400, unshaped=True, peer_limit_s=180
     ),
     "resnet18-5mbit-auto": Case(Shape(5), RESNET, {**local(20, 0.02), "codec": "auto"}, 600, peer_limit_s=180),
     "lenet5-to-98": Case(
