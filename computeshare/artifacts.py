@@ -86,26 +86,6 @@ class Artifacts:
     def has(self, token: Token) -> bool:
         return self.path(token, MANIFEST).exists()
 
-    def save(
-        self,
-        token: Token,
-        tensors: Mapping[str, npt.NDArray[np.generic]],
-        state: bytes,
-        sha256: str,
-        epoch: int,
-        next_micro_batch: int,
-        carried: Sequence[int] = (),
-        ledger: Sequence[Entry] = (),
-    ) -> Manifest:
-        """Make a checkpoint durable; does nothing but read it back if it is there already. Raises OSError."""
-        if self.has(token):
-            return self.manifest(token)
-        staged = self.stage(token, tensors, [state])
-        try:
-            return self.finish(staged, sha256, epoch, next_micro_batch, carried, ledger)
-        finally:
-            staged.discard()
-
     def stage(self, token: Token, tensors: Mapping[str, npt.NDArray[np.generic]], state: Iterable[Blob]) -> Staged:
         """Write a checkpoint's large files, which takes as long as copying them: they are not flushed to the disk yet.
 

@@ -28,6 +28,7 @@ from computeshare.queue import Seat, SeatQueue, unregister
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 
 def test_job_is_published_and_its_seats_handed_out(
@@ -298,7 +299,7 @@ def test_last_checkpoint_and_score_are_found_on_disk_when_their_events_were_lost
     Projector(database).step(redis)
     last = Token.parse(token(2))
     artifacts = Artifacts(tmp_path / "artifacts", job)
-    artifacts.save(last, {"w": np.zeros(3, np.float32)}, b"state", "ab" * 32, 0, 8)
+    write_checkpoint(artifacts, last, {"w": np.zeros(3, np.float32)}, b"state", "ab" * 32, 0, 8)
     clock.ms += dispatcher_module.RECONCILE_MS + 1
     dispatcher.step(redis)
     assert (jobs.show(job).status, jobs.show(job).durable_version) == ("running", 2)

@@ -22,6 +22,7 @@ from computeshare.errors import ArtifactError
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "epochs": 2, "seed": 7, "queue": "nobody"}
 PLAN = JobSpec(**SPEC).plan
@@ -42,7 +43,9 @@ def parent(client: TestClient, redis: Redis, artifacts: Artifacts) -> str:
     for version, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7)):
         feed.commit(worker=WORKERS[version % 2])
         tensors = {"w": np.full(1000, version, np.float32)}
-        artifacts.save(Token.parse(token(version)), tensors, b"state %d" % version, f"{version:064x}", 0, 4 * version)
+        write_checkpoint(
+            artifacts, Token.parse(token(version)), tensors, b"state %d" % version, f"{version:064x}", 0, 4 * version
+        )
         feed.save()
         feed.score(accuracy)
     project(client, redis)
@@ -167,7 +170,7 @@ def test_repeated_forks_with_the_same_key_make_one_job(
 ) -> None:
     key = secrets.token_hex(8)
     first = fork(key)
-    artifacts.save(Token.parse(token(4)), {"w": np.zeros(2, np.float32)}, b"state 4", f"{4:064x}", 0, 16)
+    write_checkpoint(artifacts, Token.parse(token(4)), {"w": np.zeros(2, np.float32)}, b"state 4", f"{4:064x}", 0, 16)
     second = fork(key)  # of the latest version still, whichever that is by now
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.json()["id"] == second.json()["id"]

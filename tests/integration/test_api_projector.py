@@ -21,6 +21,7 @@ from api.tables import LedgerEntry, Outbox, Submission, VersionRow, WorkerStat
 from computeshare.artifacts import Artifacts
 from computeshare.spec import JobSpec
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=30)  # 1437 samples: 45 micro-batches, 12 rounds an epoch
 
@@ -306,7 +307,7 @@ def brought(feed: Feed, worker: str, *numbers: int) -> dict[str, Any]:
 def save(artifacts: Path, job: str, feed: Feed, ledger: list[dict[str, Any]]) -> None:
     tensors = {"w": np.zeros(1, np.float32)}
     saved = Token.parse(token(feed.version, feed.incarnation))
-    Artifacts(artifacts, job).save(saved, tensors, b"", f"{feed.version:064x}", 0, 0, (), ledger)
+    write_checkpoint(Artifacts(artifacts, job), saved, tensors, b"", f"{feed.version:064x}", 0, 0, (), ledger)
 
 
 def test_restore_reads_from_the_checkpoint_what_was_lost_with_the_broker(

@@ -26,6 +26,7 @@ from computeshare.queue import WorkerInfo, register
 from computeshare.settings import Settings, login_path
 from computeshare.spec import JobSpec
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
 PROBLEM = "application/problem+json"
@@ -198,7 +199,7 @@ def checkpoints(client: TestClient, redis: Redis, feed: Feed, job: str, tmp_path
         feed.commit()
         tensors = {"w": np.full(1000, version, np.float32)}
         saved = Token.parse(token(version))
-        artifacts.save(saved, tensors, b"state", f"{version:064x}", 0, 4 * version)
+        write_checkpoint(artifacts, saved, tensors, b"state", f"{version:064x}", 0, 4 * version)
         blobs[version] = artifacts.path(saved, "weights.safetensors").read_bytes()
         feed.save()
         feed.score(accuracy)

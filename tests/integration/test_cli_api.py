@@ -23,6 +23,7 @@ from computeshare.commands.run import run
 from computeshare.keys import JobKeys
 from computeshare.settings import Settings
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 CREATE = ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--rounds", "20", "--queue"]
 
@@ -184,7 +185,7 @@ def test_a_checkpoint_is_downloaded_with_the_digest_that_the_job_shows(
     assert "there are: none yet" in capsys.readouterr().err
     tensors = {"w": np.arange(100_000, dtype=np.float32)}
     token, sha256 = Token(1, 0, "0" * 16), hashlib.sha256(tensors["w"].tobytes()).hexdigest()
-    manifest = Artifacts(control_plane[1].artifacts_dir, job_id).save(token, tensors, b"", sha256, 0, 0)
+    manifest = write_checkpoint(Artifacts(control_plane[1].artifacts_dir, job_id), token, tensors, b"", sha256, 0, 0)
     publish(redis, job_id, "opened", token=str(token), version=0, incarnation=1, sha256=sha256, restored=False,
             parameters=100_000, bytes=400_000)  # fmt: skip
     publish(redis, job_id, "checkpoint", token=str(token), version=0, sha256=sha256, bytes=manifest.bytes,

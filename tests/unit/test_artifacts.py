@@ -11,13 +11,14 @@ import pytest
 from computeshare.artifacts import Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, np.int64)}
 
 
 def save(artifacts: Artifacts, version: int, incarnation: int = 1) -> Token:
     token = Token(incarnation, version, f"{version:016x}")
-    artifacts.save(token, TENSORS, b"state", "ab" * 32, 0, 4 * version)
+    write_checkpoint(artifacts, token, TENSORS, b"state", "ab" * 32, 0, 4 * version)
     return token
 
 
@@ -42,7 +43,7 @@ def test_a_second_writer_changes_nothing(tmp_path: Path) -> None:
     artifacts = Artifacts(tmp_path, "job")
     token = save(artifacts, 1)
     written = artifacts.path(token, "weights.safetensors").stat().st_mtime_ns
-    artifacts.save(token, {}, b"other", "cd" * 32, 0, 0)
+    write_checkpoint(artifacts, token, {}, b"other", "cd" * 32, 0, 0)
     assert artifacts.state(token) == b"state"
     assert artifacts.path(token, "weights.safetensors").stat().st_mtime_ns == written
 
