@@ -31,7 +31,9 @@ class Database:
 
     def migrate(self) -> None:
         """Bring the tables to the newest version."""
-        Path(str(self.engine.url.database)).parent.mkdir(parents=True, exist_ok=True)
+        path = Path(str(self.engine.url.database))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)  # it holds secrets; SQLite gives the files beside it the same mode
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["engine"] = self.engine
@@ -74,7 +76,13 @@ class Database:
 
 
 def _engine(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000}, pool_size=20, max_overflow=40)
+    engine = create_engine(
+        url,
+        connect_args={"timeout": BUSY_TIMEOUT_MS / 1000},
+        pool_size=20,
+        max_overflow=40,
+        hide_parameters=True,  # of errors, which are logged: some are secrets
+    )
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:

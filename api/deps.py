@@ -7,14 +7,24 @@ from fastapi import Depends, Query, Request
 
 from api.broker import Broker
 from api.database import Database
+from api.services.addresses import networks_of
 from api.services.bans import Bans
 from api.services.control import Control
 from api.services.fleet import Fleet
 from api.services.forking import Forks
 from api.services.health import Health
 from api.services.history import History
+from api.services.invites import Invites
 from api.services.jobs import Jobs
+from api.services.logs import Logs
+from api.services.looking import Looks
+from api.services.notices import Notices
+from api.services.notifier import Notifier
+from api.services.posting import Poster
+from api.services.submissions import Submissions
+from api.services.webhooks import Webhooks
 from api.telemetry import Telemetry
+from computeshare.errors import SettingsError
 from computeshare.settings import Settings
 
 
@@ -27,12 +37,20 @@ class Services:
         self.stopping: Callable[[], bool] = lambda: False
         self.database = Database(settings.sqlite_url)
         self.broker = Broker(settings)
-        self.control = Control(self.database, self.broker, settings.artifacts_dir)
-        self.jobs = Jobs(self.database, settings.artifacts_dir, self.control.wake)
+        self.notices = Notices(lambda: _address(settings))
+        allowed = networks_of(settings.webhook_networks)
+        self.webhooks = Webhooks(self.database, self.notices, allowed)
+        notifier = Notifier(self.database, self.notices, Poster(allowed))
+        self.control = Control(self.database, self.broker, settings.artifacts_dir, notifier)
+        self.jobs = Jobs(self.database, settings.artifacts_dir, self.control.wake, self.notices.spread)
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
+        self.submissions = Submissions(self.database)
+        self.looks = Looks(self.jobs, self.history)
+        self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
-        self.fleet = Fleet(self.database, self.broker)
+        self.fleet = Fleet(self.database, self.broker, self.control.wake)
+        self.invites = Invites(self.database, settings.resolve_redis_url)
         self.health = Health(self.database, self.broker, self.control)
         self.telemetry = Telemetry(self.database, self.broker)
 
@@ -54,6 +72,14 @@ def services(request: Request) -> Services:
     return found
 
 
+def _address(settings: Settings) -> str | None:
+    """Where this control plane is, for links; None where nobody said."""
+    try:
+        return settings.resolve_url()
+    except SettingsError:
+        return None
+
+
 def _one(name: str) -> Any:
     def get(request: Request) -> Any:
         return getattr(request.app.state.services, name)
@@ -64,8 +90,12 @@ def _one(name: str) -> Any:
 JobsDep = Annotated[Jobs, _one("jobs")]
 BansDep = Annotated[Bans, _one("bans")]
 HistoryDep = Annotated[History, _one("history")]
+SubmissionsDep = Annotated[Submissions, _one("submissions")]
+LogsDep = Annotated[Logs, _one("logs")]
 ForksDep = Annotated[Forks, _one("forks")]
+InvitesDep = Annotated[Invites, _one("invites")]
 FleetDep = Annotated[Fleet, _one("fleet")]
+WebhooksDep = Annotated[Webhooks, _one("webhooks")]
 HealthDep = Annotated[Health, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
 DatabaseDep = Annotated[Database, _one("database")]

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi_problem.error import Problem
 from fastapi_problem.handler import ExceptionHandler, add_exception_handler, new_exception_handler
+from pydantic import BaseModel
 from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from starlette.exceptions import HTTPException
@@ -100,22 +101,30 @@ def _passing(error: Exception) -> bool:
     return "locked" in str(error) or "full" in str(error)
 
 
-def _invalid(_handler: ExceptionHandler, _request: Request, error: Any) -> Problem:
+def _invalid(_handler: ExceptionHandler, request: Request, error: Any) -> Problem:
     """Name each field with a JSON pointer and say what is allowed. What was sent is not repeated."""
-    errors = [_field_error(e) for e in error.errors()]
+    errors = [_field_error(e, _body_of(request)) for e in error.errors()]
     detail = "; ".join(f"{e['field']}: {e['detail']}" if e["field"] else e["detail"] for e in errors[:5])
     invalid = problem(422, "The request is not valid", detail)
     invalid.extras["errors"] = errors
     return invalid
 
 
-def _field_error(error: Mapping[str, Any]) -> dict[str, str]:
+def _body_of(request: Request) -> type[BaseModel]:
+    """The model of what this route takes as its body."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    model = field.field_info.annotation if field else None
+    return model if isinstance(model, type) and issubclass(model, BaseModel) else JobSpec
+
+
+def _field_error(error: Mapping[str, Any], body: type[BaseModel]) -> dict[str, str]:
     place, *path = error["loc"] or ("body",)
     unreadable = error["type"] == "json_invalid"  # its path is the place in the text
     parts = [] if unreadable else [_clean(str(part)) for part in path]
     message = _clean(str(error["msg"]).removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
-        message = f"unknown field; allowed: {', '.join(fields_beside(path[path[:1] == ['spec'] :]))}"
+        allowed = fields_beside(path[1:]) if path[:1] == ["spec"] else fields_beside(path, body)
+        message = f"unknown field; allowed: {', '.join(allowed)}"
     elif error["type"] == "model_attributes_type":
         message = "send a JSON object"
     if place == "body" and parts in ([], ["spec"]) and not unreadable and (named := _named_in(message)):

@@ -12,14 +12,44 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
+from api.compression import Compress
 from api.deps import Services
-from api.routes import events, fleet, jobs, pages, system, workers
+from api.routes import (
+    compare,
+    events,
+    fleet,
+    invites,
+    job_pages,
+    jobs,
+    logs,
+    new_job,
+    pages,
+    system,
+    webhook_pages,
+    webhooks,
+    workers,
+)
 from api.schemas import PROBLEMS
 from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
 from api.telemetry import Measure
 from computeshare import __version__
 from computeshare.settings import Settings
 
+ROUTES = (
+    jobs,
+    workers,
+    events,
+    logs,
+    fleet,
+    invites,
+    webhooks,
+    system,
+    pages,
+    job_pages,
+    new_job,
+    compare,
+    webhook_pages,
+)
 GRACE_S = 3
 """How long open requests may take to end when the server stops."""
 
@@ -49,10 +79,11 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
         responses=PROBLEMS,
     )
     app.state.services = services
-    for router in (jobs.router, workers.router, events.router, fleet.router, system.router, pages.router):
-        app.include_router(router)
+    for module in ROUTES:
+        app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
     errors.install(app)
+    app.add_middleware(Compress)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     named = [urlsplit(settings.url).hostname or ""] if settings.url else []
     app.add_middleware(Guard, token=services.token, hosts=allowed_hosts(host, [*named, *hosts]))

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from computeshare.loglines import Level
+from computeshare.spec import LARGEST_PRIORITY, QUEUE_PATTERN
 from computeshare.types import JobStatus, Kind, Outcome
 
 
@@ -52,6 +54,14 @@ class ForkRequest(BaseModel):
     )
 
 
+class JobChange(BaseModel):
+    """What can be changed of a job that has not ended."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    priority: int = Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)
+
+
 class JobPublic(_Answer):
     """A job as clients see it."""
 
@@ -59,6 +69,7 @@ class JobPublic(_Answer):
     name: str
     title: str = Field(description="the name, or the model and the data set where the job has none")
     queue: str
+    priority: int = Field(description="of two jobs the one with more gets workers first")
     spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
     status: JobStatus
     reason: str | None = Field(description="why the job is not running, and what would help")
@@ -95,6 +106,7 @@ class JobPublic(_Answer):
     started_at: Instant | None
     finished_at: Instant | None
     paused_at: Instant | None = Field(description="none unless the job is paused")
+    pause_after: int | None = Field(description="the version after which it will pause, as a user asked")
     updated_at: Instant
     last_event_id: int = Field(description="give it as Last-Event-ID (or ?after=) to /events to get what comes next")
 
@@ -143,6 +155,15 @@ class SubmissionPage(_Answer):
     next_cursor: str | None
 
 
+class EstimatePublic(_Answer):
+    """How many times as fast a job would be with one more worker, or why that is not known, or would not help."""
+
+    low: float | None = Field(None, description="with a worker as slow as the slowest")
+    likely: float | None = Field(None, description="with one as fast as half of them")
+    high: float | None = Field(None, description="with one as fast as the fastest")
+    reason: str | None = None
+
+
 class EpochPublic(_Answer):
     """How often each sample of an epoch counted; every number is in samples."""
 
@@ -158,21 +179,36 @@ class LedgerPublic(_Answer):
     epochs: list[EpochPublic]
 
 
+class PowerPublic(_Answer):
+    """A machine's power, as far as it tells."""
+
+    plugged: bool | None
+    percent: float | None = Field(description="of the battery; null where there is none")
+
+
 class WorkerPublic(_Answer):
-    """A worker that is online."""
+    """A worker that is online, or the last that was seen of one."""
 
     id: str
+    online: bool
     name: str
     device: str
     queues: list[str]
     host: str
-    pid: int
+    pid: int | None
     memory_bytes: int
     versions: dict[str, Any]
     seat: str | None
     job_id: str | None = Field(description="the job it serves now")
+    job_share: float | None = Field(description="of all samples counted in that job, 0 to 1")
+    share: float = Field(description="of all samples counted in the last hour, 0 to 1")
     samples_per_s: float
     refused: str | None = Field(description="why it gets no seats: its version is another; what to do")
+    drained: bool = Field(description="gets no seat until a user undrains it")
+    leaving: bool = Field(description="was asked to leave for good, and has not yet")
+    first_seen: Instant
+    resting: str | None = Field(description="why it takes no seats just now, by the wish of its owner")
+    power: PowerPublic
     last_seen: Instant
 
 
@@ -214,6 +250,17 @@ class JobWorkerList(_Answer):
     items: list[JobWorkerPublic]
 
 
+class QueuedJobPublic(_Answer):
+    """A job that wants workers of a queue."""
+
+    id: str
+    title: str
+    status: JobStatus
+    priority: int
+    wanted: int = Field(description="workers it can use at a time")
+    held: int = Field(description="workers that were given to it")
+
+
 class QueuePublic(_Answer):
     """A queue that has workers or unfinished jobs."""
 
@@ -221,10 +268,59 @@ class QueuePublic(_Answer):
     workers: int = Field(description="online and serving it")
     queued: int
     running: int
+    jobs: list[QueuedJobPublic] = Field(description="queued and running ones in the order in which they are served")
 
 
 class QueueList(_Answer):
     items: list[QueuePublic]
+
+
+class InviteRequest(BaseModel):
+    """Which queue the invited worker is to serve, and for how long the invite holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    queue: str = Field("default", pattern=QUEUE_PATTERN)
+    minutes: int = Field(15, ge=1, le=1440)
+
+
+class InvitePublic(_Answer):
+    """A link that lets one worker in, once."""
+
+    id: str
+    queue: str
+    status: Literal["pending", "joined", "expired"]
+    worker: str | None = Field(description="what the machine that took it up calls itself")
+    created_at: Instant
+    expires_at: Instant
+
+
+class InviteCreated(InvitePublic):
+    """An invite as it is shown once."""
+
+    url: str
+    command: str = Field(description="to be typed on the machine that is to help")
+    qr: str = Field(description="the link as a QR code: an SVG image as data URI")
+    note: str | None = Field(description="what keeps other machines from joining, if anything does")
+
+
+class InviteList(_Answer):
+    items: list[InvitePublic]
+
+
+class JoinRequest(BaseModel):
+    """What a worker says of itself when it takes up an invite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+
+
+class Admission(_Answer):
+    """What lets a worker in."""
+
+    redis_url: str
+    queue: str
 
 
 class VersionPublic(_Answer):
@@ -284,6 +380,9 @@ class Metrics(_Answer):
     samples_per_s: list[Point]
     bytes_up: list[Point] = Field(description="of all workers, per version")
     bytes_down: list[Point] = Field(description="of all workers, per version")
+    staleness: list[Point] = Field(
+        description="how many versions late its updates were, on average; empty unless the strategy takes late ones"
+    )
 
 
 class EventPublic(_Answer):
@@ -293,6 +392,27 @@ class EventPublic(_Answer):
     type: str
     at: Instant
     data: dict[str, Any]
+
+
+class LogLinePublic(_Answer):
+    """A line of a job's log; lines stand in the order in which the broker got them."""
+
+    id: int
+    at: Instant = Field(description="by the clock of whoever wrote it")
+    worker: str = Field(description="the worker's id, `reducer` or `evaluator`: as the sender says")
+    name: str = Field(description="of the worker, or the host of the others")
+    level: Level
+    text: str
+    data: dict[str, Any] = Field(description="what else is said, by name; `exception` is a traceback")
+
+
+class LogPage(_Answer):
+    """Lines of a job's log, ascending."""
+
+    items: list[LogLinePublic]
+    previous: int | None = Field(
+        description="give it as `before` for the lines before these; none where there are none, and with `after`"
+    )
 
 
 class ProblemPublic(_Answer):
@@ -342,3 +462,10 @@ class Readiness(_Answer):
 
     status: str
     dependencies: dict[str, DependencyPublic]
+
+
+class Release(_Answer):
+    """The package's version, and the protocol that it speaks with workers."""
+
+    version: str
+    protocol: int

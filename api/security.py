@@ -17,6 +17,7 @@ from computeshare.settings import derive
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
+OPEN_FOLDERS = ("/static/", "/join/")
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
@@ -85,7 +86,7 @@ class Guard:
         if _is_too_large(request.headers.get("content-length", "0")):
             return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))
         path = request.url.path
-        if path in OPEN_PATHS or path.startswith("/static/"):
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return None
         return self._who(request)
 
@@ -114,6 +115,11 @@ def _is_too_large(content_length: str) -> bool:
         return int(content_length) > MAX_BODY_BYTES
     except ValueError:
         return True
+
+
+def is_loopback(name: str) -> bool:
+    """Whether this is an address of this machine alone."""
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
 def _is_address(name: str) -> bool:

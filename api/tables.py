@@ -21,6 +21,11 @@ def table(model: type[SQLModel]) -> Table:
     return cast(Table, model.__table__)  # type: ignore[attr-defined]
 
 
+def priority_of(spec: dict[str, Any]) -> int:
+    """A job's priority by its JobSpec's document; 0 for a job of an earlier release."""
+    return int(spec.get("priority", 0))
+
+
 def _json() -> Any:
     return Field(default=None, sa_column=Column(JSON(none_as_null=True)))
 
@@ -46,6 +51,8 @@ class Job(SQLModel, table=True):
     started_ms: int | None = Field(default=None, sa_type=Millis)
     finished_ms: int | None = Field(default=None, sa_type=Millis)
     paused_ms: int | None = Field(default=None, sa_type=Millis)
+    pause_after: int | None = None
+    """The version after which it pauses, as a user asked."""
     updated_ms: int = Field(sa_type=Millis)
     purged_ms: int | None = Field(default=None, sa_type=Millis)
 
@@ -89,6 +96,16 @@ class Job(SQLModel, table=True):
     revision: int = 0
     """Grows with every change of this row, so that a stream of snapshots sends only what changed."""
 
+    @property
+    def title(self) -> str:
+        """What the job is called."""
+        return self.name or f"{self.spec['model']} on {self.spec['dataset']}"
+
+    @property
+    def priority(self) -> int:
+        """Of two jobs the one with more gets workers first."""
+        return priority_of(self.spec)
+
 
 class IdempotencyKey(SQLModel, table=True):
     """A client's `Idempotency-Key`: the job it made; it outlives the job, so that a late repeat makes no second one."""
@@ -129,9 +146,27 @@ class SeatRow(SQLModel, table=True):
     number: int
     attempt: int
     state: str
-    """`pending` (not handed over yet), `issued`, then one of `finished`, `failed`, `lost`, `stopped`."""
+    """`pending` (not handed over yet), `issued`, then one of `finished`, `left`, `failed`, `lost`, `stopped`."""
     created_ms: int = Field(sa_type=Millis)
     ended_ms: int | None = Field(default=None, sa_type=Millis)
+    leaving_ms: int | None = Field(default=None, sa_type=Millis)
+    """Since when its worker is asked to leave."""
+    left_to: str | None = None
+    """The job that it is to leave for; none where it is to rest."""
+
+
+class Invite(SQLModel, table=True):
+    """A link that lets one worker in, once."""
+
+    id: str = Field(primary_key=True, max_length=8)
+    digest: str = Field(index=True, unique=True)
+    """sha256 of its code, which is nowhere else."""
+    queue: str
+    created_ms: int = Field(sa_type=Millis)
+    expires_ms: int = Field(sa_type=Millis)
+    used_ms: int | None = Field(default=None, sa_type=Millis)
+    worker: str | None = None
+    """What the machine that took it up calls itself."""
 
 
 class VersionRow(SQLModel, table=True):
@@ -310,3 +345,97 @@ class WorkerStat(SQLModel, table=True):
     """Why it may not take part any more, until a user lifts that; none for a worker that may."""
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
+
+
+class LogLine(SQLModel, table=True):
+    """A line of a job's log: what a worker's seat, the reducer or the evaluator said of the job."""
+
+    __tablename__ = "log_line"
+    __table_args__ = (
+        UniqueConstraint("job_id", "stream_id"),
+        Index("ix_log_line_job", "job_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
+    stream_id: str
+    """Its id in the Redis stream, and a checksum of what it says: a broker that lost some gives ids again."""
+    at_ms: int = Field(sa_type=Millis)
+    worker: str
+    name: str
+    level: str
+    text: str
+    data: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+
+
+class Webhook(SQLModel, table=True):
+    """Who is told of what happens: an address, the events it wants, and perhaps of which job or queue only."""
+
+    id: str = Field(primary_key=True, max_length=8)
+    url: str
+    secret: str
+    """Signs what is sent; shown once, to whoever created the webhook."""
+    events: list[str] = Field(sa_column=Column(JSON, nullable=False))
+    job_id: str | None = None
+    """No foreign key: what is still to be delivered outlives a job."""
+    queue: str | None = None
+    active: bool = True
+    trouble: str | None = None
+    """Why it was switched off, or what was wrong with the last attempt; none after one that went well."""
+    event_id: int
+    """The timeline up to here has been looked through."""
+    created_ms: int = Field(sa_type=Millis)
+
+
+class Delivery(SQLModel, table=True):
+    """One notification to one webhook: what is sent, and every attempt to send it."""
+
+    __table_args__ = (
+        Index("ix_delivery_due", "state", "due_ms"),
+        Index("ix_delivery_log", "webhook_id", "number"),
+        {"sqlite_autoincrement": True},
+    )
+
+    number: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True)
+    """The header `webhook-id`: the same however often it is sent."""
+    webhook_id: str = Field(foreign_key="webhook.id", ondelete="CASCADE")
+    event: str
+    job_id: str | None = None
+    body: str
+    state: str
+    """`pending`, then `delivered`, `failed` (given up) or `dropped` (too many waited, or it was switched off)."""
+    tries: int = 0
+    """Attempts since it was last asked for."""
+    attempts: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    created_ms: int = Field(sa_type=Millis)
+    due_ms: int = Field(sa_type=Millis)
+
+
+class Machine(SQLModel, table=True):
+    """A worker that was seen: one row for each process that is there, and for the last one of a machine that is not.
+
+    A process that comes after another of the same host and name has gone takes over that one's row. The times
+    of being seen are the broker's.
+    """
+
+    worker: str = Field(primary_key=True)
+    name: str
+    host: str
+    device: str
+    memory_bytes: int = Field(sa_type=BigInteger)
+    versions: dict[str, str] = Field(sa_column=Column(JSON, nullable=False))
+    queues: list[str] = Field(sa_column=Column(JSON, nullable=False))
+    first_seen_ms: int = Field(sa_type=Millis)
+    began_ms: int = Field(sa_type=Millis)
+    """When this process was first seen; later than `first_seen_ms` where it came after another."""
+    last_seen_ms: int = Field(sa_type=Millis)
+    noted_ms: int = Field(sa_type=Millis)
+    """When that was last written down, by the control plane's clock."""
+    drained_ms: int | None = Field(default=None, sa_type=Millis)
+    """Since when it gets no seat, on a user's word."""
+    dismissed_ms: int | None = Field(default=None, sa_type=Millis)
+    """Since when it is asked to leave for good; the row goes once it has."""
+    tallies: list[list[int]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """`[time, samples counted for it by then]`, every few minutes of the last hour, oldest first."""

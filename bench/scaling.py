@@ -183,7 +183,7 @@ def main() -> None:
         dataset="mnist",
         model=options.model,
         input=options.input,
-        micro_batch=1,
+        micro_batch=2,
         micro_batches_per_round=options.micro_batches,
         rounds=10_000_000,
         codec=CodecSpec(up=options.codec, down="float32"),

@@ -7,7 +7,18 @@ from typing import Any, NotRequired, TypedDict
 import httpx2
 
 from computeshare.errors import ApiError
-from computeshare.types import JobStatus, Kind
+from computeshare.loglines import Level
+from computeshare.types import JobStatus, Kind, Outcome
+
+ICONS: dict[str, str] = {
+    "queued": "○",
+    "running": "▶",
+    "paused": "‖",
+    "completed": "✓",
+    "failed": "✗",
+    "cancelled": "■",
+}
+"""A job's state as one character."""
 
 
 class Problem(ApiError):
@@ -44,6 +55,7 @@ class Job(TypedDict):
     name: str
     title: NotRequired[str]
     queue: str
+    priority: NotRequired[int]
     spec: dict[str, Any]
     status: JobStatus
     reason: str | None
@@ -82,6 +94,69 @@ class Checkpoint(TypedDict):
     best: bool
 
 
+class JobWorker(TypedDict):
+    """A worker's part in a job; `share` is a fraction of all counted samples, `banned` says why it may not go on."""
+
+    id: str
+    name: str
+    device: str
+    kinds: NotRequired[list[Kind]]
+    active: bool
+    left_reason: str | None
+    samples_per_s: float
+    samples: int
+    share: float
+    accepted: int
+    stale: int
+    refused: int
+    refused_reason: str | None
+    banned: str | None
+    bytes_up: int
+    bytes_down: int
+    joined_at: str | None
+    left_at: str | None
+    last_seen: str
+
+
+class Seconds(TypedDict):
+    """Where a worker's time for one submission went."""
+
+    waiting: float
+    computing: float
+    encoding: float
+    uploading: float
+
+
+class Submission(TypedDict):
+    """One message of a worker, and what became of it."""
+
+    id: int
+    at: str
+    worker: str
+    nonce: str
+    outcome: Outcome
+    reason: str | None
+    base_version: int | None
+    current_version: int | None
+    micro_batches: list[int]
+    samples: int
+    bytes_up: int
+    bytes_down: int
+    seconds: Seconds
+    voided: bool
+
+
+class EpochLedger(TypedDict):
+    """How often each sample of an epoch counted; every number is in samples."""
+
+    epoch: int
+    samples: int
+    counted: int
+    missing: int
+    reassigned: int
+    duplicates_refused: int
+
+
 class Version(TypedDict):
     """A version that stands; `counted` holds unit, worker and samples of each part it was made of, `staleness` how many
     versions before its base each was computed on (nothing: all on its base).
@@ -91,6 +166,18 @@ class Version(TypedDict):
     sha256: str | None
     counted: list[tuple[int, str, int]]
     staleness: NotRequired[list[int]]
+
+
+class LogLine(TypedDict):
+    """A line of a job's log; `data` are its fields, `exception` among them a traceback."""
+
+    id: int
+    at: str
+    worker: str
+    name: str
+    level: Level
+    text: str
+    data: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

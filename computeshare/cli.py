@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from computeshare import __version__
-from computeshare.commands import jobs
+from computeshare.commands import jobs, queues, webhooks, workers
 from computeshare.commands.connection import Home, Json, Url, settings
 from computeshare.commands.output import console, print_json
 from computeshare.commands.run import FAILED, NO_SERVER, run, run_command
@@ -17,6 +17,9 @@ __all__ = ["app", "main", "run_command"]
 
 app = typer.Typer(name="computeshare", no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(webhooks.app, name="webhooks")
+app.add_typer(workers.app, name="workers")
+app.add_typer(queues.app, name="queues")
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,16 +64,24 @@ def down(home: Home = None) -> None:
 
 
 @app.command()
-def login(url: Url = None, home: Home = None) -> None:
+def login(url: Url = None, home: Home = None, as_json: Json = False) -> None:
     """Print the link that logs a browser in."""
     found = settings(url, home)
-    print(found.resolve_url() + login_path(found.resolve_token()))
+    link = found.resolve_url() + login_path(found.resolve_token())
+    if as_json:
+        print_json({"url": link})
+    else:
+        print(link)
 
 
 @app.command()
-def token(home: Home = None) -> None:
+def token(home: Home = None, as_json: Json = False) -> None:
     """Print the token that scripts send as a bearer."""
-    print(settings(None, home).resolve_token())
+    found = settings(None, home).resolve_token()
+    if as_json:
+        print_json({"token": found})
+    else:
+        print(found)
 
 
 @app.command()

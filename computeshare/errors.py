@@ -65,6 +65,16 @@ class Diverged(ComputeShareError):
     """The training itself produced values that are not finite."""
 
 
+class JobFailed(ComputeShareError):
+    """A job that was waited for failed, or was cancelled; `status` says which, `why` what was told of it."""
+
+    def __init__(self, job_id: str, status: str, why: str) -> None:
+        super().__init__(
+            f"job {job_id} {'was cancelled' if status == 'cancelled' else status}: {why}".removesuffix(": ")
+        )
+        self.job_id, self.status, self.why = job_id, status, why
+
+
 class Interrupted(ComputeShareError):
     """A transfer, or work, was cut short because whoever wanted it no longer does."""
 
@@ -79,3 +89,7 @@ class ApiError(ComputeShareError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class InvalidSignature(ComputeShareError):
+    """What claims to be a notification was not signed with this secret, or too long ago."""

@@ -18,7 +18,9 @@ from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.catalog import catalog
 from computeshare.commands.run import run_command
-from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, stop_event
+from computeshare.loglines import Writer
+from computeshare.logs import JobLog
+from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
 from computeshare.rounds import RoundStore
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -112,12 +114,14 @@ def serve(settings: Settings) -> None:
 
     stop = stop_event()
     end_soon_after(stop)
-    configure_logging()
-    os.nice(5)  # scoring can wait, training cannot
-    torch.set_num_threads(1)
-    redis = connect(settings.resolve_redis_url())
-    log.info("evaluator ready", pid=os.getpid())
-    Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop).run()
+    url = settings.resolve_redis_url()
+    with JobLog(url, Writer("evaluator", hostname())) as job_log:
+        configure_logging(job_log.capture)
+        os.nice(5)  # scoring can wait, training cannot
+        torch.set_num_threads(1)
+        redis = connect(url)
+        log.info("evaluator ready", pid=os.getpid())
+        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop).run()
 
 
 def child(values: dict[str, str]) -> None:

@@ -17,12 +17,14 @@ from pathlib import Path
 from computeshare.errors import FailpointError
 
 VARIABLE = "COMPUTESHARE_FAILPOINTS"
-_ACTION = re.compile(r"(kill|stop|error|sleep:(\d+(?:\.\d+)?))(?:@(\d+))?")
+_ACTION = re.compile(r"(kill|stop|error|sleep:(\d+(?:\.\d+)?))(?:@(\d+|\*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What happens at the `passing`-th passing in a process: `kill` and `stop` are SIGKILL and SIGSTOP to itself."""
+    """What happens at the `passing`-th passing in a process, at each where it is 0: `kill` and `stop` are SIGKILL and
+    SIGSTOP to itself.
+    """
 
     kind: str
     seconds: float = 0.0
@@ -30,11 +32,12 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """From `kill`, `stop`, `error` or `sleep:SECONDS`, each with `@PASSING`. Raises ValueError."""
+        """From `kill`, `stop`, `error` or `sleep:SECONDS`, each with `@PASSING` or `@*`. Raises ValueError."""
         match = _ACTION.fullmatch(text.strip())
         if not match:
-            raise ValueError(f"{VARIABLE}: {text!r} is none of kill, stop, error, sleep:SECONDS (and @PASSING)")
-        return cls(match[1].split(":")[0], float(match[2] or 0), int(match[3] or 1))
+            raise ValueError(f"{VARIABLE}: {text!r} is none of kill, stop, error, sleep:SECONDS (and @PASSING or @*)")
+        passing = 0 if match[3] == "*" else int(match[3] or 1)
+        return cls(match[1].split(":")[0], float(match[2] or 0), passing)
 
     def act(self, name: str) -> None:
         """Raises FailpointError for `error`."""
@@ -50,7 +53,7 @@ class Action:
 
 
 class Listed:
-    """Failpoints armed by a list; each acts once in a process."""
+    """Failpoints armed by a list; each acts once in a process, unless it is to act every time."""
 
     def __init__(self, text: str) -> None:
         pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
@@ -63,7 +66,7 @@ class Listed:
     def passed(self, name: str) -> None:
         if action := self._actions.get(name):
             self._passed[name] += 1
-            if self._passed[name] == action.passing:
+            if action.passing in (0, self._passed[name]):
                 action.act(name)
 
 

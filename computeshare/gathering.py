@@ -5,6 +5,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 
 from computeshare.codecs import Codec
 from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
@@ -21,6 +22,7 @@ PIECE_BYTES = 1 << 20
 """Smaller updates are read several at a time, as many as are together of this size."""
 NOT_FINITE_TIMES = 3
 """A micro-batch sent this often with values that are not finite by the only worker there is nobody's fault."""
+log = structlog.get_logger()
 
 
 class Refused(Exception):
@@ -120,6 +122,8 @@ class Gatherer:
 
     def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:
         found = self.rounds.refuse(base.token, part, reason, fault)
+        about = {"worker": part.worker, "micro_batch": part.micro_batch, "reason": reason}
+        log.warning("refused an update", job=self.rounds.job_id, version=base.version, **about)
         if is_divergence(found, self.bearable):
             raise Diverged(
                 f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "

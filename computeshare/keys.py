@@ -25,7 +25,7 @@ ROUNDS = "cs:{*}:*"
 
 def outlives_rounds(key: str) -> bool:
     """Whether a job's key is one that neither its rounds nor the messages in them are made of."""
-    return key.rpartition(":")[2] in ("spec", "origin", "events", "strikes", "banned")
+    return key.rpartition(":")[2] in ("spec", "origin", "events", "logs", "strikes", "banned")
 
 
 def is_fence(key: str) -> bool:
@@ -34,8 +34,15 @@ def is_fence(key: str) -> bool:
 
 
 def worker(worker_id: str) -> str:
-    """hash: what a worker says of itself (name, device, queues, versions, memory); expires unless refreshed."""
+    """hash: what a worker says of itself (name, device, queues, versions, memory, seat, power, why it rests); expires
+    unless refreshed.
+    """
     return f"cs:worker:{worker_id}"
+
+
+def orders(worker_id: str) -> str:
+    """string: what the control plane asks of a worker (JSON: a seat to leave, why to leave for good); expires."""
+    return f"cs:orders:{worker_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +193,10 @@ class JobKeys:
     def events(self) -> str:
         """stream: what happened, in order; trimmed by the control plane once stored."""
         return self._key("events")
+
+    def logs(self) -> str:
+        """stream: lines of the job's log; trimmed to the newest few thousand, and by the control plane once stored."""
+        return self._key("logs")
 
     def scoring(self, token: str) -> str:
         """string: which evaluator scores this checkpoint; expires."""

@@ -79,10 +79,15 @@ def stop_event() -> threading.Event:
     return stop
 
 
-def end_soon_after(stop: threading.Event, busy: Callable[[], bool] = lambda: False, patience_s: float = 1.5) -> None:
+def end_soon_after(
+    stop: threading.Event,
+    busy: Callable[[], bool] = lambda: False,
+    patience_s: float = 1.5,
+    last: Callable[[], None] | None = None,
+) -> None:
     """End this process soon after `stop` is set, even where it hangs in a call to a broker that is away.
 
-    While it is `busy` with something that should be finished, it is waited for.
+    While it is `busy` with something that should be finished, it is waited for; `last` is called right before the end.
     """
 
     def watch() -> None:
@@ -91,13 +96,15 @@ def end_soon_after(stop: threading.Event, busy: Callable[[], bool] = lambda: Fal
         tick.wait(patience_s)
         while busy():
             tick.wait(0.1)
+        if last:
+            last()
         os._exit(0)
 
     threading.Thread(target=watch, name="end-watch", daemon=True).start()
 
 
-def configure_logging() -> None:
-    """Plain log lines on standard error: time, level, event, fields."""
+def configure_logging(*also: structlog.typing.Processor) -> None:
+    """Plain log lines on standard error: time, level, event, fields; `also` see them before they become text."""
     import logging
     import sys
 
@@ -106,6 +113,7 @@ def configure_logging() -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
             structlog.processors.format_exc_info,
+            *also,
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -115,3 +123,8 @@ def configure_logging() -> None:
 
 def hostname() -> str:
     return socket.gethostname()
+
+
+def worker_name() -> str:
+    """What the pages call this worker: the name it was given, else its machine's."""
+    return os.environ.get("COMPUTESHARE_NAME") or hostname()

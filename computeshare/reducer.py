@@ -24,6 +24,8 @@ from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
+from computeshare.loglines import Writer
+from computeshare.logs import JobLog
 from computeshare.processes import (
     configure_logging,
     end_soon_after,
@@ -109,6 +111,7 @@ class Reducer:
                 self._drop(job_id)
             raise
         except ComputeShareError as error:
+            log.error("job failed", job=job_id, error=str(error))
             job.fail(str(error), type(error).__name__)
         except Exception as error:
             log.exception("job failed", job=job_id)
@@ -174,15 +177,17 @@ def serve(settings: Settings) -> None:
     import torch
 
     stop = stop_event()
-    configure_logging()
-    torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
-    redis = connect(settings.resolve_redis_url(), retries=3)  # its own loop waits out an outage, job by job
-    warm()
-    spare_the_collector()
-    log.info("reducer ready", pid=os.getpid())
-    reducer = Reducer(redis, settings.artifacts_dir, stop)
-    end_soon_after(stop, reducer.is_saving)
-    reducer.run()
+    url = settings.resolve_redis_url()
+    with JobLog(url, Writer("reducer", hostname())) as job_log:
+        configure_logging(job_log.capture)
+        torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
+        redis = connect(url, retries=3)  # its own loop waits out an outage, job by job
+        warm()
+        spare_the_collector()
+        log.info("reducer ready", pid=os.getpid())
+        reducer = Reducer(redis, settings.artifacts_dir, stop)
+        end_soon_after(stop, reducer.is_saving)
+        reducer.run()
 
 
 def child(values: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
+from computeshare.loglines import REMARK_EVERY_S, Seldom
 from computeshare.processes import return_freed_memory
 from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Link, Received, RoundState
@@ -71,6 +72,7 @@ class JobReducer:
         self._parts = 0
         self._held_until = 0.0
         self._helper = ThreadPoolExecutor(1, "beside")
+        self._remarks = Seldom(REMARK_EVERY_S)
 
     @property
     def is_held(self) -> bool:
@@ -203,6 +205,8 @@ class JobReducer:
         return_freed_memory()
         self.current = Version(token, held, sha256)
         self.chain = Chain([token], token, sum(map(len, blob)))
+        about = {"version": version, "from_checkpoint": restored is not None, "parameters": self.layout.parameters}
+        log.info("opened", job=self.rounds.job_id, **about)
 
     def _initial(self) -> Weights:
         """The weights that the job's seed gives."""
@@ -243,6 +247,7 @@ class JobReducer:
         raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
         held = self._replay(state, weights) if raw is None else self.steps.load(weights, b"".join(raw))
         self.current = Version(state.token, held)
+        log.info("took over", job=self.rounds.job_id, version=state.version)
         if self.spec.wants_checkpoint(state.version):
             # The reducer before may have died between commit and file.
             self._checkpoint(self.current, self._following(state.version, state.carried))
@@ -303,8 +308,9 @@ class JobReducer:
         if decision.ask_again_ms is not None:
             self.look_again_s = min(LOOK_S, max(0.005, decision.ask_again_ms / 1000))
         closed = decision.close and self.rounds.close(state.token, needed(state.total, quorum))
-        if closed:
-            log.info("closed", job=self.rounds.job_id, token=str(state.token), reason=decision.reason)
+        if closed and (before := self._remarks.passes("closed")) is not None:
+            about = {"token": str(state.token), "reason": decision.reason, "others_since_last_told": before}
+            log.info("closed", job=self.rounds.job_id, **about)
         return closed
 
     def _reduce(self, base: RoundState, parts: dict[int, Received]) -> None:

@@ -33,12 +33,15 @@ from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, 
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.layout import Weights
+from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
+from computeshare.logs import JobLog, log_warnings
+from computeshare.manners.telling import Progress, Teller
 from computeshare.measuring import measure
 from computeshare.methods import AsyncStrategy, SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
-from computeshare.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
+from computeshare.processes import configure_logging, keep_freed_memory, spare_the_collector, worker_name
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, Pulled, RoundStore, Terms, Waiting
+from computeshare.rounds import Grant, Member, Pulled, Receipt, RoundStore, Terms, Waiting
 from computeshare.sending import Outbox
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -51,6 +54,15 @@ SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 20, 1000
 """For how long a seat waits for news at a time; a signal to leave is looked at after each."""
 ASK_AGAIN_S = 0.5
 """How often a seat looks whether the codecs have been chosen."""
+SLOW_UPLOAD_S = 5.0
+REMARKS = {
+    "stale": "too late: another version is current",
+    "lease_lost": "lease lost: another worker has the work",
+    "fenced": "fenced: a newer session of this worker is there",
+    "refused": "not taken: what was sent is gone or not whole",
+}
+"""What the outcomes of a submission mean to whoever reads the log."""
+ASKED = "the worker was asked to leave"
 log = structlog.get_logger()
 
 
@@ -58,16 +70,21 @@ def serve(seat_id: str) -> str:
     """Run a seat until its job ends, the worker leaves, or another session takes over; returns why it ended."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    configure_logging()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked so far: the seat would have died of it
+    if stop.is_set():
+        return ASKED
     keep_freed_memory()
-    settings = Settings()
-    redis = connect(settings.resolve_redis_url())
-    seat = Seat.parse(seat_id)
-    spec = RoundStore(redis, seat.job).spec()
-    if spec is None:
-        return "the job is gone"
-    session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings.data_dir, stop)
-    return session.run(os.environ.get("COMPUTESHARE_DEVICE"))
+    settings, seat = Settings(), Seat.parse(seat_id)
+    url = settings.resolve_redis_url()
+    with JobLog(url, Writer(seat.worker, worker_name()), seat.job) as job_log:
+        configure_logging(job_log.capture)
+        log_warnings()
+        redis = connect(url)
+        spec = RoundStore(redis, seat.job).spec()
+        if spec is None:
+            return "the job is gone"
+        session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings.data_dir, stop)
+        return session.run(os.environ.get("COMPUTESHARE_DEVICE"))
 
 
 class SeatSession:
@@ -80,8 +97,8 @@ class SeatSession:
         terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers)
         limit = os.environ.get("COMPUTESHARE_MAX_UP")
         pacer = Pacer(parse_rate(limit)) if limit else None
-        wire = Wire(redis, pacer=pacer, interrupt=self._is_called_off)
-        self.member = Member(redis, seat.job, seat.worker, session, terms, wire)
+        self.wire = Wire(redis, pacer=pacer, interrupt=self._is_called_off)
+        self.member = Member(redis, seat.job, seat.worker, session, terms, self.wire)
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
         self.is_working = False  # computing, or sending what came of it
@@ -91,8 +108,11 @@ class SeatSession:
         self.waiting_s = 0.0
         self.submitted_at = 0.0
         self.usual_wait_s = 0.0  # from a submission to the next version; 0: there is more to do before that
-        self.joined = False
+        self.loaded = self.joined = False
         self.uploading_s = 0.0  # of the submission before: none can report its own
+        self.remarks = Seldom(REMARK_EVERY_S)
+        self.version = self.samples = 0
+        self.teller = Teller(self._progress)
 
     def run(self, device_name: str | None) -> str:
         """Load what the job needs, join, take part, leave."""
@@ -105,7 +125,7 @@ class SeatSession:
         except JobGone as gone:
             reason = str(gone)
         except OutOfMemoryError:
-            reason = "the worker was asked to leave"
+            reason = ASKED
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
             if not self.joined:  # whoever watches the job is to know why it gets no further
@@ -113,8 +133,8 @@ class SeatSession:
                 RoundStore(self.redis, self.seat.job).append("left", about)
             raise
         finally:
+            log.info("leaving", job=self.seat.job, reason=reason)
             self.member.leave(reason)
-            log.info("left", job=self.seat.job, reason=reason)
         return reason
 
     def _load(self, device_name: str | None) -> None:
@@ -125,7 +145,8 @@ class SeatSession:
         from computeshare.training import datasets, devices, models
         from computeshare.training.units import replica_of
 
-        spec = self.spec
+        spec, started = self.spec, time.perf_counter()
+        log.info("loading", job=self.seat.job, model=spec.model, dataset=spec.dataset)
         if spec.threads:
             torch.set_num_threads(spec.threads)
         device = devices.choose(device_name)
@@ -140,6 +161,8 @@ class SeatSession:
         self.module = module
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
+        seconds = round(time.perf_counter() - started, 1)
+        log.info("loaded", job=self.seat.job, seconds=seconds, device=self.device, threads=torch.get_num_threads())
 
     def _agree(self) -> str | None:
         """Measure what the job's codecs are to be chosen by, if they are; a reason to end if they never are."""
@@ -160,7 +183,7 @@ class SeatSession:
             self.member.report(found.model_dump_json())
         while self.spec.codec == "auto":
             if self.stop.wait(ASK_AGAIN_S):
-                return "the worker was asked to leave"
+                return ASKED
             raw = rounds.spec()
             if raw is None:
                 return "the job is gone"
@@ -174,21 +197,24 @@ class SeatSession:
 
     def _join(self) -> str | None:
         """Begin the session once the job is open; a reason if that is not to be."""
-        about: dict[str, Any] = {"name": os.environ.get("COMPUTESHARE_NAME") or hostname(), "device": self.device}
+        about: dict[str, Any] = {"name": worker_name(), "device": self.device}
         about["kind"] = self.kind
+        self.loaded = True
+        self.teller.tell()  # from here on there may be something to finish
         while not self.stop.is_set():
             status = when_there_is_room(lambda: self.member.join(self.seat.id, about), self.stop)
             if status == "running":
                 self.joined = True
                 self._take_over()
-                log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device)
+                codecs = {"up": self.spec.codecs.up, "down": self.spec.codecs.down}
+                log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device, **codecs)
                 return None
             if status == "banned":
                 return "this worker is banned from the job: too many of its updates were refused"
             if status != "unopened":
                 return f"the job is {status}"
             self.member.wait(1000)
-        return "the worker was asked to leave"
+        return ASKED
 
     def _take_over(self) -> None:
         """Go on with a replica whose worker has left, where its inner state is kept."""
@@ -250,7 +276,7 @@ class SeatSession:
                     grant = self.member.lease(loaded)  # raises the reason
                 case status:
                     return f"the job is {status}"
-        return "the worker was asked to leave"
+        return ASKED
 
     def _superseded(self, token: str) -> Grant:
         """The next version, where the weights of one were let go of while they were read.
@@ -325,6 +351,7 @@ class SeatSession:
 
     def _work(self, grant: Grant) -> Grant | None:
         """Compute what was leased and submit it; None: waiting for the next version has begun."""
+        self.version = Token.parse(grant.token).version
         self.outbox.begin()
         self.keeper.begin(grant.micro_batches, self.outbox.nonce)
         self.is_working = True
@@ -357,11 +384,18 @@ class SeatSession:
                 update = compute(self.replica, unit, grant.sizes, self.keeper.goes_on, take)
                 failpoint("after_compute")
                 outbox.complete(unit, update.buffers, update.loss)
+                self.samples += self.plan.unit_size(unit, grant.sizes)
         except BaseException:
             outbox.drop()
             raise
         computing_s = time.perf_counter() - started - outbox.encoding_s
         return {"waiting": self.waiting_s, "computing": computing_s, "encoding": outbox.encoding_s}
+
+    def _progress(self) -> Progress:
+        """How this seat gets on, for whoever sits before its machine."""
+        state = ("working" if self.is_working else "waiting") if self.loaded else "loading"
+        moved = self.wire.bytes_sent, self.wire.bytes_received
+        return Progress(state, self.spec.title, self.version, self.spec.rounds_total, self.samples, *moved)
 
     def _is_called_off(self) -> bool:
         """Whether nobody has any use for what is being sent."""
@@ -380,6 +414,7 @@ class SeatSession:
         self.is_working = False
         self.submitted_at = time.perf_counter()
         self.uploading_s = self.submitted_at - started
+        self._remark(receipt, token)
         self.bytes_down, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
@@ -388,6 +423,16 @@ class SeatSession:
         if waiting and receipt.outcome != "accepted":
             return self.member.lease(token)  # the next version may not be what comes next
         return receipt.grant
+
+    def _remark(self, receipt: Receipt, token: str) -> None:
+        """Say now and then in the log what went wrong with a submission, or took long."""
+        told = REMARKS.get(receipt.outcome)
+        if told and (before := self.remarks.passes(receipt.outcome)) is not None:
+            version = Token.parse(token).version
+            log.warning(told, job=self.seat.job, version=version, others_since_last_told=before)
+        if self.uploading_s >= SLOW_UPLOAD_S and (before := self.remarks.passes("slow")) is not None:
+            seconds, sent = round(self.uploading_s, 1), self.outbox.bytes
+            log.warning("slow upload", job=self.seat.job, seconds=seconds, bytes=sent, others_since_last_told=before)
 
     def _expected(self) -> Waiting | None:
         """How to wait for the next version right after a submission; None if there may be more to do before."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import platformdirs
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from computeshare.errors import SettingsError
@@ -52,13 +52,21 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
+    webhook_networks: str = Field("", description="private networks that webhooks may reach: 192.168.1.0/24,127.0.0.1")
     appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")
 
     @classmethod
     def given(cls, **flags: object) -> Self:
-        """Settings in which flags win over variables; a flag that is None was not given."""
+        """Settings in which flags win over variables; a flag that is None was not given.
+
+        Raises: SettingsError, a line for each variable that is wrong.
+        """
         values: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            told = (f"COMPUTESHARE_{str(one['loc'][0]).upper()}: {one['msg']}" for one in error.errors())
+            raise SettingsError("\n".join(told)) from error
 
     @property
     def data_dir(self) -> Path:

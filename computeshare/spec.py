@@ -37,6 +37,7 @@ INSTEAD = {
     ("local", "optimizer"): "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
 }
 """What a strategy has in the place of a field that it does not take."""
+LARGEST_PRIORITY = 100
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -97,6 +98,9 @@ class JobSpec(Part):
         "strategy local the inner_steps, too",
     )
     workers: WorkerRange = WorkerRange()
+    priority: int = Field(
+        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="of two jobs the one with more gets workers first"
+    )
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(0, ge=0, le=256)
     checkpoint_every: Count = 100
@@ -314,9 +318,8 @@ def _is_multiple(version: int, every: int) -> bool:
     return every > 0 and version > 0 and version % every == 0
 
 
-def fields_beside(path: Sequence[object]) -> list[str]:
-    """The fields that the object which holds the field at this path of a JobSpec may have."""
-    model: type[BaseModel] = JobSpec
+def fields_beside(path: Sequence[object], model: type[BaseModel] = JobSpec) -> list[str]:
+    """The fields that the object which holds the field at this path of a `model` may have."""
     for part in path[:-1]:
         field = model.model_fields.get(str(part))
         kinds = (field.annotation, *get_args(field.annotation)) if field else ()

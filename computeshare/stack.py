@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -91,24 +92,30 @@ def _logged(target: Callable[[dict[str, str]], None], environment: dict[str, str
 
 @dataclass
 class Child:
-    """One process that is to run, however often it has to be started."""
+    """One process that is to run, however often it has to be started; `may_leave`: until it ends well."""
 
     role: str
     start: Callable[[], Handle]
     handle: Handle | None = None
     started: float = 0.0
     pause_s: float = 0.0
+    may_leave: bool = False
 
     def ensure(self, now: float) -> bool:
         """Start it if it is not running and its pause is over; True if it was started now."""
         if self.handle is not None and self.handle.poll() is None:
             return False
-        if self.handle is not None and now - self.started < self.pause_s:
+        if self.handle is not None and (self.has_left or now - self.started < self.pause_s):
             return False
         # At once after a long life, later and later after short ones.
         self.pause_s = 0.2 if now - self.started > 10 else min(10.0, 2 * self.pause_s + 0.2)
         self.handle, self.started = self.start(), now
         return True
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has ended because it was asked to."""
+        return self.may_leave and self.handle is not None and self.handle.poll() == 0
 
 
 @dataclass
@@ -122,6 +129,7 @@ class Stack:
     redis_url: str = ""
     _watching: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
+    _told: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -160,17 +168,18 @@ class Stack:
                 return
             now = time.monotonic()
             for child in self.children:
-                if child.ensure(now):
+                if child.ensure(now) or self.pids() != self._told:  # one was started, or has left
                     self._write_run_file()
 
     def _write_run_file(self) -> None:
-        RunFile(url=self.url, redis_url=self.redis_url, pids=self.pids()).write(self.settings.run_path)
+        self._told = self.pids()
+        RunFile(url=self.url, redis_url=self.redis_url, pids=self._told).write(self.settings.run_path)
 
     def pids(self) -> dict[str, list[int]]:
         """The process ids by role."""
         found = {"up": [os.getpid()]}
         for child in self.children:
-            if child.handle and child.handle.pid:
+            if child.handle and child.handle.pid and not child.has_left:
                 found.setdefault(child.role, []).append(child.handle.pid)
         return found
 
@@ -226,7 +235,8 @@ class Stack:
         worker = [sys.executable, "-m", "computeshare.worker", "--queue", options.queue, "--child"]
         for number in range(1, options.workers + 1):
             name = ["--name", f"worker-{number}"]
-            children.append(Child("worker", lambda name=name: self._spawn(worker + name, environment, "worker")))  # type: ignore[misc]
+            start = partial(self._spawn, worker + name, environment, "worker")
+            children.append(Child("worker", start, may_leave=True))
         for _ in range(REDUCERS):
             children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
         children.append(Child("evaluator", lambda: Forked(evaluator.child, environment, self._log("evaluator"))))

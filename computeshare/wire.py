@@ -60,6 +60,8 @@ class Wire:
         self._outgoing: Outgoing | None = None  # of which replies are still to be taken
         self._allowed_bytes = 0
         self._allowed_at = 0.0
+        self.bytes_sent = self.bytes_received = 0
+        """Over all its connections, framing included."""
 
     def exchange(
         self,
@@ -181,6 +183,7 @@ class Wire:
             return 0
         outgoing.sent(sent)
         self._allowed_bytes -= sent
+        self.bytes_sent += sent
         return sent
 
     def _allowance(self, ready: int) -> int:
@@ -200,6 +203,7 @@ class Wire:
         if not count:
             raise ConnectionResetError("it was closed by the other side")
         self._replies.received(count)
+        self.bytes_received += count
         return count
 
 

@@ -8,15 +8,13 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from api.deps import Services, ServicesDep
+from api.deps import ServicesDep
 from api.errors import NotFound
 from api.routes.jobs import JobId
-from api.schemas import EventPublic, JobPublic
-from computeshare.types import ENDED
+from api.services.looking import Looks, News
 
 LOOK_S = 0.5
 """How often a stream looks for news: a snapshot is sent at most as often."""
-AT_ONCE = 500
 RECONNECT_MS = 1000
 EventId = Annotated[int, Header(alias="Last-Event-ID", ge=0, lt=2**53)]
 
@@ -42,29 +40,24 @@ async def job_events(
     """
     last, seen = max(last_event_id, after), -1
     while not services.stopping():
-        revision, job, events = await run_in_threadpool(_look, services, job_id, seen, last)
-        if revision is None:
+        try:
+            revision, news = await run_in_threadpool(_look, services.looks, job_id, seen, last)
+        except NotFound:
             return  # deleted
-        if job is not None:
-            yield ServerSentEvent(raw_data=job.model_dump_json(), event="job", retry=RECONNECT_MS)
-        for event in events:
-            yield ServerSentEvent(raw_data=event.model_dump_json(), event=event.type, id=str(event.id))
-            last = event.id
-        if job is not None and job.status in ENDED and len(events) < AT_ONCE:
-            return
-        if len(events) < AT_ONCE:
-            seen = revision
-            await asyncio.sleep(LOOK_S)
+        if news is not None:
+            yield ServerSentEvent(raw_data=news.job_json, event="job", retry=RECONNECT_MS)
+            for event in news.events:
+                yield ServerSentEvent(raw_data=event.json, event=event.type, id=str(event.id))
+                last = event.id
+            if news.more:
+                continue
+            if news.ended:
+                return
+        seen = revision
+        await asyncio.sleep(LOOK_S)
 
 
-def _look(
-    services: Services, job_id: str, seen: int, last: int
-) -> tuple[int | None, JobPublic | None, list[EventPublic]]:
-    """The job's revision, and what is new if that is another than was `seen`."""
-    try:
-        revision = services.jobs.revision(job_id)
-        if revision == seen:
-            return revision, None, []
-        return revision, services.jobs.show(job_id), services.history.events(job_id, last, AT_ONCE)
-    except NotFound:
-        return None, None, []
+def _look(looks: Looks, job_id: str, seen: int, last: int) -> tuple[int, News | None]:
+    """The job's revision, and what is new if that is another than was `seen`. Raises NotFound."""
+    revision = looks.revision(job_id)
+    return revision, None if revision == seen else looks.news(job_id, revision, last)

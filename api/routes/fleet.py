@@ -1,17 +1,41 @@
 """Workers and queues over REST."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
 
 from api.deps import FleetDep
-from api.schemas import QueueList, WorkerList
+from api.schemas import QueueList, WorkerList, WorkerPublic
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
+WorkerId = Annotated[str, Path(max_length=100, description="the worker's id, as in the list of workers")]
+
 
 @router.get("/workers")
-def list_workers(service: FleetDep) -> WorkerList:
-    """The workers that are online."""
-    return service.workers()
+def list_workers(
+    service: FleetDep, offline: Annotated[bool, Query(description="those that are not there now, too")] = False
+) -> WorkerList:
+    """The workers that are online, and those that were in the last 30 days if asked for."""
+    return service.workers(offline)
+
+
+@router.post("/workers/{worker}/drain", status_code=202)
+def drain_worker(worker: WorkerId, service: FleetDep) -> WorkerPublic:
+    """Give a worker no more work, also when it is started again; it finishes its work unit."""
+    return service.drain(worker, drained=True)
+
+
+@router.post("/workers/{worker}/undrain", status_code=202)
+def undrain_worker(worker: WorkerId, service: FleetDep) -> WorkerPublic:
+    """Give a drained worker work again."""
+    return service.drain(worker, drained=False)
+
+
+@router.delete("/workers/{worker}", status_code=204)
+def remove_worker(worker: WorkerId, service: FleetDep) -> None:
+    """Have a worker finish its work unit and end; forget one that is offline."""
+    service.remove(worker)
 
 
 @router.get("/queues")

@@ -4,13 +4,15 @@ import re
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import AfterValidator
 
-from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit
+from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit, SubmissionsDep
 from api.schemas import (
     CheckpointList,
+    EstimatePublic,
     ForkRequest,
+    JobChange,
     JobPage,
     JobPublic,
     JobWorkerList,
@@ -71,15 +73,25 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
     return service.show(job_id)
 
 
+@router.patch("/{job_id}")
+def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
+    """Give a job that has not ended another priority; workers change over within seconds."""
+    return service.prioritise(job_id, change.priority)
+
+
 @router.post("/{job_id}/pause", status_code=202)
-def pause_job(job_id: JobId, service: JobsDep) -> JobPublic:
+def pause_job(
+    job_id: JobId,
+    service: JobsDep,
+    after: Annotated[Literal["now", "round"], Query(description="at once, or once the round at hand is done")] = "now",
+) -> JobPublic:
     """Let a queued or running job rest; its workers leave, what they did stays."""
-    return service.pause(job_id)
+    return service.pause(job_id, after == "round")
 
 
 @router.post("/{job_id}/resume", status_code=202)
 def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a paused job go on where it was."""
+    """Let a paused job go on where it was; or take back that it should pause after its round."""
     return service.resume(job_id)
 
 
@@ -117,22 +129,36 @@ def job_metrics(
     service: HistoryDep,
     since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
     points: Annotated[int, Query(ge=2, le=10_000, description="about so many per series; more are thinned")] = 1000,
+    until: Annotated[int | None, Query(ge=1, lt=2**53, description="only versions up to this one")] = None,
 ) -> Metrics:
     """Series by version."""
-    return service.metrics(job_id, since, points)
+    return service.metrics(job_id, since, points, until)
+
+
+@router.get("/{job_id}/metrics.csv", response_class=StreamingResponse)
+def job_metrics_csv(job_id: JobId, service: HistoryDep) -> Response:
+    """The same of every version, as a CSV file; `at` is in seconds since the epoch."""
+    headers = {"Content-Disposition": f'attachment; filename="{job_id}.csv"'}
+    return StreamingResponse(service.csv(job_id), headers=headers, media_type="text/csv")
 
 
 @router.get("/{job_id}/submissions")
 def job_submissions(
     job_id: JobId,
-    service: HistoryDep,
+    service: SubmissionsDep,
     outcome: Outcome | None = None,
     worker: Annotated[str | None, Query(max_length=100)] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> SubmissionPage:
     """Every message of a worker and what became of it, newest first."""
-    return service.submissions(job_id, outcome, worker, cursor, limit)
+    return service.list(job_id, outcome, worker, cursor, limit)
+
+
+@router.get("/{job_id}/estimate")
+def job_estimate(job_id: JobId, service: SubmissionsDep) -> EstimatePublic:
+    """How many times as fast the job would be with one more worker."""
+    return service.estimate(job_id)
 
 
 @router.get("/{job_id}/ledger")

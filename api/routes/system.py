@@ -9,8 +9,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import HealthDep, ServicesDep, TelemetryDep
-from api.schemas import Health, Readiness
+from api.schemas import Health, Readiness, Release
 from api.security import COOKIE, LOGIN_PAGE, matches
+from computeshare.handshake import OURS
 from computeshare.settings import derive
 
 YEAR_S = 365 * 24 * 3600
@@ -33,6 +34,12 @@ def readyz(service: HealthDep, response: Response) -> Readiness:
         response.status_code = 503
         response.headers["Retry-After"] = "2"
     return readiness
+
+
+@router.get("/v1/version")
+def release() -> Release:
+    """What this control plane runs: clients and workers compare it with what they are."""
+    return Release(version=OURS.version, protocol=OURS.protocol)
 
 
 @router.get("/metrics", response_class=Response)

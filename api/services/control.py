@@ -1,4 +1,4 @@
-"""The two background loops of the control plane; of several control planes, the one with the lock runs them."""
+"""The background loops of the control plane; of several control planes, the one with the lock runs them."""
 
 import contextlib
 import random
@@ -16,7 +16,9 @@ from sqlalchemy.exc import OperationalError
 
 from api.broker import Broker
 from api.database import Database
+from api.services.collecting import Collector
 from api.services.dispatcher import Dispatcher
+from api.services.notifier import Notifier
 from api.services.projector import Projector
 from computeshare.errors import ComputeShareError
 from computeshare.keys import CONTROL_LOCK
@@ -24,6 +26,7 @@ from computeshare.keys import CONTROL_LOCK
 LOCK_S = 5.0
 DISPATCH_S = 1.0
 PROJECT_S = 0.25
+COLLECT_S = NOTIFY_S = 0.5
 LONGEST_PAUSE_S = 5.0
 SILENT_S = 15.0
 """A loop that has not done a turn for this long is in trouble."""
@@ -53,15 +56,22 @@ class Loop:
 class Control:
     """Starts, runs and stops the loops."""
 
-    def __init__(self, database: Database, broker: Broker, artifacts_dir: Path) -> None:
+    def __init__(self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier) -> None:
         self._broker = broker
+        self._notifier = notifier
         self._dispatcher = Dispatcher(database, artifacts_dir)
         self._projector = Projector(database, artifacts_dir)
+        self._collector = Collector(database)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._leading = threading.Event()
         self._lock: Lock | None = None
-        self.loops = (Loop("dispatcher", DISPATCH_S, self._dispatch), Loop("projector", PROJECT_S, self._project))
+        self.loops = (
+            Loop("dispatcher", DISPATCH_S, self._dispatch),
+            Loop("projector", PROJECT_S, self._project),
+            Loop("logs", COLLECT_S, self._collect),
+            Loop("notifier", NOTIFY_S, self._notify),
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=loop.name, daemon=True) for loop in self.loops
         ]
@@ -76,6 +86,7 @@ class Control:
         self._wake.set()
         for thread in self._threads:
             thread.join(timeout=10)
+        self._notifier.close()
         if self._lock:
             with contextlib.suppress(RedisError, LockError):  # it expires by itself
                 self._lock.release()
@@ -123,6 +134,14 @@ class Control:
     def _project(self, redis: Redis) -> None:
         if self.leading:
             self._projector.step(redis)
+
+    def _collect(self, redis: Redis) -> None:
+        if self.leading:
+            self._collector.step(redis)
+
+    def _notify(self, _redis: Redis) -> None:
+        if self.leading:
+            self._notifier.step()
 
     def _lead(self, redis: Redis) -> bool:
         """Keep or get the lock. (It saves work; that nothing happens twice does not depend on it.)"""

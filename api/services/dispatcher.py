@@ -5,66 +5,43 @@ the next turn sees what is missing. (What it remembers only makes it patient.)
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import structlog
 from redis import Redis
 from redis.exceptions import ResponseError
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from api.database import Database, now_ms
 from api.services.admission import Memory, exhausted, no_room
 from api.services.exclusion import excluded
-from api.services.history import plan_of
-from api.services.outbox import OUTBOX, SEAT, Courier
+from api.services.machines import DISMISSED, Roll
+from api.services.outbox import SEAT, Courier
+from api.services.placing import place
 from api.services.reasons import Situation, reason
 from api.services.reconciling import reconcile
-from api.services.seating import Action, Available, Close, Demand, Held, Issue, Past, decide_seats, shortage
+from api.services.seating import Action, Available, Held, Past, decide_seats, fair_shares
+from api.services.shortage import shortage
 from api.services.storing import JOB, WORKER
 from api.services.thinning import thin
+from api.services.wants import Published, Stored, demands_of, is_finished
 from api.tables import ACTIVE
 from computeshare import handshake, keys
 from computeshare.keys import JobKeys
-from computeshare.queue import Seat, SeatQueue, WorkerInfo, list_workers
+from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED
 
 CALM_MS = 12_000
 """How long after an outage nobody is taken for dead: everyone needs a moment to be heard of again."""
-PAST_MS = 120_000
 RETIRED_MS = 60_000
 """A job's keys are deleted this long after its end: everyone has noticed by then."""
 RECONCILE_MS = 5000
 TIDY_MS = 600_000
-
-log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What the broker says of a job; `no_room` why its memory does not let the job start or go on, if so."""
-
-    known: bool
-    status: str | None
-    reducer: bool
-    no_room: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What SQLite says: the jobs that want workers (oldest first), the ids of those that are paused, the seats held,
-    those that ended lately, who takes part.
-    """
-
-    jobs: Sequence[Any]
-    paused: Sequence[str]
-    seats: Sequence[Any]
-    past: Sequence[Any]
-    present: Sequence[Any]
+REMOVED = "a user removed this worker; start it again to have it back"
 
 
 class Dispatcher:
@@ -74,7 +51,9 @@ class Dispatcher:
         self._database = database
         self._artifacts_dir = artifacts_dir
         self._courier = Courier(database, artifacts_dir)
+        self._roll = Roll(database)
         self._idle_since: dict[str, int] = {}
+        self._short_since: dict[str, int] = {}
         self._calm_until = self._last = self._reconciled = self._tidied = 0
 
     def step(self, redis: Redis) -> None:
@@ -86,30 +65,18 @@ class Dispatcher:
         with contextlib.suppress(ResponseError):  # out of memory, for one: what was published stands
             handshake.publish(redis)
         refused = self._courier.deliver(redis)
-        stored = self._read()
+        stored = Stored.read(self._database.engine, now)
         self._align(redis, stored)
         published = self._publish(redis, stored.jobs, refused)
         workers = list_workers(redis)
         if now > self._calm_until:
             self._bury(redis, stored, {w.id for w in workers}, now)
-        actions, situations = self._decide(redis, stored, published, workers, now)
-        if self._write(actions, stored, situations, refused):
+        off = self._roll.call(workers, now, calm=now <= self._calm_until)
+        actions, situations = self._decide(redis, stored, published, workers, off, now)
+        if self._write(actions, stored, situations, refused, now):
             self._courier.deliver(redis)
+        self._order(redis, {w.id for w in workers}, off)
         self._look_after(redis, stored, now)
-
-    def _read(self) -> Stored:
-        with self._database.engine.connect() as connection:
-            wanting = select(JOB).where(JOB.c.status.in_(ACTIVE))
-            jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()
-            paused = connection.scalars(select(JOB.c.id).where(JOB.c.status == "paused")).all()
-            stopped = func.coalesce(JOB.c.finished_ms, JOB.c.paused_ms).label("stopped_ms")
-            with_end = select(SEAT, stopped).join(JOB, JOB.c.id == SEAT.c.job_id)
-            seats = connection.execute(with_end.where(SEAT.c.ended_ms.is_(None))).all()
-            past = connection.execute(select(SEAT).where(SEAT.c.ended_ms > now_ms() - PAST_MS)).all()
-            taking_part = select(WORKER.c.job_id, WORKER.c.worker).join(JOB, JOB.c.id == WORKER.c.job_id)
-            open_ended = JOB.c.status.not_in(ENDED)
-            present = connection.execute(taking_part.where(open_ended, WORKER.c.left_ms.is_(None))).all()
-        return Stored(jobs, paused, seats, past, present)
 
     def _align(self, redis: Redis, stored: Stored) -> None:
         """Pause the rounds of paused jobs, and of no other: a reducer may have opened them after the pause."""
@@ -174,22 +141,27 @@ class Dispatcher:
         stored: Stored,
         published: dict[str, Published],
         registered: list[WorkerInfo],
+        off: Mapping[str, str],
         now: int,
     ) -> tuple[list[Action], dict[str, Situation]]:
-        workers = [Available(w.id, w.queues, w.seat) for w in registered if not w.refusal]
+        workers = [Available(w.id, w.queues, w.seat, w.resting, off.get(w.id, "")) for w in registered if not w.refusal]
         held = self._held(redis, stored, {w.id: w for w in workers}, now)
         if now <= self._calm_until:
             heard = {w.id for w in registered}
             workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
-        demands = [_demand(job, published[job.id]) for job in stored.jobs]
+        demands = demands_of(stored, published, now)
         past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
         present = {row.job_id for row in stored.present}
         with self._database.engine.connect() as connection:
             out = excluded(connection, {w.id: w.name or w.id for w in registered}, now)
+        share = fair_shares(demands, workers, held, past, out.now)
+        short = [job_id for job_id, its in share.items() if its.holds < its.due]
+        self._short_since = {job_id: self._short_since.get(job_id, now) for job_id in short}
+        demands = [replace(d, short_ms=now - self._short_since.get(d.job_id, now)) for d in demands]
         situations = {
             demand.job_id: Situation(
-                shortage=shortage(demand, workers, held, out.reasons),
-                finished=_is_finished(job, published[job.id]),
+                shortage=shortage(demand, workers, held, out.reasons, demands, share[demand.job_id].due),
+                finished=is_finished(job, published[job.id]),
                 opened=published[demand.job_id].status is not None,
                 reducer=published[demand.job_id].reducer,
                 working=demand.job_id in present,
@@ -215,6 +187,8 @@ class Dispatcher:
                 state=states.get(seat.id, "pending"),
                 waiting_ms=now - self._idle_since.get(seat.id, now),
                 stopped_ms=None if seat.stopped_ms is None else now - seat.stopped_ms,
+                leaving=seat.leaving_ms is not None,
+                left_to=seat.left_to,
             )
             for seat in stored.seats
         ]
@@ -225,6 +199,7 @@ class Dispatcher:
         stored: Stored,
         situations: dict[str, Situation],
         refused: dict[str, str],
+        now: int,
     ) -> bool:
         """Write down what was decided; False if there was nothing."""
         reasons = [
@@ -236,10 +211,21 @@ class Dispatcher:
             return False
         with self._database.writing() as connection:
             for action in actions:
-                _close(connection, action) if isinstance(action, Close) else _issue(connection, action)
+                place(connection, action, now)
             for job_id, text in reasons:
                 _touch(connection, job_id, {"reason": text}, ACTIVE)
         return True
+
+    def _order(self, redis: Redis, there: Collection[str], off: Mapping[str, str]) -> None:
+        """Ask workers to leave their seats, or for good; said again every turn while that stands."""
+        asked = (SEAT.c.leaving_ms.is_not(None), SEAT.c.ended_ms.is_(None), SEAT.c.state == "issued")
+        with self._database.engine.connect() as connection:
+            orders = {
+                w: Orders(leave=seat) for w, seat in connection.execute(select(SEAT.c.worker, SEAT.c.id).where(*asked))
+            }
+        orders |= {worker: Orders(dismissed=REMOVED) for worker, why in off.items() if why == DISMISSED}
+        with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+            give_orders(redis, {worker: order for worker, order in orders.items() if worker in there})
 
     def _look_after(self, redis: Redis, stored: Stored, now: int) -> None:
         """What need not be done every turn."""
@@ -254,7 +240,7 @@ class Dispatcher:
             thin(self._database)
 
     def _retire(self, redis: Redis, now: int) -> None:
-        """See to it that jobs that ended stay so; delete their keys once events are stored and seats over."""
+        """See to it that jobs that ended stay so; delete their keys once what is told is stored, and seats are over."""
         busy = select(SEAT.c.id).where(SEAT.c.job_id == JOB.c.id, SEAT.c.ended_ms.is_(None)).exists()
         ended = JOB.c.status.in_(ENDED) & JOB.c.purged_ms.is_(None)
         with self._database.engine.connect() as connection:
@@ -264,7 +250,9 @@ class Dispatcher:
             rounds = RoundStore(redis, job.id)
             if rounds.status() not in (None, *ENDED):  # a reducer opened it while it was being cancelled
                 rounds.end(job.status)
-            if job.busy or job.finished_ms > now - RETIRED_MS or redis.xlen(rounds.keys.events()):
+            if job.busy or job.finished_ms > now - RETIRED_MS:
+                continue
+            if redis.xlen(rounds.keys.events()) or redis.xlen(rounds.keys.logs()):
                 continue
             rounds.purge()
             with self._database.writing() as connection:
@@ -276,23 +264,6 @@ def _needed(job: Any) -> int:
     return JobSpec.model_validate(job.spec).broker_bytes
 
 
-def _is_finished(job: Any, published: Published) -> bool:
-    return bool(published.status == "finished" or job.version >= job.rounds_total)
-
-
-def _demand(job: Any, published: Published) -> Demand:
-    spec = job.spec
-    seats = min(spec["workers"]["max"], plan_of(spec).units_per_round)
-    wanted = published.known and not _is_finished(job, published)
-    return Demand(
-        job_id=job.id,
-        queue=job.queue,
-        seats=seats if wanted else 0,
-        minimum=min(spec["workers"]["min"], seats),
-        started=job.started_ms is not None,
-    )
-
-
 def _touch(
     connection: Connection, job_id: str, values: dict[str, Any], only: Sequence[str] = (*ACTIVE, "paused")
 ) -> None:
@@ -300,30 +271,3 @@ def _touch(
     mine = (JOB.c.id == job_id) & JOB.c.status.in_(only)
     values = values | {"revision": JOB.c.revision + 1, "updated_ms": now_ms()}
     connection.execute(update(JOB).where(mine).values(values))
-
-
-def _close(connection: Connection, close: Close) -> None:
-    mine = (SEAT.c.id == close.seat_id) & SEAT.c.ended_ms.is_(None)
-    changed = connection.execute(update(SEAT).where(mine).values(state=close.state, ended_ms=now_ms())).rowcount
-    log.info("seat over", seat=close.seat_id, state=close.state)
-    if changed and close.stop:
-        _to_do(connection, Seat.parse(close.seat_id), "stop")
-
-
-def _issue(connection: Connection, issue: Issue) -> None:
-    active = select(JOB.c.id).where(JOB.c.id == issue.job_id, JOB.c.status.in_(ACTIVE))
-    if connection.execute(active).one_or_none() is None:
-        return  # ended or paused meanwhile
-    tried = select(func.coalesce(func.max(SEAT.c.attempt), 0)).where(SEAT.c.job_id == issue.job_id)
-    attempt = 1 + connection.execute(tried.where(SEAT.c.number == issue.number)).scalar_one()
-    seat = Seat(issue.worker, issue.job_id, issue.number, attempt)
-    about = {"worker": seat.worker, "job_id": seat.job, "number": seat.number, "attempt": seat.attempt}
-    connection.execute(insert(SEAT), about | {"id": seat.id, "state": "pending", "created_ms": now_ms()})
-    _to_do(connection, seat, "seat")
-    log.info("seat issued", seat=seat.id)
-
-
-def _to_do(connection: Connection, seat: Seat, kind: str) -> None:
-    now = now_ms()
-    row = {"job_id": seat.job, "kind": kind, "payload": {"seat": seat.id}, "created_ms": now, "due_ms": now}
-    connection.execute(insert(OUTBOX), row)

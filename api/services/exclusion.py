@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from api.services.seating import Pair, Try, failing
+from api.services.failing import Try, failing
+from api.services.seating import Pair
 from api.services.storing import JOB, WORKER
 from api.tables import ACTIVE, Event, SeatRow, table
 from computeshare import errors

@@ -1,62 +1,160 @@
-"""The workers that are online and the queues they serve, as the broker knows them now."""
+"""The workers, online or not, what a user decides about them, and the queues they serve."""
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from api.broker import Broker
-from api.database import Database
-from api.schemas import QueueList, QueuePublic, WorkerList, WorkerPublic
-from api.tables import Job, WorkerStat
+from api.database import Database, now_ms
+from api.errors import Conflict, NotFound
+from api.schemas import PowerPublic, QueuedJobPublic, QueueList, QueuePublic, WorkerList, WorkerPublic
+from api.services.machines import MACHINE, last_hour, remember, samples_counted
+from api.services.placing import seats_wanted
+from api.tables import ACTIVE, Job, Machine, SeatRow, WorkerStat
 from computeshare.queue import Seat, WorkerInfo, list_workers
+from computeshare.spec import QUEUE_PATTERN
 from computeshare.types import ENDED
 
 
 class Fleet:
-    """Reading about workers. Every method raises RedisError or SettingsError while the broker is away."""
+    """Workers and queues. Where the broker is asked who is there, it raises RedisError or SettingsError while away."""
 
-    def __init__(self, database: Database, broker: Broker) -> None:
-        self._database, self._broker = database, broker
+    def __init__(self, database: Database, broker: Broker, wake: Callable[[], None] = lambda: None) -> None:
+        self._database, self._broker, self._wake = database, broker, wake
 
-    def workers(self) -> WorkerList:
-        """Those online, by name."""
-        found = sorted(list_workers(self._broker.client()), key=lambda worker: (worker.name, worker.id))
-        rate = func.sum(col(WorkerStat.samples_per_s))
-        query = select(col(WorkerStat.worker), rate).where(col(WorkerStat.left_ms).is_(None))
+    def workers(self, offline: bool = False) -> WorkerList:
+        """Those online, by name; then, if asked for, the others that were seen, the last first."""
+        there = sorted(list_workers(self._broker.client()), key=lambda worker: (worker.name, worker.id))
         with self._database.read() as session:
-            rows = session.execute(query.group_by(col(WorkerStat.worker)))
-            rates: dict[str, float] = {worker: value for worker, value in rows}  # noqa: C416 - rows are no pairs to mypy
-        return WorkerList(items=[_public(worker, rates.get(worker.id, 0.0)) for worker in found])
+            rows = {row.worker: row for row in session.scalars(select(Machine))}
+            figures = _Figures.of(session, list(rows.values()), now_ms())
+        items = [_online(worker, rows.get(worker.id), figures) for worker in there]
+        if offline:
+            items += [_offline(row, figures) for row in _gone(list(rows.values()), there)]
+        return WorkerList(items=items)
+
+    def worker(self, worker_id: str) -> WorkerPublic:
+        """One of them. Raises NotFound."""
+        for one in self.workers(offline=True).items:
+            if one.id == worker_id:
+                return one
+        raise _unknown(worker_id)
+
+    def drain(self, worker_id: str, drained: bool) -> WorkerPublic:
+        """Give a worker no seat any more, or seats again; it leaves the one it has after its work unit.
+
+        Raises: NotFound; Conflict: it was asked to leave for good.
+        """
+        self._decide(worker_id, drained_ms=now_ms() if drained else None)
+        return self.worker(worker_id)
+
+    def remove(self, worker_id: str) -> None:
+        """Ask a worker that is online to leave for good; forget one that is not. Raises NotFound."""
+        there = [worker.id for worker in list_workers(self._broker.client())]
+        if worker_id in there:
+            self._decide(worker_id, again=True, dismissed_ms=now_ms())
+            return
+        with self._database.writing() as connection:
+            if not connection.execute(MACHINE.delete().where(MACHINE.c.worker == worker_id)).rowcount:
+                raise _unknown(worker_id)
 
     def queues(self) -> QueueList:
         """Those that have workers or jobs that have not ended."""
-        serving = Counter(queue for worker in list_workers(self._broker.client()) for queue in set(worker.queues))
-        query = select(col(Job.queue), col(Job.status), func.count()).where(col(Job.status).not_in(ENDED))
+        named = (queue for worker in list_workers(self._broker.client()) for queue in set(worker.queues))
+        serving = Counter(queue for queue in named if re.fullmatch(QUEUE_PATTERN, queue))
         with self._database.read() as session:
-            rows = session.execute(query.group_by(col(Job.queue), col(Job.status)))
-            jobs = {(queue, status): count for queue, status, count in rows}
-        names = sorted(serving.keys() | {queue for queue, _ in jobs})
+            jobs = list(session.scalars(select(Job).where(col(Job.status).not_in(ENDED))))
+            held = _seats_held(session)
+        by_queue: dict[str, list[Job]] = defaultdict(list)
+        for job in sorted(jobs, key=lambda job: (-job.priority, job.created_ms, job.id)):
+            by_queue[job.queue].append(job)
         return QueueList(
             items=[
-                QueuePublic(
-                    name=name,
-                    workers=serving[name],
-                    queued=jobs.get((name, "queued"), 0),
-                    running=jobs.get((name, "running"), 0),
-                )
-                for name in names
+                _queue(name, serving[name], by_queue[name], held) for name in sorted(serving.keys() | by_queue.keys())
             ]
         )
 
+    def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> None:
+        """Write down a decision about a worker, which the dispatcher may not have written down yet.
 
-def _public(worker: WorkerInfo, samples_per_s: float) -> WorkerPublic:
+        Args:
+            again: whether it can be made once more of a worker that was asked to leave.
+        """
+        with self._database.engine.connect() as connection:
+            known = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
+        new = None if known else next((w for w in list_workers(self._broker.client()) if w.id == worker_id), None)
+        with self._database.writing() as connection:
+            if new:
+                remember(connection, new, now_ms())
+            row = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
+            if row is None:
+                raise _unknown(worker_id)
+            if row.dismissed_ms and not again:
+                raise Conflict(f"worker {worker_id} was asked to leave for good: start it again to have it back")
+            values = {name: (row and value and getattr(row, name)) or value for name, value in values.items()}
+            connection.execute(update(MACHINE).where(MACHINE.c.worker == worker_id).values(values))
+        self._wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What the database counts of workers: samples a second now, those of the last hour, those by job and worker."""
+
+    rates: dict[str, float]
+    hour: dict[str, int]
+    counted: dict[tuple[str, str], int]
+    by_job: dict[str, int]
+
+    @classmethod
+    def of(cls, session: Session, machines: Sequence[Machine], now: int) -> "_Figures":
+        rate = func.sum(col(WorkerStat.samples_per_s))
+        query = select(col(WorkerStat.worker), rate).where(col(WorkerStat.left_ms).is_(None))
+        rates = {worker: float(value) for worker, value in session.execute(query.group_by(col(WorkerStat.worker)))}
+        totals = samples_counted(session.connection())
+        hour = {row.worker: last_hour(row.tallies, totals.get(row.worker, 0), now) for row in machines}
+        parts = select(col(WorkerStat.job_id), col(WorkerStat.worker), col(WorkerStat.samples))
+        parts = parts.join(Job, col(Job.id) == col(WorkerStat.job_id)).where(col(Job.status).not_in(ENDED))
+        counted = {(job_id, worker): samples for job_id, worker, samples in session.execute(parts)}
+        by_job: Counter[str] = Counter()
+        for (job_id, _), samples in counted.items():
+            by_job[job_id] += samples
+        return cls(rates, hour, counted, dict(by_job))
+
+    def share(self, worker: str) -> float:
+        return self.hour.get(worker, 0) / max(1, sum(self.hour.values()))
+
+    def job_share(self, job_id: str | None, worker: str) -> float | None:
+        return self.counted.get((job_id, worker), 0) / max(1, self.by_job.get(job_id, 0)) if job_id else None
+
+
+def _gone(rows: Sequence[Machine], there: Sequence[WorkerInfo]) -> list[Machine]:
+    """The machines that are not there, the last seen first; of one host and name the last."""
+    online, seen = {worker.id for worker in there}, {(worker.host, worker.name) for worker in there}
+    found = []
+    for row in sorted((row for row in rows if row.worker not in online), key=lambda row: -row.last_seen_ms):
+        if (row.host, row.name) not in seen:
+            seen.add((row.host, row.name))
+            found.append(row)
+    return found
+
+
+def _unknown(worker_id: str) -> NotFound:
+    return NotFound(f"there is no worker {worker_id}: GET /v1/workers?offline=true lists those that were seen")
+
+
+def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> WorkerPublic:
     try:
         job_id = Seat.parse(worker.seat).job if worker.seat else None
     except ValueError:
         job_id = None
     return WorkerPublic(
         id=worker.id,
+        online=True,
         name=worker.name,
         device=worker.device,
         queues=list(worker.queues),
@@ -66,7 +164,70 @@ def _public(worker: WorkerInfo, samples_per_s: float) -> WorkerPublic:
         versions=worker.versions,
         seat=worker.seat,
         job_id=job_id,
-        samples_per_s=samples_per_s,
+        job_share=figures.job_share(job_id, worker.id),
+        share=figures.share(worker.id),
+        samples_per_s=figures.rates.get(worker.id, 0.0),
         refused=worker.refusal,
+        drained=bool(row and row.drained_ms),
+        leaving=bool(row and row.dismissed_ms),
+        resting=worker.resting or None,
+        power=PowerPublic(plugged=worker.power.plugged, percent=worker.power.percent),
+        first_seen=row.first_seen_ms if row else worker.last_seen_ms,
         last_seen=worker.last_seen_ms,
+    )
+
+
+def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
+    return WorkerPublic(
+        id=row.worker,
+        online=False,
+        name=row.name,
+        device=row.device,
+        queues=row.queues,
+        host=row.host,
+        pid=None,
+        memory_bytes=row.memory_bytes,
+        versions=row.versions,
+        seat=None,
+        job_id=None,
+        job_share=None,
+        share=figures.share(row.worker),
+        samples_per_s=0.0,
+        refused=None,
+        drained=row.drained_ms is not None,
+        leaving=row.dismissed_ms is not None,
+        resting=None,
+        power=PowerPublic(plugged=None, percent=None),
+        first_seen=row.first_seen_ms,
+        last_seen=row.last_seen_ms,
+    )
+
+
+def _seats_held(session: Session) -> dict[str, int]:
+    """How many workers each job has been given."""
+    query = select(col(SeatRow.job_id), func.count())
+    query = query.where(col(SeatRow.ended_ms).is_(None), col(SeatRow.leaving_ms).is_(None))
+    rows = session.execute(query.group_by(col(SeatRow.job_id)))
+    return {row[0]: row[1] for row in rows}
+
+
+def _queue(name: str, workers: int, jobs: Collection[Job], held: dict[str, int]) -> QueuePublic:
+    statuses = Counter(job.status for job in jobs)
+    return QueuePublic(
+        name=name,
+        workers=workers,
+        queued=statuses["queued"],
+        running=statuses["running"],
+        jobs=[
+            QueuedJobPublic(
+                id=job.id,
+                title=job.title,
+                status=job.status,
+                priority=job.priority,
+                wanted=seats_wanted(job.spec),
+                held=held.get(job.id, 0),
+            )
+            for job in jobs
+            if job.status in ACTIVE
+        ],
     )

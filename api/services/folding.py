@@ -173,12 +173,26 @@ class Fold:
             self.changes.ledger.append(about | row | {"staleness": late})
             self._worker(worker)["samples"] += size
         shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
+        if any(staleness):
+            shown["staleness"] = round(sum(staleness) / len(staleness), 3)
         self._event(entry, shown | {"samples_per_s": rate})
         if token.incarnation < state["incarnation"]:
             return  # of a branch that was lost meanwhile
         state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
         state["epoch"], state["loss"], state["weights_sha256"] = epoch, loss, name_of(data["sha256"])
         state["samples_per_s"] = rate
+        if state["pause_after"] is not None and token.version >= state["pause_after"]:
+            self._rest(entry)
+
+    def _rest(self, entry: Entry) -> None:
+        """The round that was to be done before the job pauses is; the last one of all leaves it to complete."""
+        state = self.state
+        state["pause_after"] = None
+        if state["status"] == "running" and state["version"] < state["rounds_total"]:
+            state["status"], state["paused_ms"] = "paused", entry.at_ms
+            state["reason"] = "Paused by a user, once the round was done"
+            shown = {"job_id": state.id, "stream_id": None, "at_ms": entry.at_ms, "data": {"by": "a user"}}
+            self.changes.events.append({**shown, "type": "paused"})
 
     def chosen(self, entry: Entry) -> None:
         """What the job left open has been chosen; once, whatever comes later."""

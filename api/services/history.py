@@ -1,10 +1,10 @@
-"""What happened in a job: series, submissions, the ledger, workers, checkpoints, events."""
+"""What happened in a job: series, the ledger, workers, checkpoints, events."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from api.database import Database
@@ -18,29 +18,23 @@ from api.schemas import (
     JobWorkerPublic,
     LedgerPublic,
     Metrics,
-    Point,
-    SecondsPublic,
-    SubmissionPage,
-    SubmissionPublic,
     VersionPage,
 )
+from api.services import series
 from api.services.jobs import find
-from api.services.paging import next_cursor, page
 from api.services.versions import versions
 from api.tables import (
     CheckpointRow,
     EpochStat,
     Event,
     Score,
-    Submission,
-    VersionRow,
     WorkerStat,
     table,
 )
 from computeshare.artifacts import STATE, WEIGHTS
 from computeshare.catalog import catalog
 from computeshare.sampling import Plan
-from computeshare.types import ENDED, Outcome
+from computeshare.types import ENDED
 
 EPOCH = table(EpochStat)
 _EPOCH = ("epoch", "counted", "covered", "reassigned", "duplicates_refused")
@@ -53,46 +47,21 @@ class History:
         self._database = database
         self._artifacts_dir = artifacts_dir
 
-    def metrics(self, job_id: str, since: int = 0, points: int = 1000) -> Metrics:
-        """Series of the versions above `since`, thinned evenly to about `points` each."""
+    def metrics(self, job_id: str, since: int = 0, points: int = 1000, until: int | None = None) -> Metrics:
+        """Series of the versions above `since`, up to `until`, thinned evenly to about `points` each."""
         with self._database.read() as session:
-            find(session, job_id)
-            versions = _thinned_versions(session, job_id, since, points)
-            scores = session.execute(
-                select(col(Score.version), col(Score.at_ms), col(Score.loss), col(Score.accuracy))
-                .where(col(Score.job_id) == job_id, col(Score.version) > since, ~col(Score.voided))
-                .order_by(col(Score.version))
-            ).all()
-        new = [v for v in versions if v.version > since]
-        return Metrics(
-            train_loss=_points((v.version, v.at_ms, v.loss) for v in new),
-            samples_per_s=_points((v.version, v.at_ms, v.samples_per_s) for v in new),
-            bytes_up=_points(p for p in _growth(versions, "bytes_up") if p[0] > since),
-            bytes_down=_points(p for p in _growth(versions, "bytes_down") if p[0] > since),
-            test_loss=_points((s.version, s.at_ms, s.loss) for s in scores),
-            test_accuracy=_points((s.version, s.at_ms, s.accuracy) for s in scores),
-        )
+            return series.metrics(session, job_id, since, points, until)
 
-    def submissions(
-        self,
-        job_id: str,
-        outcome: Outcome | None = None,
-        worker: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> SubmissionPage:
-        """Submissions newest first. Raises BadCursor."""
-        query = select(Submission).where(col(Submission.job_id) == job_id).order_by(col(Submission.id).desc())
-        if outcome is not None:
-            query = query.where(col(Submission.outcome) == outcome)
-            if outcome != "accepted":
-                query = query.where(col(Submission.outcome) != "accepted")  # says that the partial index will do
-        if worker is not None:
-            query = query.where(col(Submission.worker) == worker)
+    def columns(self, job_id: str, points: int) -> dict[str, series.Columns]:
+        """The series that the plots show, as columns."""
         with self._database.read() as session:
-            find(session, job_id)
-            rows = page(session, query, (int,), cursor, limit)
-            return SubmissionPage(items=[_submission(row[0]) for row in rows], next_cursor=next_cursor(rows))
+            return series.columns(session, job_id, points)
+
+    def csv(self, job_id: str) -> Iterator[str]:
+        """Every version and its values, as CSV."""
+        with self._database.read() as session:
+            find(session, job_id)  # before the answer begins
+        return series.as_csv(self._database, job_id)
 
     def ledger(self, job_id: str, newest: int | None = None) -> LedgerPublic:
         """How often each sample of each epoch counted; of the `newest` epochs only, if so many are asked for."""
@@ -216,40 +185,6 @@ def samples_owned(plan: Plan, version: int) -> list[int]:
     epochs = -(-version // plan.rounds_per_epoch)
     rounds = (min(plan.rounds_per_epoch, version - epoch * plan.rounds_per_epoch) for epoch in range(epochs))
     return [min(plan.samples, n * full) for n in rounds]
-
-
-def _thinned_versions(session: Session, job_id: str, since: int, points: int) -> list[Any]:
-    """The versions above `since`, thinned, after the one they begin from (if there is one)."""
-    job = find(session, job_id)
-    stride = max(1, -(-(job.version - since) // points))
-    version, names = col(VersionRow.version), ("version", "at_ms", "loss", "samples_per_s", "bytes_up", "bytes_down")
-    query = select(*(table(VersionRow).c[name] for name in names)).where(col(VersionRow.job_id) == job_id)
-    query = query.where(~col(VersionRow.voided))
-    before = session.execute(query.where(version <= since).order_by(version.desc()).limit(1)).all()
-    thin = (version % stride == 0) | (version == job.version)
-    return [*before, *session.execute(query.where(version > since, thin).order_by(version))]
-
-
-def _growth(versions: list[Any], name: str) -> list[tuple[int, int, float]]:
-    """What a running total grew by per version, from one point to the next."""
-    growth, number, total = [], 0, 0
-    for row in versions:
-        if row.version > number:
-            growth.append((row.version, row.at_ms, (getattr(row, name) - total) / (row.version - number)))
-        number, total = row.version, getattr(row, name)
-    return growth
-
-
-def _points(values: Any) -> list[Point]:
-    return [Point(version=version, at=at, value=value) for version, at, value in values if value is not None]
-
-
-def _submission(row: Submission) -> SubmissionPublic:
-    seconds = SecondsPublic(
-        waiting=row.waiting_s, computing=row.computing_s, encoding=row.encoding_s, uploading=row.uploading_s
-    )
-    names = SubmissionPublic.model_fields.keys() & Submission.model_fields.keys()
-    return SubmissionPublic(**{name: getattr(row, name) for name in names}, at=row.at_ms, seconds=seconds)
 
 
 def _job_worker(row: WorkerStat, total: int, active: bool) -> JobWorkerPublic:

@@ -41,11 +41,18 @@ class Jobs:
     """Everything that changes a job on a user's word, and reading it back.
 
     Whatever has to happen outside SQLite is written to the outbox in the same transaction; `wake` tells the
-    dispatcher that something is waiting.
+    dispatcher that something is waiting. `before_delete` runs in the transaction that deletes a job and its timeline.
     """
 
-    def __init__(self, database: Database, artifacts_dir: Path, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        artifacts_dir: Path,
+        wake: Callable[[], None] = lambda: None,
+        before_delete: Callable[[Session], object] = lambda _: None,
+    ) -> None:
         self._database = database
+        self._before_delete = before_delete
         self._artifacts_dir = artifacts_dir
         self._wake = wake
 
@@ -113,36 +120,52 @@ class Jobs:
             rows = page(session, query, (int, str), cursor, limit)
             return JobPage(items=[_public(row) for row in rows], next_cursor=next_cursor(rows))
 
-    def pause(self, job_id: str) -> JobPublic:
-        """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict."""
+    def pause(self, job_id: str, after_round: bool = False) -> JobPublic:
+        """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict.
 
-        def change(job: Job) -> None:
+        Args:
+            after_round: let a running job make its next version first.
+        """
+
+        def change(job: Job) -> str:
             if job.status not in ACTIVE:
                 already = " already" if job.status == "paused" else ""
                 raise Conflict(f"job {job_id} is {job.status}{already}: only a queued or running job can be paused")
-            job.status, job.reason, job.paused_ms = "paused", "Paused by a user", now_ms()
+            if later := after_round and job.status == "running":
+                job.pause_after = job.version + 1
+            else:
+                job.status, job.reason, job.paused_ms, job.pause_after = "paused", "Paused by a user", now_ms(), None
+            return "pausing" if later else "paused"
 
-        return self._change(job_id, "pause", "paused", change)
+        return self._change(job_id, "pause", change)
 
     def resume(self, job_id: str) -> JobPublic:
-        """Let a paused job go on where it was. Raises NotFound, Conflict."""
+        """Let a paused job go on where it was, or one that is about to pause go on after all.
 
-        def change(job: Job) -> None:
-            if job.status != "paused":
+        Raises: NotFound, Conflict.
+        """
+
+        def change(job: Job) -> str:
+            if job.pause_after is not None and job.status == "running":
+                job.pause_after = None
+            elif job.status != "paused":
                 raise Conflict(f"job {job_id} is {job.status}: only a paused job can be resumed")
-            _requeue(job)
+            else:
+                _requeue(job)
+            return "resumed"
 
-        return self._change(job_id, "resume", "resumed", change)
+        return self._change(job_id, "resume", change)
 
     def retry(self, job_id: str) -> JobPublic:
         """Let a failed job go on from its last checkpoint. Raises NotFound, Conflict."""
 
-        def change(job: Job) -> None:
+        def change(job: Job) -> str:
             if job.status != "failed":
                 raise Conflict(f"job {job_id} is {job.status}: only a failed job can be retried")
             _requeue(job)
+            return "retried"
 
-        return self._change(job_id, "retry", "retried", change)
+        return self._change(job_id, "retry", change)
 
     def cancel(self, job_id: str) -> JobPublic:
         """Stop a job for good; its workers leave within a round. Raises NotFound, Conflict."""
@@ -167,15 +190,37 @@ class Jobs:
             for due_ms in (now, now + LATE_MS):
                 to_do = Outbox(job_id=job_id, kind="purge", payload={"seats": seats}, created_ms=now, due_ms=due_ms)
                 session.add(to_do)
+            self._before_delete(session)
             session.delete(job)
         shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # what fails here, the outbox repeats
         self._wake()
 
-    def _change(self, job_id: str, kind: str, event: str, change: Callable[[Job], None]) -> JobPublic:
-        """Change a job's status on a user's word, with what is to be done about it and its entry in the timeline."""
+    def prioritise(self, job_id: str, priority: int) -> JobPublic:
+        """Give a job that has not ended another priority. Raises NotFound, Conflict."""
         with self._database.write() as session:
             job = find(session, job_id)
-            change(job)
+            if job.status in ENDED:
+                raise Conflict(f"job {job_id} is {job.status}: only a job that has not ended has use for a priority")
+            before, now = job.priority, now_ms()
+            if priority != before:
+                job.spec = {**job.spec, "priority": priority}
+                job.updated_ms = now
+                job.revision += 1
+                data = {"by": "a user", "before": before, "priority": priority}
+                session.add(Event(job_id=job_id, type="prioritised", at_ms=now, data=data))
+                session.flush()
+            answer = _show(session, job_id)
+        self._wake()
+        return answer
+
+    def _change(self, job_id: str, kind: str, change: Callable[[Job], str]) -> JobPublic:
+        """Change a job's status on a user's word, with what is to be done about it.
+
+        `change` returns the type of its entry in the timeline.
+        """
+        with self._database.write() as session:
+            job = find(session, job_id)
+            event = change(job)
             job.updated_ms = now = now_ms()
             job.revision += 1
             payload = {"incarnation": job.incarnation}  # what came after it must not be taken for what was meant
@@ -210,7 +255,7 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
     """Write down that a job has ended, and what remains to be done about it outside SQLite."""
     now = now_ms()
     job.status, job.reason, job.error = status, reason, error
-    job.finished_ms = job.updated_ms = now
+    job.finished_ms, job.updated_ms, job.pause_after = now, now, None
     job.revision += 1
     session.add(Outbox(job_id=job.id, kind="end", payload={"status": status}, created_ms=now, due_ms=now))
     session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
@@ -219,7 +264,7 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
 def _requeue(job: Job) -> None:
     """Make a job wait for workers again, as if nothing had stopped it."""
     job.status, job.reason, job.error = "queued", _looking(job.queue), None
-    job.paused_ms = job.finished_ms = job.purged_ms = None
+    job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = None
 
 
 def _looking(queue: str) -> str:
@@ -283,7 +328,8 @@ def _public(row: Any) -> JobPublic:
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
     return JobPublic(
         **values,
-        title=job.name or f"{job.spec['model']} on {job.spec['dataset']}",
+        title=job.title,
+        priority=job.priority,
         workers=0 if job.status in ENDED else workers,
         reducer=about if job.reducer_host else None,
         created_at=job.created_ms,

@@ -1,41 +1,60 @@
 """Which worker should have which seat. Pure: what is wanted, what there is, and the time, as arguments."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+from api.services.sharing import Owners, Step, Want, settle, shares
 
 STUCK_MS = 15_000
 """A seat that its worker, alive and idle, has not begun after this long is handed out again."""
 LEAVE_MS = 10_000
 """How long the seats of a job that ended or was paused may take to leave by themselves."""
-FAILURES = 5
-"""A worker whose seats in a job failed this often in a row, none of them having joined, cannot start."""
-LEFT_OUT_MS = (10_000, 30_000, 60_000, 120_000, 300_000, 600_000)
-"""How long such a worker is left out of the job after that failure and each further one."""
 LONGEST_PAUSE_MS = 30_000
 """The longest wait before a worker whose seats keep ending is given another one in the same job."""
-SHOWN = 3
-"""So many workers are named in a reason; the others are counted."""
+BRIEF_MS = 4000
+"""A worker that waits no longer than this is not given to another job meanwhile."""
+TAKE_OVER_MS = 3000
+"""How long a job of higher priority is short of workers before it takes one over, and the time to the next."""
+REBALANCE_MS = 10_000
+"""The same among jobs of one priority: a model is loaded anew for each worker that changes over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a job that is queued or running wants. `seats` is 0 once all its rounds are done."""
+    """What a job that is queued or running wants. `seats` is 0 once all its rounds are done.
+
+    `short_ms` is how long it has had fewer workers than its share, `moved_ms` how long ago one was last asked to change
+    over from it or to it (None: not lately).
+    """
 
     job_id: str
     queue: str
     seats: int
     minimum: int
     started: bool
+    priority: int = 0
+    short_ms: int = 0
+    moved_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """A worker that is alive, and the seat it says it is serving."""
+    """A worker that is alive, and the seat it says it is serving.
+
+    `resting` is why it takes no seat just now and leaves the one it has by itself, `off` why it gets none at present
+    and is asked to leave the one it has, as what it is: `drained`. Both are empty for a worker that works.
+    """
 
     id: str
     queues: tuple[str, ...]
     seat: str | None = None
+    resting: str = ""
+    off: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Whether it takes seats at present."""
+        return not (self.resting or self.off)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,7 @@ class Held:
     """A seat that was given out and has not ended, as far as SQLite knows; `state` is RQ's word for it.
 
     `waiting_ms` is how long its worker has been idle meanwhile, `stopped_ms` how long ago its job ended or was paused
-    (None: neither).
+    (None: neither). `leaving` once its worker was asked to leave, for the job `left_to` if for one.
     """
 
     id: str
@@ -53,25 +72,16 @@ class Held:
     state: str
     waiting_ms: int = 0
     stopped_ms: int | None = None
+    leaving: bool = False
+    left_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
-    """A seat that ended, or with which its worker joined the job last (`ended_ms` is None while it serves)."""
+class Share:
+    """How many workers a job has, and is to have."""
 
-    job_id: str
-    worker: str
-    state: str
-    joined: bool
-    ended_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failing:
-    """A worker that cannot start in a job: how often in a row it failed, and until when it is left out."""
-
-    times: int
-    until_ms: int
+    holds: int
+    due: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +106,30 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A seat is over: `finished`, `failed`, `lost` or `stopped`; `stop` says that RQ has to be told to end it."""
+    """A seat is over: `finished`, `left`, `failed`, `lost` or `stopped`; `stop`: RQ has to be told to end it."""
 
     seat_id: str
     state: str
     stop: bool
 
 
-Action = Issue | Close
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A seat's worker is to finish its work unit and leave, for the job `to` if for one.
+
+    `why` is `priority` or `share`, where `to` has more right to the worker, else what the worker is: `drained`.
+    """
+
+    seat_id: str
+    to: str | None
+    why: str
+
+
+Action = Issue | Close | Leave
 
 
 Pair = tuple[str, str]
 """A job's id and a worker's."""
-
-
-def failing(tries: Sequence[Try]) -> dict[Pair, Failing]:
-    """The workers that cannot start, by job, from the seats that ended, oldest first."""
-    found: dict[Pair, Failing] = {}
-    for one in tries:
-        pair = (one.job_id, one.worker)
-        if one.joined or one.state in ("finished", "stopped"):
-            found.pop(pair, None)
-        elif one.state == "failed" and one.ended_ms is not None:
-            times = found[pair].times + 1 if pair in found else 1
-            left_out_ms = LEFT_OUT_MS[min(times - FAILURES, len(LEFT_OUT_MS) - 1)] if times >= FAILURES else 0
-            found[pair] = Failing(times, one.ended_ms + left_out_ms)
-    return {pair: streak for pair, streak in found.items() if streak.times >= FAILURES}
 
 
 def decide_seats(
@@ -134,39 +142,116 @@ def decide_seats(
     """Compare the seats that jobs want with the workers that are alive.
 
     Args:
-        demands: oldest job first: it is served first.
+        demands: oldest job first.
         workers: those alive; one seat per worker at a time.
         held: every seat that has not ended yet.
         past: the seats that ended in the last minutes: the more of them, the longer the pause.
         out: who gets no seat in which job.
-    Returns: seats to close, then seats to issue.
+    Returns: seats to close, seats whose workers are to leave, then seats to issue.
     """
-    alive = {worker.id: worker for worker in workers}
-    wanted = {demand.job_id: demand for demand in demands}
-    closed = [close for seat in held if (close := _close(seat, alive.get(seat.worker), wanted.get(seat.job_id)))]
-    gone = {close.seat_id for close in closed}
-    kept = [seat for seat in held if seat.id not in gone]
-    past = [*past, *(Past(s.id, s.job_id, s.worker, s.state, 0) for s in held if s.id in gone)]
-    actions: list[Action] = list(closed)
-    free = _free(workers, kept, {seat.id for seat in past})
+    floor = _Floor.of(demands, workers, held, past, out)
+    owners = settle(floor.wants, shares(floor.wants), floor.owners, floor.may_change)
+    actions: list[Action] = list(floor.closed)
+    actions += [action for seat in floor.kept if (action := floor.recalled(seat, owners))]
     for demand in demands:
-        mine = [seat for seat in kept if seat.job_id == demand.job_id]
-        job_id = demand.job_id
-        serving = [w for w in free if demand.queue in w.queues and (job_id, w.id) not in out]
-        candidates = [w for w in serving if not _pausing(job_id, w.id, past)]
-        if not demand.started and len(mine) + len(candidates) < demand.minimum:
-            continue
-        chosen = candidates[: max(0, demand.seats - len(mine))]
-        numbers = _unused({seat.number for seat in mine}, len(chosen))
-        actions += [Issue(demand.job_id, w.id, n) for w, n in zip(chosen, numbers, strict=True)]
-        free = [w for w in free if w not in chosen]
+        chosen = [w.id for w in floor.free if owners.get(w.id) == demand.job_id]
+        chosen = [worker for worker in chosen if not _pause_ms(demand.job_id, worker, floor.past)]
+        taken = {seat.number for seat in floor.kept if seat.job_id == demand.job_id}
+        numbers = _unused(taken, len(chosen))
+        actions += [Issue(demand.job_id, worker, number) for worker, number in zip(chosen, numbers, strict=True)]
     return actions
+
+
+def fair_shares(
+    demands: Sequence[Demand],
+    workers: Sequence[Available],
+    held: Sequence[Held],
+    past: Sequence[Past] = (),
+    out: Collection[Pair] = (),
+) -> dict[str, Share]:
+    """How many workers each job is to have, and has, of those alive; arguments as for `decide_seats`."""
+    wants = _Floor.of(demands, workers, held, past, out).wants
+    counts = shares(wants)
+    return {want.job_id: Share(want.holds, counts[want.job_id]) for want in wants}
+
+
+@dataclass(frozen=True, slots=True)
+class _Floor:
+    """What seats are decided by: which are over, which are kept, who is free and who serves whom.
+
+    A worker that was asked to leave one job for another counts as the other's already.
+    """
+
+    demands: Mapping[str, Demand]
+    workers: Mapping[str, Available]
+    closed: Sequence[Close]
+    kept: Sequence[Held]
+    past: Sequence[Past]
+    free: Sequence[Available]
+    wants: Sequence[Want]
+    owners: Owners
+
+    @classmethod
+    def of(
+        cls,
+        demands: Sequence[Demand],
+        workers: Sequence[Available],
+        held: Sequence[Held],
+        past: Sequence[Past],
+        out: Collection[Pair],
+    ) -> "_Floor":
+        alive = {worker.id: worker for worker in workers}
+        wanted = {demand.job_id: demand for demand in demands}
+        closed = [close for seat in held if (close := _close(seat, alive.get(seat.worker), wanted.get(seat.job_id)))]
+        gone = {close.seat_id for close in closed}
+        kept = [seat for seat in held if seat.id not in gone]
+        past = [*past, *(Past(s.id, s.job_id, s.worker, s.state, 0) for s in held if s.id in gone and not s.leaving)]
+        taken = {seat.worker for seat in kept}
+        known = {seat.id for seat in past} | gone
+        idle = [w for w in workers if w.id not in taken and (w.seat is None or w.seat in known) and w.works]
+        owners = {s.worker: job for s in kept if (job := s.left_to if s.leaving else s.job_id) in wanted}
+        owners = {w: job for w, job in owners.items() if alive[w].works and (job, w) not in out}
+        there = [*idle, *(alive[seat.worker] for seat in kept if alive[seat.worker].works)]
+        wants = [_want(demand, there, owners, past, out) for demand in demands]
+        return cls(wanted, alive, closed, kept, past, idle, wants, owners)
+
+    def may_change(self, steps: list[Step]) -> bool:
+        """Whether a job has been short for long enough, and none of those concerned has just given or got a worker."""
+        asks, loser = self.demands[steps[0].taker], steps[-1].giver
+        above = loser is None or self.demands[loser].priority < asks.priority
+        patience_ms = TAKE_OVER_MS if above else REBALANCE_MS
+        concerned = [asks, *(self.demands[step.giver] for step in steps if step.giver)]
+        moved = [demand.moved_ms for demand in concerned if demand.moved_ms is not None]
+        return asks.short_ms >= patience_ms and min(moved, default=patience_ms) >= patience_ms
+
+    def recalled(self, seat: Held, owners: Owners) -> Action | None:
+        """How a seat ends whose worker is to do something else, if it is."""
+        other = owners.get(seat.worker)
+        off = self.workers[seat.worker].off
+        if seat.leaving or seat.job_id not in self.demands or (not off and other in (None, seat.job_id)):
+            return None
+        if seat.state in ("pending", "queued"):
+            return Close(seat.id, "stopped", stop=True)
+        if off or other is None:
+            return Leave(seat.id, None, off)
+        above = self.demands[other].priority > self.demands[seat.job_id].priority
+        return Leave(seat.id, other, "priority" if above else "share")
+
+
+def _want(
+    demand: Demand, workers: Sequence[Available], owners: Owners, past: Sequence[Past], out: Collection[Pair]
+) -> Want:
+    job_id = demand.job_id
+    mine = {worker for worker, owner in owners.items() if owner == job_id}
+    serving = [w.id for w in workers if w.id in mine or (demand.queue in w.queues and (job_id, w.id) not in out)]
+    serving = [w for w in serving if w in mine or _pause_ms(job_id, w, past) <= BRIEF_MS]
+    return Want(job_id, demand.priority, demand.seats, demand.minimum, demand.started, serving, len(mine))
 
 
 def _close(seat: Held, worker: Available | None, demand: Demand | None) -> Close | None:
     """Why a seat is over, if it is."""
     if seat.state in ("finished", "failed"):
-        return Close(seat.id, seat.state, stop=False)
+        return Close(seat.id, "left" if seat.leaving else seat.state, stop=False)
     if seat.state == "missing":
         return Close(seat.id, "lost", stop=False)
     if worker is None:
@@ -174,48 +259,18 @@ def _close(seat: Held, worker: Available | None, demand: Demand | None) -> Close
     if demand is None:
         overdue = seat.stopped_ms is None or seat.stopped_ms > LEAVE_MS
         return Close(seat.id, "stopped", stop=True) if overdue or seat.state == "queued" else None
-    if seat.state != "pending" and seat.waiting_ms > STUCK_MS:
-        return Close(seat.id, "lost", stop=True)
-    return None
+    if worker.resting and seat.state == "queued":
+        return Close(seat.id, "stopped", stop=True)
+    stuck = seat.state != "pending" and seat.waiting_ms > STUCK_MS
+    return Close(seat.id, "lost", stop=True) if stuck else None
 
 
-def _free(workers: Sequence[Available], kept: Sequence[Held], known: set[str]) -> list[Available]:
-    """Workers without a seat; one that still serves a seat nobody knows of is left alone."""
-    taken = {seat.worker for seat in kept}
-    return [w for w in workers if w.id not in taken and (w.seat is None or w.seat in known)]
-
-
-def _pausing(job_id: str, worker: str, past: Sequence[Past]) -> bool:
-    """Whether this worker's seats in this job end so often that it should wait: 1 s, 2 s, 4 s, ..."""
+def _pause_ms(job_id: str, worker: str, past: Sequence[Past]) -> int:
+    """How long this worker, whose seats in this job end so often, still has to wait: 1 s, 2 s, 4 s, ... in all."""
     mine = (seat for seat in past if seat.job_id == job_id and seat.worker == worker)
     ends = [seat.ended_ms_ago for seat in mine if seat.state in ("finished", "failed")]
-    return bool(ends) and min(ends) < min(LONGEST_PAUSE_MS, 500 * 2 ** min(len(ends), 20))
+    return max(0, min(LONGEST_PAUSE_MS, 500 * 2 ** min(len(ends), 20)) - min(ends)) if ends else 0
 
 
 def _unused(taken: set[int], count: int) -> list[int]:
     return [n for n in range(1, len(taken) + count + 1) if n not in taken][:count]
-
-
-def shortage(
-    demand: Demand, workers: Sequence[Available], held: Sequence[Held], out: Mapping[Pair, str] | None = None
-) -> str | None:
-    """Why a job has too few seats, in words that say what would help; None if it has enough, or soon will.
-
-    Args:
-        out: why a worker gets no seat in a job.
-    """
-    mine = {seat.worker for seat in held if seat.job_id == demand.job_id}
-    if len(mine) >= demand.minimum or not demand.seats:
-        return None
-    busy = Counter(seat.worker for seat in held if seat.job_id != demand.job_id)
-    serving = [worker for worker in workers if demand.queue in worker.queues]
-    left_out = [why for worker in serving if (why := (out or {}).get((demand.job_id, worker.id)))]
-    free = [w for w in serving if not (busy[w.id] or w.id in mine) and (demand.job_id, w.id) not in (out or {})]
-    if len(free) + len(mine) >= demand.minimum:
-        return None
-    online = f"{len(serving)} {'is' if len(serving) == 1 else 'are'} online"
-    if taken := sum(bool(busy[worker.id]) for worker in serving):
-        online += f", {taken} of them busy with other jobs"
-    needs = f"Needs {demand.minimum} worker{'' if demand.minimum == 1 else 's'} on queue {demand.queue}, {online}"
-    more = [f"{len(left_out) - SHOWN} more cannot serve it"] if len(left_out) > SHOWN else []
-    return "; ".join([needs, *left_out[:SHOWN], *more])

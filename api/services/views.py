@@ -1,7 +1,10 @@
 """What the pages show, put together from what the services read."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import get_args
 
 from sqlalchemy import func, select
 from sqlmodel import col
@@ -11,17 +14,19 @@ from api.errors import NotFound
 from api.schemas import (
     CheckpointPublic,
     EpochPublic,
+    EstimatePublic,
     EventPublic,
     JobPublic,
     JobWorkerPublic,
     Metrics,
-    Point,
 )
 from api.services.history import History
 from api.services.jobs import Jobs
+from api.services.series import Columns
+from api.services.submissions import Spent, Submissions
 from api.services.wording import rate
 from api.tables import Job
-from computeshare.types import JobStatus
+from computeshare.types import JobStatus, Outcome
 
 STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
 """In the order of their interest."""
@@ -49,9 +54,13 @@ class Row:
     """A line of the table behind the plots."""
 
     version: int
-    train_loss: float | None
-    test_loss: float | None
-    test_accuracy: float | None
+    train_loss: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    samples_per_s: float | None = None
+    bytes_up: float | None = None
+    bytes_down: float | None = None
+    staleness: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +78,24 @@ class JobView:
     names: dict[str, str]
     rows: list[Row]
     parent: str | None
+    spent: Sequence[Spent]
+    estimate: EstimatePublic | None
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How often each outcome there was occurred."""
+        found = {outcome: int(getattr(self.job, outcome)) for outcome in get_args(Outcome)}
+        return {outcome: number for outcome, number in found.items() if number}
 
     @property
     def round_samples(self) -> int:
         """Samples of a full round."""
-        return int(self.job.spec["micro_batch"] * self.job.spec["micro_batches_per_round"])
+        return round_samples(self.job)
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether updates may be late, so that there is something to say of it."""
+        return bool(self.job.spec["strategy"]["kind"] == "async")
 
     @property
     def left_s(self) -> float | None:
@@ -97,11 +119,16 @@ class JobView:
         return ""
 
 
+def round_samples(job: JobPublic) -> int:
+    """Samples of a job's full round."""
+    return int(job.spec["micro_batch"] * job.spec["micro_batches_per_round"])
+
+
 class Views:
     """Reading for the pages. Methods about a job raise NotFound."""
 
-    def __init__(self, database: Database, jobs: Jobs, history: History) -> None:
-        self._database, self._jobs, self._history = database, jobs, history
+    def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
+        self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
 
     def jobs(self, status: JobStatus | None = None, cursor: str | None = None) -> JobsView:
         """The running jobs, then the others, newest first; or those of one status. Raises BadCursor."""
@@ -113,6 +140,7 @@ class Views:
     def job(self, job_id: str, table: bool) -> JobView:
         """All of a job that is words and tables; the plots' table only if asked for."""
         job = self._jobs.show(job_id)
+        spent = self._submissions.spent(job_id)
         workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id).items
         return JobView(
             job=job,
@@ -123,6 +151,8 @@ class Views:
             names={worker.id: worker.name for worker in workers if worker.name},
             rows=rows(self._history.metrics(job_id, points=TABLE_POINTS)) if table else [],
             parent=self._parent(job),
+            spent=spent,
+            estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,
         )
 
     def _parent(self, job: JobPublic) -> str | None:
@@ -131,9 +161,13 @@ class Views:
         except NotFound:
             return None
 
-    def plots(self, job_id: str) -> Metrics:
+    def job_alone(self, job_id: str) -> JobPublic:
+        """Only the job itself."""
+        return self._jobs.show(job_id)
+
+    def plots(self, job_id: str, points: int = PLOT_POINTS) -> dict[str, Columns]:
         """The series to draw."""
-        return self._history.metrics(job_id, points=PLOT_POINTS)
+        return self._history.columns(job_id, points)
 
     def title(self, job_id: str) -> str:
         """What a job is called; its id if it was deleted."""
@@ -152,15 +186,14 @@ class Views:
 
 def rows(metrics: Metrics) -> list[Row]:
     """The series side by side, newest version first, about `TABLE_POINTS` of them: scored versions go first."""
-    train, test, accuracy = (_by_version(s) for s in (metrics.train_loss, metrics.test_loss, metrics.test_accuracy))
-    scored = _thinned(sorted(accuracy, reverse=True))
-    others = _thinned(sorted(train.keys() - accuracy.keys(), reverse=True)) if len(scored) < TABLE_POINTS // 2 else []
-    versions = sorted({*scored, *others}, reverse=True)
-    return [Row(v, train.get(v), test.get(v), accuracy.get(v)) for v in versions]
-
-
-def _by_version(series: list[Point]) -> dict[int, float]:
-    return {point.version: point.value for point in series}
+    values: dict[int, dict[str, float]] = defaultdict(dict)
+    for name in Metrics.model_fields:
+        for point in getattr(metrics, name):
+            values[point.version][name] = point.value
+    scored = _thinned(sorted((v for v in values if "test_accuracy" in values[v]), reverse=True))
+    unscored = sorted((v for v in values if "test_accuracy" not in values[v]), reverse=True)
+    others = _thinned(unscored) if len(scored) < TABLE_POINTS // 2 else []
+    return [Row(v, **values[v]) for v in sorted({*scored, *others}, reverse=True)]
 
 
 def _thinned(versions: list[int]) -> list[int]:

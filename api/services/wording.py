@@ -132,6 +132,14 @@ def _reassigned(data: Data, name: Name) -> str:
     return f"Micro-batch {count(data['micro_batch'])} {given} {path} after {data['after_ms'] / 1000:.1f} s"
 
 
+def _recalled(data: Data, name: Name) -> str:
+    reasons = {
+        "priority": f"job {data['to']} has a higher priority",
+        "share": f"job {data['to']} has fewer workers than its share",
+    }
+    return f"{name(data['worker'])} is to leave: {reasons.get(data['why'], 'it is ' + str(data['why']))}"
+
+
 def _refused(data: Data, name: Name) -> str:
     return f"Refused micro-batch {count(data['micro_batch'])} from {name(data['worker'])}: {data['reason']}"
 
@@ -154,6 +162,8 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "left": _left,
     "banned": _banned,
     "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
+    "recalled": _recalled,
+    "prioritised": lambda data, _: f"Priority changed from {data['before']} to {data['priority']} by {data['by']}",
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,
@@ -163,6 +173,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "cancelled": lambda data, _: data["reason"] or "Cancelled",
     "held": lambda data, _: f"Paused: {data['reason']}",
     "paused": lambda data, _: f"Paused by {data['by']}",
+    "pausing": lambda data, _: f"To be paused after this round, by {data['by']}",
     "resumed": lambda data, _: f"Resumed by {data['by']}",
     "retried": lambda data, _: f"Retried by {data['by']}, from the last checkpoint",
 }

@@ -34,3 +34,12 @@ export function ago(seconds) {
   const [length, unit] = UNITS.find(([size]) => left >= size) ?? [1, "s"];
   return `${Math.floor(left / length)} ${unit} ago`;
 }
+
+export function size(bytes) {
+  let value = Math.abs(bytes);
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (value < 1000) return `${(unit === "B" || value >= 100 ? whole : tenths).format(value)} ${unit}`;
+    value /= 1000;
+  }
+  return `${tenths.format(value)} TB`;
+}

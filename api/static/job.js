@@ -1,19 +1,29 @@
 // A job's page, live: one stream of events feeds the numbers, the plots and the parts that the server makes.
 
+import { actions } from "./actions.js";
 import { count, done, duration, loss, percent, rate } from "./format.js";
 import { everySecond, now, refresher } from "./live.js";
+import { logs } from "./logs.js";
+import { notify } from "./notify.js";
 import { plots } from "./plots.js";
-import { Series } from "./series.js";
+import { allSeries } from "./series.js";
+import { choose, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const TOLD = ["created", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned"];
+const MATTERS = ["status", "reason", "started_at", "pause_after"]; // what the reader should see at once
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
-for (const [name, points] of Object.entries(page.series)) series[name] = new Series(points);
 const refresh = refresher(() => `/jobs/${page.job.id}/parts${values.open ? "?table=true" : ""}`, 2000);
 let job = page.job;
 let lastEventId = job.last_event_id;
+let sent = job; // the snapshot that the traffic of versions is counted from
+readSeries(page.series);
+
+function readSeries(columns) {
+  Object.assign(series, allSeries(columns));
+}
 
 // The numbers
 
@@ -71,22 +81,49 @@ function show() {
 
 // The events
 
-const changed = plots(series);
+const tell = notify(document.getElementById("notify"), job);
+const takesLate = document.querySelector("[data-plot=staleness]") !== null;
+const valuesOf = ({ loss, samples_per_s, staleness }) => ({
+  train_loss: loss,
+  samples_per_s,
+  staleness: takesLate ? (staleness ?? 0) : null,
+});
+
+const start = () => Date.parse(job.started_at ?? job.created_at) / 1000;
+const changed = plots((lines) => lines.map((line) => ({ ...line, series: series[line.name], start: start() })), view);
+choose(() => changed(true));
+
+// What each of the versions since the snapshot before has sent, on average.
+function countTraffic(snapshot) {
+  const versions = snapshot.version - sent.version;
+  if (versions > 0) {
+    const at = Date.parse(snapshot.updated_at) / 1000;
+    for (const name of ["bytes_up", "bytes_down"]) {
+      const growth = (snapshot[name] - sent[name]) / versions;
+      series[name].put(snapshot.version, at, growth);
+    }
+  }
+  if (versions) sent = snapshot;
+}
 
 const HANDLERS = {
   job(snapshot) {
-    const other = snapshot.status !== job.status || snapshot.reason !== job.reason || !job.started_at !== !snapshot.started_at;
+    const other = MATTERS.some((name) => snapshot[name] !== job[name]);
     job = snapshot;
+    tell(snapshot);
+    countTraffic(snapshot);
     show();
     refresh(other);
   },
-  version({ data }) {
-    series.train_loss.put(data.version, data.loss);
+  version({ at, data }) {
+    const seconds = Date.parse(at) / 1000;
+    for (const [name, value] of Object.entries(valuesOf(data))) series[name].put(data.version, seconds, value);
     changed();
   },
-  scored({ data }) {
-    series.test_loss.put(data.version, data.loss);
-    series.test_accuracy.put(data.version, data.accuracy);
+  scored({ at, data }) {
+    const seconds = Date.parse(at) / 1000;
+    series.test_loss.put(data.version, seconds, data.loss);
+    series.test_accuracy.put(data.version, seconds, data.accuracy);
     changed();
     refresh();
   },
@@ -132,7 +169,7 @@ function later(task, pause_ms) {
 }
 
 async function read(path) {
-  const answer = await fetch(`/v1/jobs/${job.id}${path}`);
+  const answer = await fetch(path);
   if (!answer.ok) throw new Error(answer.statusText);
   return answer.json();
 }
@@ -140,11 +177,11 @@ async function read(path) {
 // Starts over from what the server knows now.
 async function catchUp() {
   try {
-    const snapshot = await read("");
-    const metrics = await read("/metrics?points=1000");
-    for (const name of Object.keys(series)) series[name] = new Series(metrics[name].map((point) => [point.version, point.value]));
-    lastEventId = snapshot.last_event_id;
-    HANDLERS.job(snapshot);
+    const fresh = await read(`/jobs/${job.id}/data`);
+    readSeries(fresh.series);
+    sent = fresh.job;
+    lastEventId = fresh.job.last_event_id;
+    HANDLERS.job(fresh.job);
     changed();
     setText(connection, "");
     if (ENDED.includes(job.status)) lookAgain();
@@ -159,7 +196,8 @@ async function rest() {
   if (!document.hidden) return;
   source?.close();
   try {
-    job = await read("");
+    job = await read(`/v1/jobs/${job.id}`);
+    tell(job);
     show();
   } catch {
     // The next look may find the server.
@@ -183,70 +221,18 @@ function begin() {
   else listen();
 }
 
-// Pausing, resuming, trying again
+// Pausing, resuming, trying again, cancelling, lifting bans
 
-const DONE = { pause: "paused", resume: "resumed", retry: "retried" };
-const actionProblem = document.getElementById("action-problem");
-let asking = false;
-
-async function change(verb) {
-  if (asking) return;
-  asking = true;
-  setText(actionProblem, "");
-  try {
-    const answer = await fetch(`/v1/jobs/${job.id}/${verb}`, { method: "POST" });
-    const body = await answer.json();
-    if (!answer.ok) throw new Error(body.detail);
+actions(job.id, {
+  changed(snapshot) {
     const ended = ENDED.includes(job.status);
-    HANDLERS.job(body);
+    HANDLERS.job(snapshot);
     if (ended) begin();
-  } catch (error) {
-    setText(actionProblem, `The job was not ${DONE[verb]}: ${error.message}`);
-    refresh(true);
-  } finally {
-    asking = false;
-  }
-}
-
-// Lifting a worker's ban
-
-async function unban(worker) {
-  setText(actionProblem, "");
-  try {
-    const answer = await fetch(`/v1/jobs/${job.id}/workers/${encodeURIComponent(worker)}/unban`, { method: "POST" });
-    if (!answer.ok) throw new Error((await answer.json()).detail);
-  } catch (error) {
-    setText(actionProblem, `The ban was not lifted: ${error.message}`);
-  }
-  refresh(true);
-}
-
-// Cancelling
-
-const dialog = document.getElementById("confirm");
-const problem = document.getElementById("confirm-problem");
-
-async function cancel() {
-  setText(problem, "");
-  try {
-    const answer = await fetch(`/v1/jobs/${job.id}/cancel`, { method: "POST" });
-    if (!answer.ok) throw new Error((await answer.json()).detail);
-    dialog.close();
-    refresh(true);
-  } catch (error) {
-    setText(problem, `The job was not cancelled: ${error.message}`);
-  }
-}
-
-document.addEventListener("click", ({ target }) => {
-  if (target.closest("#cancel")) dialog.showModal();
-  if (target.closest("#confirm-cancel")) cancel();
-  const verb = target.closest("[data-verb]")?.dataset.verb;
-  if (verb) change(verb);
-  const banned = target.closest("[data-unban]")?.dataset.unban;
-  if (banned) unban(banned);
+  },
+  refresh: () => refresh(true),
 });
 
+logs(document.getElementById("logs"), job.id);
 values.open = false; // it is there for those without plots
 values.addEventListener("toggle", () => values.open && refresh(true));
 everySecond(() => setText(field("elapsed"), FIELDS.elapsed()));

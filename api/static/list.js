@@ -1,4 +1,4 @@
-// The lists of jobs and of workers, kept fresh while they are looked at.
+// The list of jobs, kept fresh while it is looked at.
 
 import { everySecond, refresher } from "./live.js";
 

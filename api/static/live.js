@@ -34,13 +34,16 @@ function replacePart(place, fresh) {
   for (const open of place.querySelectorAll("details[id][open]")) {
     fresh.querySelector(`#${open.id}`)?.setAttribute("open", "");
   }
+  for (const ticked of place.querySelectorAll("input[type=checkbox][id]:checked")) {
+    fresh.querySelector(`#${ticked.id}`)?.setAttribute("checked", "");
+  }
   place.replaceChildren(...fresh.childNodes);
   if (scrolled) place.querySelector(".scroll")?.scrollTo(0, scrolled);
   if (focused !== null) (document.getElementById(focused) ?? document.getElementById("content")).focus({ preventScroll: true });
 }
 
 // The server has escaped every name in this document, and scripts in it do not run.
-function replaceParts(html) {
+export function replaceParts(html) {
   const fresh = new DOMParser().parseFromString(html, "text/html");
   for (const part of fresh.querySelectorAll("[data-part]")) {
     const place = document.getElementById(part.id);

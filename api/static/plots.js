@@ -1,7 +1,8 @@
-// The two plots of a job: loss and accuracy by version. uPlot draws; colours are the style sheet's.
+// Plots of series by version or by time. uPlot draws; colours are the style sheet's.
 
 /* global uPlot */
-import { count, loss, percent } from "./format.js";
+import { count, duration, loss, percent, rate, size } from "./format.js";
+import { smoothed } from "./series.js";
 
 const HEIGHT = 240;
 const PAUSE_MS = 400;
@@ -9,75 +10,123 @@ const compact = new Intl.NumberFormat("en-US", { notation: "compact" });
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const told = (value) => (_, at) => (at === null || at === undefined ? "–" : value(at));
+const tick = (value) => (at) => (at === null ? "" : value(at));
 
-const axis = (values, size) => ({
+const wholes = [...Array(9).keys()].flatMap((exponent) => [1, 2, 5].map((n) => n * 10 ** exponent));
+const spans = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+const ACROSS = {
+  version: { label: "Version", value: count, tick: (at) => compact.format(at), incrs: wholes, least: 10 },
+  time: { label: "After", value: duration, tick: duration, incrs: spans, least: 1 },
+};
+
+const fromZero = (_, high) => [0, 1.05 * high || 1];
+function withinOne(low, high) {
+  const around = Math.max(0.01, 0.08 * (high - low));
+  return [Math.max(0, low - around), Math.min(1, high + around)];
+}
+
+// What is drawn where: series by name, in the colours named. `log`: whether a logarithmic scale says anything.
+const PLOTS = {
+  loss: {
+    lines: [{ name: "train_loss", label: "Training", colour: "--train", smooth: true }, { name: "test_loss", label: "Test", colour: "--test" }],
+    value: loss, range: fromZero, log: true,
+  },
+  accuracy: {
+    lines: [{ name: "test_accuracy", label: "Test", colour: "--test" }],
+    value: percent, tick: (at) => `${+(at * 100).toFixed(2)} %`, range: withinOne, log: false,
+  },
+  speed: {
+    lines: [{ name: "samples_per_s", label: "Samples/s", colour: "--train", smooth: true }],
+    value: rate, tick: (at) => compact.format(at), range: fromZero, log: true,
+  },
+  bytes: {
+    lines: [
+      { name: "bytes_up", label: "Up", colour: "--train", smooth: true },
+      { name: "bytes_down", label: "Down", colour: "--test", smooth: true, width: 1 },
+    ],
+    value: size, range: fromZero, log: true,
+  },
+  staleness: {
+    lines: [{ name: "staleness", label: "Versions late", colour: "--train", smooth: true }],
+    value: (at) => at.toFixed(2), tick: (at) => String(+at.toFixed(2)), range: fromZero, log: false,
+  },
+};
+
+const axis = (values, place) => ({
   stroke: colour("--muted"),
   grid: { stroke: colour("--line"), width: 1 },
   ticks: { show: false },
   font: "12px system-ui, sans-serif",
-  values: (_, ticks) => ticks.map(values),
-  size,
+  values: (_, ticks) => ticks.map(tick(values)),
+  ...place,
 });
 
-const line = (label, name, width, points, value) => ({
-  label,
-  stroke: colour(name),
-  width,
-  points: points ? { show: true, size: 5, fill: colour(name) } : { show: false },
-  value: told(value),
-});
+// A line of a plot: thin where it is noisy, with points where there are few values.
+function stroke({ label, colour: name, dash, smooth, width }, value) {
+  const paint = colour(name);
+  const points = smooth ? { show: false } : { show: true, size: 5, fill: paint };
+  return { label, stroke: paint, width: width ?? (smooth ? 1 : 2), dash, points, value: told(value) };
+}
 
-const wholes = [...Array(9).keys()].flatMap((exponent) => [1, 2, 5].map((n) => n * 10 ** exponent));
+// The lines as they are drawn: behind a smoothed one lies what it was made of, pale.
+function strokes(plot, lines, view) {
+  return lines.flatMap((line) => {
+    const drawn = stroke(line, plot.value);
+    if (!line.smooth || !view.smooth) return [drawn];
+    return [{ ...drawn, alpha: 0.3, class: "pale" }, { ...drawn, label: `${line.label}, smoothed`, width: 2 }];
+  });
+}
 
-function options(width, lines, tick, range) {
+function options(plot, lines, view, width) {
+  const across = ACROSS[view.across];
+  const logarithmic = view.log && plot.log;
+  const y = logarithmic
+    ? { distr: 3, range: (_, low, high) => (high === null ? [0.1, 1] : uPlot.rangeLog(low, high, 10, false)) }
+    : { range: (_, low, high) => (high === null ? [0, 1] : plot.range(low, high)) };
   return {
     width,
     height: HEIGHT,
     padding: [8, 12, 0, 0],
     cursor: { drag: { x: false, y: false }, sync: { key: "versions" }, points: { size: 7 } },
-    scales: {
-      x: { time: false, range: (_, low, high) => [0, Math.max(high ?? 0, 10)] },
-      y: { range: (_, low, high) => (high === null ? [0, 1] : range(low, high)) },
-    },
-    axes: [{ ...axis((at) => compact.format(at), 32), incrs: wholes }, axis(tick, 56)],
-    series: [{ label: "Version", value: told(count) }, ...lines],
+    scales: { x: { time: false, range: (_, low, high) => [0, Math.max(high ?? 0, across.least)] }, y },
+    axes: [axis(across.tick, { size: 32, incrs: across.incrs, space: 64 }), axis(plot.tick ?? plot.value, { size: 62 })],
+    series: [{ label: across.label, value: told(across.value) }, ...strokes(plot, lines, view)],
     legend: { markers: { width: 2 } },
   };
 }
 
-function lossOptions(width) {
-  const lines = [line("Training", "--train", 1, false, loss), line("Test", "--test", 2, true, loss)];
-  return options(width, lines, loss, (_, high) => [0, 1.05 * high || 1]);
+// Places and values of each line, as uPlot joins them.
+function table(plot, lines, view) {
+  const above = (values) => (view.log && plot.log ? values.map((value) => (value > 0 ? value : null)) : values);
+  const columns = lines.flatMap(({ series, smooth, start }) => {
+    const places = series.places(view.across, start);
+    const raw = [places, above(series.values)];
+    return smooth && view.smooth ? [raw, [places, above(smoothed(series.values, view.smooth))]] : [raw];
+  });
+  return uPlot.join(columns);
 }
 
-function accuracyOptions(width) {
-  const around = (low, high) => Math.max(0.01, 0.08 * (high - low));
-  const range = (low, high) => [Math.max(0, low - around(low, high)), Math.min(1, high + around(low, high))];
-  return options(width, [line("Test", "--test", 2, true, percent)], (at) => `${+(at * 100).toFixed(2)} %`, range);
-}
-
-const PLOTS = {
-  loss: { names: ["train_loss", "test_loss"], options: lossOptions },
-  accuracy: { names: ["test_accuracy"], options: accuracyOptions },
-};
-
-const tables = (plot, series) => uPlot.join(plot.names.map((name) => [series[name].versions, series[name].values]));
-
-// Draws `series` (by name) into the elements marked with data-plot; returns a function that says they have changed.
-export function plots(series) {
+// Draws into the elements marked with data-plot; returns a function that says that the lines, or the view, have changed.
+//
+// `linesOf(name, lines)` gives each of a plot's lines its `series` (and `start`, in seconds): one for the job of a page,
+// several where jobs are compared. `view` holds `across` (version or time), `log` and `smooth` (0 to 1).
+export function plots(linesOf, view) {
   const drawn = new Map();
   let planned = false;
   let last = 0;
 
+  const parts = (place) => [PLOTS[place.dataset.plot], linesOf(PLOTS[place.dataset.plot].lines)];
+
   function build(place) {
-    const plot = PLOTS[place.dataset.plot];
+    const [plot, lines] = parts(place);
     drawn.get(place)?.destroy();
-    drawn.set(place, new uPlot(plot.options(place.clientWidth), [[]], place));
+    drawn.set(place, new uPlot(options(plot, lines, view, place.clientWidth || 320), [[]], place));
     fill(place);
   }
 
   function fill(place) {
-    const data = tables(PLOTS[place.dataset.plot], series);
+    const [plot, lines] = parts(place);
+    const data = table(plot, lines, view);
     drawn.get(place).setData(data);
     place.classList.toggle("without-data", !data[0].length);
     place.dataset.points = data[0].length;
@@ -88,6 +137,7 @@ export function plots(series) {
     [...drawn.keys()].forEach(fill);
   }
 
+  const rebuild = () => [...drawn.keys()].forEach(build);
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       const width = target.clientWidth;
@@ -98,9 +148,10 @@ export function plots(series) {
     build(place);
     resized.observe(place);
   }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => [...drawn.keys()].forEach(build));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuild);
 
-  return function changed() {
+  return function changed(anew = false) {
+    if (anew) return rebuild();
     if (planned) return;
     planned = true;
     setTimeout(() => requestAnimationFrame(draw), Math.max(0, last + PAUSE_MS - performance.now()));

@@ -2,17 +2,20 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from computeshare import showing
 from computeshare.catalog import catalog
 from computeshare.commands import specs
-from computeshare.commands.connection import Home, Json, Url, connect, page
+from computeshare.commands.connection import Home, Json, Url, connect, page, settings
 from computeshare.commands.output import plain, print_json
 from computeshare.commands.watch import follow_to_end
-from computeshare.errors import SpecError
+from computeshare.errors import SettingsError, SpecError
 from computeshare.spec import JobSpec
+
+Form = Literal["cli", "curl", "python", "json"]
 
 
 def _field(text: str, field: str = "", **options: Any) -> Any:
@@ -55,6 +58,7 @@ def create(
     codec_down: Annotated[str | None, _field("How weights travel.", "codec.down")] = None,
     min_workers: Annotated[int | None, _field("Workers to wait for before it starts.", "workers.min")] = None,
     max_workers: Annotated[int | None, _field("Workers it takes at most.", "workers.max")] = None,
+    priority: Annotated[int | None, _field("Jobs with more get workers first; -100 to 100.", "priority")] = None,
     checkpoint_every: Annotated[
         int | None, _field("Versions between checkpoints; 0: only at the end.", "checkpoint_every")
     ] = None,
@@ -82,6 +86,12 @@ def create(
         str | None, typer.Option(metavar="KEY", show_default=False, help="Makes repetitions of this call one job.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
+    show: Annotated[
+        Form | None,
+        typer.Option(
+            "--show", show_default=False, help="Print the same job as curl, Python, JSON or command; send nothing."
+        ),
+    ] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -109,11 +119,15 @@ def create(
         "codec.down": codec_down,
         "workers.min": min_workers,
         "workers.max": max_workers,
+        "priority": priority,
         "checkpoint_every": checkpoint_every,
         "evaluate_every": evaluate_every,
     }
     document = specs.build(_read(spec) if spec else {}, flags, setting or [])
-    specs.check(document)
+    checked = specs.check(document)
+    if show:
+        print(_shown(checked, show, url, home).rstrip())
+        return
     with connect(url, home) as client:
         job = client.create(document, idempotency_key)
         created = f"{plain(job['id'])}  {page(client, job['id'])}"
@@ -124,6 +138,17 @@ def create(
             print_json(job)
         else:
             print(created)
+
+
+def _shown(spec: JobSpec, form: Form, url: str | None, home: Path | None) -> str:
+    """The job in another form; in curl, the address is that of the control plane that would be asked."""
+    document = spec.model_dump(mode="json")
+    if form != "curl":
+        return {"cli": showing.as_cli, "python": showing.as_python, "json": showing.as_json}[form](document)
+    try:
+        return showing.as_curl(document, settings(url, home).resolve_url())
+    except SettingsError:
+        return showing.as_curl(document, "http://127.0.0.1:8000")  # where `computeshare up` would be
 
 
 def _read(source: str) -> specs.Document:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from computeshare.commands import specs
-from computeshare.commands.connection import Home, Json, Url, connect, page
+from computeshare.commands.connection import Home, Json, Url, connect, job_ids, page
 from computeshare.commands.output import plain, print_json
 
 
@@ -15,6 +15,7 @@ def fork(
         typer.Argument(
             metavar="JOB[@V]",
             show_default=False,
+            autocompletion=job_ids,
             help="A job's id and which version: a number, latest (default) or best.",
         ),
     ],

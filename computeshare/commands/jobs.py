@@ -1,19 +1,22 @@
-"""`computeshare jobs`: create, list, show, watch, replay, fork, download, delete, and what changes a job's status."""
+"""`computeshare jobs`: what has no module of its own, and all of it together."""
 
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from computeshare.answers import Checkpoint, Job, Problem
-from computeshare.commands.connection import Home, JobId, Json, Url, connect, page
+from computeshare.answers import ICONS, Job, JobWorker, Problem
+from computeshare.client.weights import pick
+from computeshare.commands.compare import compare
+from computeshare.commands.connection import Home, JobId, Json, Url, Yes, confirm, connect, page
 from computeshare.commands.create import create
+from computeshare.commands.export import export
 from computeshare.commands.fork import fork
-from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, title
+from computeshare.commands.logs import logs
+from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, target, title
 from computeshare.commands.replay import replay
 from computeshare.commands.watch import follow_to_end
 
@@ -21,12 +24,21 @@ app = typer.Typer(no_args_is_help=True, help="Create, watch and fetch jobs.")
 app.command()(create)
 app.command()(replay)
 app.command()(fork)
+app.command()(compare)
+app.command()(export)
+app.command()(logs)
 
 
 @app.command("list")
 def list_jobs(
     state: Annotated[
-        list[str] | None, typer.Option("--status", help="Only jobs in this state. May be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--status",
+            help="Only jobs in this state. May be repeated.",
+            show_default=False,
+            autocompletion=lambda: sorted(ICONS),
+        ),
     ] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
@@ -64,10 +76,16 @@ def watch(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fal
 
 
 @app.command()
-def pause(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+def pause(
+    job_id: JobId,
+    after_round: Annotated[bool, typer.Option("--after-round", help="Let the round at hand be done first.")] = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
     """Let a queued or running job rest. Its workers leave, what they did stays."""
     with connect(url, home) as client:
-        _tell(client.pause(job_id), as_json)
+        _tell(client.pause(job_id, after_round), as_json)
 
 
 @app.command()
@@ -82,6 +100,21 @@ def retry(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fal
     """Let a failed job go on from its last checkpoint."""
     with connect(url, home) as client:
         _tell(client.retry(job_id), as_json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # so that a number below zero is none
+def priority(
+    job_id: JobId,
+    number: Annotated[
+        int, typer.Argument(metavar="N", min=-100, max=100, help="-100 to 100; new jobs have 0.", show_default=False)
+    ],
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Give a job another priority. Jobs with more get workers first, also from those with less."""
+    with connect(url, home) as client:
+        _tell(client.prioritise(job_id, number), as_json)
 
 
 @app.command()
@@ -108,7 +141,7 @@ def unban(
         console().print(f"{plain(found['name'] or found['id'])} may take part again", markup=False)
 
 
-def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
+def worker_id(workers: Sequence[JobWorker], worker: str) -> str:
     """The id of the worker of this id, or of the only banned one of this name. Raises Problem."""
     named = [one["id"] for one in workers if worker == one["id"] or (worker == one["name"] and one["banned"])]
     if worker in named or len(named) < 2:
@@ -127,16 +160,19 @@ def _tell(job: Job, as_json: bool) -> None:
 @app.command()
 def delete(
     job_id: JobId,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Forget a job that has ended, and remove its checkpoints."""
     with connect(url, home) as client:
-        if sys.stdin.isatty() and not yes:
+
+        def question() -> str:
             job = client.show(job_id)
-            typer.confirm(f"Remove job {plain(job['id'])} ({title(job)}) and its checkpoints?", abort=True, err=True)
+            return f"Remove job {plain(job['id'])} ({title(job)}) and its checkpoints?"
+
+        confirm(question, yes)
         client.delete(job_id)
     if as_json:
         print_json({"id": job_id, "deleted": True})
@@ -183,19 +219,3 @@ def download(
         print_json({"path": str(path), "version": chosen["version"], "bytes": written, "sha256": sha256})
     else:
         console().print(f"{path}: version {chosen['version']}, {size(written)}", markup=False)
-
-
-def pick(checkpoints: Sequence[Checkpoint], version: str, job_id: str) -> Checkpoint:
-    """The checkpoint that `latest`, `best` or a number means, of a list newest first. Raises Problem."""
-    for checkpoint in checkpoints:
-        if version in ("latest", str(checkpoint["version"])) or (version == "best" and checkpoint["best"]):
-            return checkpoint
-    there = ", ".join(str(c["version"]) for c in checkpoints) or "none yet"
-    raise Problem(f"job {job_id} has no checkpoint {version}; there are: {there}", 404)
-
-
-def target(output: Path | None, name: str) -> Path:
-    """The file to write: `output`, or `name` in it where it is a folder, or in the current one."""
-    if output is None:
-        return Path(name)
-    return output / name if output.is_dir() else output

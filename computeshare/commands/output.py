@@ -6,6 +6,7 @@ What comes from a control plane may hold anything: it is shown as plain text, ne
 import json
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,18 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from computeshare.answers import Job
+from computeshare.answers import ICONS, Job
 from computeshare.spec import JobSpec
 
 NOTHING = "–"
 _PIPE_WIDTH = 200
-_LOOKS = {
-    "queued": ("○", "yellow"),
-    "running": ("▶", "cyan"),
-    "paused": ("‖", "yellow"),
-    "completed": ("✓", "green"),
-    "failed": ("✗", "red"),
-    "cancelled": ("■", "dim"),
+_STYLES = {
+    "queued": "yellow",
+    "running": "cyan",
+    "paused": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "dim",
 }
 
 
@@ -53,8 +54,7 @@ def title(job: Job) -> str:
 
 def status(job: Job) -> Text:
     """The job's state as icon and word."""
-    icon, style = _LOOKS.get(job["status"], ("?", ""))
-    return Text(f"{icon} {plain(job['status'])}", style)
+    return Text(f"{ICONS.get(job['status'], '?')} {plain(job['status'])}", _STYLES.get(job["status"], ""))
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -95,10 +95,15 @@ def age(text: str | None, now: datetime) -> str:
     return duration((now - moment).total_seconds() if moment else None)
 
 
+def elapsed_s(job: Job, now: datetime) -> float | None:
+    """Seconds that the job has been, or was, at work; None before it was."""
+    started = instant(job["started_at"])
+    return ((instant(job["finished_at"]) or now) - started).total_seconds() if started else None
+
+
 def elapsed(job: Job, now: datetime) -> str:
     """How long the job has been, or was, at work."""
-    started = instant(job["started_at"])
-    return duration(((instant(job["finished_at"]) or now) - started).total_seconds() if started else None)
+    return duration(elapsed_s(job, now))
 
 
 def seconds_left(job: Job) -> float | None:
@@ -150,7 +155,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         rows.append(("Forked from", plain(told)))
     rows += [
         ("Page", plain(page)),
-        ("Queue", plain(job["queue"])),
+        ("Queue", f"{plain(job['queue'])}, priority {job.get('priority', 0)}"),
         ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),
         ("Epoch", str(job["epoch"] + 1)),
         ("Loss", number(job["loss"])),
@@ -169,3 +174,10 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     for name, value in rows:
         table.add_row(name, Text(value) if isinstance(value, str) else value)
     return table
+
+
+def target(output: Path | None, name: str) -> Path:
+    """The file to write: `output`, or `name` in it where it is a folder, or in the current one."""
+    if output is None:
+        return Path(name)
+    return output / name if output.is_dir() else output

@@ -1,13 +1,12 @@
 """Watching a job: a live bar in a terminal, plain lines elsewhere."""
 
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Literal, NoReturn, cast
+from typing import NoReturn, cast
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from computeshare.answers import Event, Job
 from computeshare.client import Client
+from computeshare.client.following import Follower
 from computeshare.commands.output import (
     console,
     duration,
@@ -36,9 +36,6 @@ from computeshare.types import ENDED
 LINE_EVERY_S = 5.0
 _TICK_S = 0.25
 
-_Read = Event | BaseException | Literal["end"]
-
-
 Show = Callable[[Job, str], None]
 """Shows a job, with a note beside it or an empty one."""
 
@@ -54,44 +51,21 @@ def watch_job(client: Client, job_id: str, stop: threading.Event | None = None, 
     job = client.show(job_id)
     screen = screen or console(stderr=True)
     detached = stop or threading.Event()
-    done = threading.Event()
-    events: queue.Queue[_Read] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(client, job, done, events), name="events", daemon=True)
-    reader.start()
-    try:
-        with live_bar(screen) if screen.is_terminal else plain_lines(screen) as show:
-            note = ""
-            while not detached.is_set():
-                show(job, note)
-                event = _next(events)
-                if isinstance(event, BaseException):
-                    raise event
-                if event == "end":
-                    job = client.show(job_id)
-                    show(job, "")
-                    break
-                if isinstance(event, Event):
-                    job, note = _apply(event, job), _note(event)
-    finally:
-        done.set()
-    return job
-
-
-def _read(client: Client, job: Job, done: threading.Event, events: "queue.Queue[_Read]") -> None:
-    try:
-        for event in client.follow(job, done):
-            if event.type in ("job", "lost"):
-                events.put(event)
-        events.put("end")
-    except BaseException as error:  # the watching thread raises it
-        events.put(error)
-
-
-def _next(events: "queue.Queue[_Read]") -> "_Read | None":
-    try:
-        return events.get(timeout=_TICK_S)
-    except queue.Empty:
-        return None
+    with (
+        Follower(lambda done: client.follow(job, done)) as events,
+        live_bar(screen) if screen.is_terminal else plain_lines(screen) as show,
+    ):
+        seen, note = job, ""
+        while not detached.is_set():
+            show(seen, note)
+            event = events.next(_TICK_S)
+            if event == "end":
+                seen = client.show(job_id)
+                show(seen, "")
+                break
+            if event is not None and event.type in ("job", "lost"):
+                seen, note = _apply(event, seen), _note(event)
+    return seen
 
 
 def _apply(event: Event, job: Job) -> Job:

@@ -1,9 +1,15 @@
 """`python -m computeshare.queue.horse`: the process of one seat."""
 
+import os
+
+from computeshare.manners.awake import stay_awake
 from computeshare.processes import exit_with_parent
 
 if __name__ == "__main__":
     exit_with_parent()  # before anything that takes time
+    if nice := int(os.environ.get("COMPUTESHARE_NICE", "0")):
+        os.nice(nice)
+    awake = stay_awake()
 
     from computeshare.queue.rq_worker import run_horse
 

@@ -10,6 +10,7 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare import keys
 from computeshare.handshake import OURS, PROTOCOL, Release, disagreement
+from computeshare.manners.resting import UNKNOWN, Power
 
 ALIVE_MS = 10_000
 """A worker that has not been heard of for this long is dead."""
@@ -35,6 +36,9 @@ class WorkerInfo:
     last_seen_ms: int = 0
     protocol: int = PROTOCOL
     """What it speaks; 0 for a worker that does not say."""
+    resting: str = ""
+    """Why it takes no seat just now, by the wish of its owner; empty: it does."""
+    power: Power = UNKNOWN
 
     @property
     def refusal(self) -> str | None:
@@ -56,6 +60,8 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "seat": worker.seat or "",
         "state": worker.state,
         "protocol": worker.protocol,
+        "resting": worker.resting,
+        "power": json.dumps({"plugged": worker.power.plugged, "percent": worker.power.percent}),
     }
     pipeline = redis.pipeline(transaction=True)
     pipeline.hset(keys.worker(worker.id), mapping=values)
@@ -117,6 +123,20 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             values["state"][:32],
             last_seen_ms,
             int(values.get("protocol", 0)),
+            _plain(values.get("resting", ""))[:200],
+            _power(values.get("power", "{}")),
         )
     except (KeyError, ValueError, TypeError, AttributeError):
         return None
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _power(text: str) -> Power:
+    """Power as far as it makes sense."""
+    said = json.loads(text)
+    plugged, percent = said.get("plugged"), said.get("percent")
+    is_percent = isinstance(percent, int | float) and not isinstance(percent, bool) and 0 <= percent <= 100
+    return Power(plugged if isinstance(plugged, bool) else None, float(percent) if is_percent else None)

@@ -1,7 +1,7 @@
 """What the control plane does to a job's rounds, and reading their state."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,8 @@ from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.channel import Scripts
 from computeshare.types import Token
 
+LINES_KEPT = 4000
+"""Lines of a job's log that wait for the control plane, about; the oldest give way."""
 FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "sizes"]
 
 
@@ -132,6 +134,11 @@ class RoundStore:
         """Append an event to a job that is published still; with a fence, only while that is the newest."""
         names = [self.keys.spec(), self.keys.fence(), self.keys.events()]
         return bool(self.scripts.call("announce", names, [fence, kind, json.dumps(event)]))
+
+    def log(self, lines: Sequence[str]) -> bool:
+        """Append lines (JSON) to the log of a job that is published still; False if it is not."""
+        names = [self.keys.spec(), self.keys.logs()]
+        return bool(self.scripts.call("log", names, [LINES_KEPT, *lines]))
 
     def purge(self) -> None:
         """Delete every key of the job. The spec goes first, so that no script brings one back."""

@@ -1,21 +1,22 @@
 """A browser, and a control plane with its broker for it to look at."""
 
-import os
 import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, expect, sync_playwright
-from watching import Site, wait_until
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from watching import Site, Watched, wait_until
 
 from api.main import create_app
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker
 from computeshare.settings import Settings
+from tests.lacking import lacking
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_ON_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
@@ -36,12 +37,7 @@ def find_chromium() -> str:
     """An installed Chromium; where there is none the test is skipped, and fails in CI."""
     on_path = (path for name in CHROMIUM_NAMES if (path := shutil.which(name)))
     found = next(on_path, CHROMIUM_ON_MAC if Path(CHROMIUM_ON_MAC).exists() else None)
-    if found:
-        return found
-    missing = f"no Chromium: install one of {', '.join(CHROMIUM_NAMES)}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(missing)
-    pytest.skip(missing)
+    return found or lacking(f"no Chromium: install one of {', '.join(CHROMIUM_NAMES)}")
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +73,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             thread.join()
     finally:
         broker.stop()
+
+
+@pytest.fixture
+def opened(browser: Browser, site: Site) -> Iterator[Any]:
+    """Opens pages as a logged-in browser; at the end none of them may have complained about anything."""
+    contexts: list[BrowserContext] = []
+    watched: list[Watched] = []
+
+    def open_page(path: str, **options: Any) -> Page:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        one = Watched(context)
+        watched.append(one)
+        one.page.goto(site.login)
+        one.page.goto(site.url + path)
+        return one.page
+
+    yield open_page
+    problems = [problem for one in watched for problem in one.problems]
+    for context in contexts:
+        context.close()
+    assert problems == []

@@ -1,97 +1,22 @@
 """The pages in a real browser, on the real application; events are written to the stream as the training would."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from feed import Feed
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
+from staging import arrived, start, under_way
 from watching import Site, wait_until
 
-from api.database import now_ms
 from api.services import wording
-from computeshare.catalog import catalog
 from computeshare.queue import WorkerInfo, register
-from computeshare.spec import JobSpec
 
 pytestmark = pytest.mark.e2e
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
-SPEC: dict[str, Any] = {
-    "name": "mnist, lenet5",
-    "queue": "mnist",
-    "dataset": "mnist",
-    "model": "lenet5",
-    "micro_batch": 32,
-    "micro_batches_per_round": 4,
-    "rounds": 1000,
-}
-
-
-def start(site: Site, **spec: Any) -> Feed:
-    """A job whose events the returned feed writes."""
-    job = site.services.jobs.create(JobSpec.model_validate(SPEC | spec)).model_dump(mode="json")
-    samples = catalog().datasets[job["spec"]["dataset"]].train
-    return Feed(site.redis, job, site.settings.artifacts_dir, now_ms() - 60_000, samples)
-
-
-def under_way(site: Site, versions: int = 120, **spec: Any) -> Feed:
-    """A job with two workers and some rounds behind it, as the database has it."""
-    feed = start(site, **spec)
-    feed.opened()
-    feed.joined("w1studio", "mac-studio", "Apple M2 Ultra (MPS)")
-    feed.joined("w2laptop", "laptop", "CPU, 8 cores")
-    for _ in range(versions // 20):
-        feed.versions(20)
-        feed.scored()
-    arrived(site, feed)
-    return feed
-
-
-def arrived(site: Site, feed: Feed) -> None:
-    """Wait until the database holds everything the feed wrote."""
-    name = f"cs:{{{feed.job_id}}}:events"
-    wait_until(lambda: site.redis.xlen(name) == 0)
-
-
-class Watched:
-    """A page that remembers whatever went wrong in it."""
-
-    def __init__(self, context: BrowserContext) -> None:
-        self.page = context.new_page()
-        self.problems: list[str] = []
-        self.page.on("console", self._heard)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("response", lambda r: self.problems.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-
-    def _heard(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.problems.append(message.text)
-
-
-@pytest.fixture
-def opened(browser: Browser, site: Site) -> Iterator[Any]:
-    """Opens pages as a logged-in browser; at the end none of them may have complained about anything."""
-    contexts: list[BrowserContext] = []
-    watched: list[Watched] = []
-
-    def open_page(path: str, **options: Any) -> Page:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        one = Watched(context)
-        watched.append(one)
-        one.page.goto(site.login)
-        one.page.goto(site.url + path)
-        return one.page
-
-    yield open_page
-    problems = [problem for one in watched for problem in one.problems]
-    for context in contexts:
-        context.close()
-    assert problems == []
 
 
 def points(page: Page, plot: str) -> int:
@@ -117,7 +42,7 @@ def test_plots_and_numbers_grow_without_reloading(site: Site, opened: Any) -> No
     expect(page.locator("#ledger")).to_contain_text("19,200 of 19,200 samples counted once")
     expect(page).to_have_title(re.compile(r"^15 % · mnist, lenet5"))
     assert page.evaluate("() => window.same") is True
-    assert page.locator(".u-wrap canvas").count() == 2
+    assert page.locator(".u-wrap canvas").count() == 4
 
 
 def test_stream_resumes_where_it_was_cut(site: Site, opened: Any) -> None:
@@ -168,7 +93,7 @@ def test_a_queued_job_says_what_it_needs_and_how_to_give_it(site: Site, opened: 
     page = opened(f"/jobs/{feed.job_id}")
     expect(page.locator("#state")).to_contain_text("Needs 1 worker on queue lonely, 0 are online")
     expect(page.locator("#state code")).to_have_text("computeshare-worker --queue lonely")
-    expect(page.locator(".plot.without-data")).to_have_count(2)
+    expect(page.locator(".plot.without-data")).to_have_count(4)
 
 
 def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
@@ -181,7 +106,7 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator("#state")).to_contain_text("Cancelled")
-    expect(page.locator("#actions button")).to_have_count(0)
+    expect(page.locator("#actions button")).to_have_text(["Copy link"])
     expect(page).to_have_title(re.compile("^Cancelled · "))
     assert site.services.jobs.show(feed.job_id).status == "cancelled"
 
@@ -194,10 +119,10 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     expect(page.locator("#state")).to_contain_text("Paused by a user")
     expect(page.locator("#timeline")).to_contain_text("Paused by a user")
     expect(page).to_have_title(re.compile("^Paused · "))
-    expect(page.locator("#actions button")).to_have_text(["Resume", "Cancel"])
+    expect(page.locator("#actions button")).to_have_text(["Resume", "Copy link", "Cancel"])
     assert site.services.jobs.show(feed.job_id).status == "paused"
     page.get_by_role("button", name="Resume").click()
-    expect(page.locator("#actions button")).to_have_text(["Pause", "Cancel"])
+    expect(page.locator("#actions button")).to_have_text(["Pause", "Copy link", "Cancel"])
     expect(page.locator("#timeline")).to_contain_text("Resumed by a user")
     assert site.services.jobs.show(feed.job_id).status == "queued"
     feed.joined("w3again", "mac-mini", "CPU")
@@ -255,7 +180,7 @@ def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: 
     expect(page.locator("#state .problem-box")).to_be_visible()
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("#state .problem-box")).to_have_count(0)
-    expect(page.locator("#actions button")).to_have_text(["Pause", "Cancel"])
+    expect(page.locator("#actions button")).to_have_text(["Pause", "Copy link", "Cancel"])
     expect(page.locator("#timeline")).to_contain_text("Retried by a user")
     feed.joined("w3again", "mac-mini", "CPU")
     feed.versions(5)
@@ -325,7 +250,7 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
     expect(page.locator("#workers tbody tr")).to_have_count(2)
     expect(page.locator("#checkpoints a")).to_have_attribute("href", f"/v1/jobs/{feed.job_id}/checkpoints/40")
     expect(page.locator("#actions noscript code")).to_have_text(
-        [f"computeshare jobs {verb} {feed.job_id}" for verb in ("pause", "cancel")]
+        [f"computeshare jobs {verb} {feed.job_id}" for verb in ("pause --after-round", "pause", "cancel")]
     )
     expect(page.locator("#actions noscript code").last).to_be_visible()
     expect(page.locator("#pause")).not_to_be_visible()
@@ -366,7 +291,7 @@ def test_series_stay_small_and_keep_their_extremes(site: Site, opened: Any) -> N
         """async () => {
           const { Series, LIMIT } = await import("/static/series.js");
           const series = new Series();
-          for (let v = 1; v <= 100000; v += 1) series.put(v, v === 31337 ? -5 : v === 271 ? 99 : Math.sin(v));
+          for (let v = 1; v <= 100000; v += 1) series.put(v, v / 10, v === 31337 ? -5 : v === 271 ? 99 : Math.sin(v));
           const sorted = series.versions.every((v, at) => at === 0 || series.versions[at - 1] < v);
           const extremes = [series.best((a, b) => a < b), series.best((a, b) => a > b)];
           return { size: series.versions.length, LIMIT, last: series.versions.at(-1), sorted, extremes };
@@ -379,7 +304,7 @@ def test_series_stay_small_and_keep_their_extremes(site: Site, opened: Any) -> N
 
 def test_browser_and_server_use_the_same_words(site: Site, opened: Any) -> None:
     numbers = [0, 0.00001234, 0.0001, 0.03126, 0.5, 1, 7.25, 59, 60, 61, 99.94, 3599, 3600, 7384, 86_400, 123_456, 9e9]
-    ways = ("count", "rate", "percent", "loss", "duration", "ago")
+    ways = ("count", "rate", "percent", "loss", "duration", "ago", "size")
     said = opened("/").evaluate(
         """async ([ways, numbers]) => {
           const format = await import("/static/format.js");
@@ -407,7 +332,14 @@ def showcase(site: Site) -> dict[str, str]:
     for feed in (failed, done, running):
         arrived(site, feed)
     shown = {"job": running, "job-failed": failed, "job-queued": queued, "job-paused": paused, "job-completed": done}
-    return {"jobs": "/", "workers": "/workers", **{name: f"/jobs/{feed.job_id}" for name, feed in shown.items()}}
+    pages = {
+        "jobs": "/",
+        "workers": "/workers",
+        "new": "/new",
+        "compare": f"/compare?job={running.job_id}&job={failed.job_id}&smooth=0.7",
+        "submissions": f"/jobs/{running.job_id}/submissions",
+    }
+    return pages | {name: f"/jobs/{feed.job_id}" for name, feed in shown.items()}
 
 
 def long_under_way(site: Site) -> Feed:
@@ -474,7 +406,7 @@ def test_plots_take_the_colours_of_the_scheme(site: Site, opened: Any, showcase:
     marker = "() => getComputedStyle(document.querySelectorAll('.u-marker')[0]).borderTopColor"
     light = page.evaluate(marker)
     page.emulate_media(color_scheme="dark")
-    expect(page.locator(".u-wrap canvas")).to_have_count(2)
+    expect(page.locator(".u-wrap canvas")).to_have_count(4)
     assert page.evaluate(marker) != light
     drawn = "() => [...document.querySelectorAll('canvas')].map(c => c.toDataURL().length)"
     assert min(page.evaluate(drawn)) > 3000

@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 
 from api.database import Database
 from api.services.dispatcher import Dispatcher
+from api.services.failing import FAILURES
 from api.services.jobs import Jobs
 from api.services.projector import Projector
-from api.services.seating import FAILURES
 from computeshare import handshake, keys
 from computeshare.commands.run import OTHER_VERSION, USAGE
 from computeshare.errors import VersionError

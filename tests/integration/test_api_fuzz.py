@@ -104,7 +104,7 @@ def test_hostile_queries(client: TestClient) -> None:
     job = client.post("/v1/jobs", json=SPEC).json()["id"]
     routes = {
         "/v1/jobs": ("status", "queue", "cursor", "limit"),
-        f"/v1/jobs/{job}/metrics": ("since", "points"),
+        f"/v1/jobs/{job}/metrics": ("since", "until", "points"),
         f"/v1/jobs/{job}/submissions": ("outcome", "worker", "cursor", "limit"),
         "/": ("status", "cursor"),
         "/login": ("key",),
@@ -165,7 +165,7 @@ def test_random_bytes_in_a_spec(client: TestClient) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS", "TRACE", "BREW", "HEAD"])
 def test_other_methods_are_refused(method: str, client: TestClient) -> None:
-    for path in ("/v1/jobs", "/v1/jobs/abcdefgh", "/healthz", "/metrics", "/"):
+    for path in ("/v1/jobs", "/v1/jobs/abcdefgh/pause", "/healthz", "/metrics", "/"):
         assert client.request(method, path).status_code in (404, 405)
 
 

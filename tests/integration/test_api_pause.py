@@ -300,6 +300,71 @@ def test_a_worker_that_joins_late_does_not_wake_a_paused_job(
     assert (jobs.show(job).status, jobs.show(job).started_at) == ("paused", None)
 
 
+def under_way(redis: Redis, database: Database, job: str) -> Feed:
+    feed = Feed(redis, job, PLAN)
+    feed.open()
+    feed.join()
+    feed.commit()
+    Projector(database).step(redis)
+    return feed
+
+
+def test_a_job_that_is_to_finish_its_round_pauses_with_the_next_version(
+    redis: Redis, database: Database, jobs: Jobs, history: History, create: Callable[..., str]
+) -> None:
+    job = create(rounds=30)
+    feed = under_way(redis, database, job)
+    told = jobs.pause(job, after_round=True)
+    assert (told.status, told.pause_after) == ("running", 2)
+    feed.submit(5)
+    Projector(database).step(redis)
+    assert jobs.show(job).status == "running"
+    feed.commit()
+    Projector(database).step(redis)
+    paused = jobs.show(job)
+    assert (paused.status, paused.version, paused.pause_after) == ("paused", 2, None)
+    assert paused.reason == "Paused by a user, once the round was done"
+    assert [event.type for event in history.timeline(job, 2)] == ["paused", "pausing"]
+    jobs.resume(job)
+    feed.join()
+    feed.commit()
+    Projector(database).step(redis)
+    assert jobs.show(job).status == "running"
+
+
+def test_a_job_that_is_to_finish_its_round_goes_on_if_it_is_resumed_before(
+    redis: Redis, database: Database, jobs: Jobs, create: Callable[..., str]
+) -> None:
+    job = create(rounds=30)
+    feed = under_way(redis, database, job)
+    jobs.pause(job, after_round=True)
+    resumed = jobs.resume(job)
+    assert (resumed.status, resumed.pause_after) == ("running", None)
+    feed.commit()
+    Projector(database).step(redis)
+    assert jobs.show(job).status == "running"
+    with pytest.raises(Conflict):
+        jobs.resume(job)
+
+
+def test_the_last_round_of_all_completes_the_job_whatever_was_to_come_after_it(
+    redis: Redis, database: Database, jobs: Jobs, create: Callable[..., str]
+) -> None:
+    job = create(rounds=2)
+    feed = under_way(redis, database, job)
+    jobs.pause(job, after_round=True)
+    feed.commit()
+    feed.save()
+    feed.score(0.5)
+    Projector(database).step(redis)
+    assert (jobs.show(job).status, jobs.show(job).pause_after) == ("completed", None)
+
+
+def test_a_job_that_has_not_begun_has_no_round_to_finish(client: TestClient, job: str) -> None:
+    assert client.post(f"/v1/jobs/{job}/pause?after=round").json()["status"] == "paused"
+    assert client.post(f"/v1/jobs/{job}/pause?after=lunch").status_code == 422
+
+
 def test_a_resumed_job_runs_once_a_worker_joins_and_keeps_when_it_began(
     redis: Redis, database: Database, jobs: Jobs, create: Callable[..., str]
 ) -> None:

@@ -17,6 +17,7 @@ from api.services.history import History
 from api.services.jobs import Jobs
 from api.services.projector import Projector
 from api.services.storing import table
+from api.services.submissions import Submissions
 from api.tables import LedgerEntry, Outbox, Submission, VersionRow, WorkerStat
 from computeshare.artifacts import Artifacts
 from computeshare.spec import JobSpec
@@ -58,7 +59,7 @@ def test_first_worker_makes_the_job_run(redis: Redis, feed: Feed, projector: Pro
 
 
 def test_a_round_shows_in_the_job_and_its_history(
-    redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, history: History, job: str
+    database: Database, redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, history: History, job: str
 ) -> None:
     feed.send("reducer", host="mac-mini", pid=42, fence=1)
     feed.open()
@@ -76,7 +77,7 @@ def test_a_round_shows_in_the_job_and_its_history(
     workers = {w.id: w for w in history.workers(job).items}
     assert workers[WORKERS[0]].share == workers[WORKERS[1]].share == 0.5
     assert (workers[WORKERS[0]].accepted, workers[WORKERS[0]].stale, workers[WORKERS[1]].accepted) == (4, 1, 4)
-    newest = history.submissions(job, limit=1).items[0]
+    newest = Submissions(database).list(job, limit=1).items[0]
     assert (newest.outcome, newest.base_version, newest.seconds.computing) == ("stale", 2, 0.2)
 
 
@@ -230,7 +231,7 @@ def test_restore_voids_the_lost_branch_and_goes_on(
     assert (epoch.samples, epoch.counted, epoch.missing) == (384, 384, 0)
     voided = {row.token for row in rows(database, VersionRow) if row.voided}
     assert voided == {token(2, 1), token(3, 1)}
-    assert [s.voided for s in history.submissions(job, limit=100).items].count(True) == 8
+    assert [s.voided for s in Submissions(database).list(job, limit=100).items].count(True) == 8
 
 
 @pytest.mark.parametrize("same_bits", [True, False])
@@ -290,7 +291,7 @@ def test_ids_that_a_broker_gives_a_second_time_lose_no_event_and_double_none(
     redis.restore(feed.keys.events(), 0, entries, replace=True)  # killed before it was trimmed
     assert Projector(database).step(redis) == 0
     assert jobs.show(job).accepted == 8
-    assert len({s.nonce for s in history.submissions(job, limit=100).items}) == 8
+    assert len({s.nonce for s in Submissions(database).list(job, limit=100).items}) == 8
 
 
 def brought(feed: Feed, worker: str, *numbers: int) -> dict[str, Any]:
@@ -375,7 +376,7 @@ def test_restart_from_nothing_voids_everything(
 
 
 def test_refused_submission_changes_its_outcome_once(
-    redis: Redis, feed: Feed, projector: Projector, history: History, jobs: Jobs, job: str
+    database: Database, redis: Redis, feed: Feed, projector: Projector, history: History, jobs: Jobs, job: str
 ) -> None:
     feed.open()
     feed.join()
@@ -386,7 +387,7 @@ def test_refused_submission_changes_its_outcome_once(
     projector.step(redis)
     shown = jobs.show(job)
     assert (shown.accepted, shown.refused) == (0, 1)
-    submission = history.submissions(job, outcome="refused").items[0]
+    submission = Submissions(database).list(job, outcome="refused").items[0]
     assert submission.reason == "values that are not finite"
     worker = history.workers(job).items[0]
     assert (worker.accepted, worker.refused, worker.refused_reason) == (0, 1, "values that are not finite")
@@ -550,7 +551,14 @@ HOSTILE: list[Any] = [
 
 @pytest.mark.parametrize("kind", VALID)
 def test_job_stays_readable_whatever_one_field_of_an_event_holds(
-    kind: str, redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, history: History, job: str
+    kind: str,
+    database: Database,
+    redis: Redis,
+    feed: Feed,
+    projector: Projector,
+    jobs: Jobs,
+    history: History,
+    job: str,
 ) -> None:
     feed.open()
     feed.commit()
@@ -563,7 +571,13 @@ def test_job_stays_readable_whatever_one_field_of_an_event_holds(
     projector.step(redis)
     shown = jobs.show(job)
     assert shown.reducer is not None and shown.reducer.host == "still-read"
-    answers = [shown, jobs.list(), history.metrics(job), history.submissions(job, limit=500), history.ledger(job)]
+    answers = [
+        shown,
+        jobs.list(),
+        history.metrics(job),
+        Submissions(database).list(job, limit=500),
+        history.ledger(job),
+    ]
     answers += [history.workers(job), history.checkpoints(job), *history.events(job), *history.timeline(job)]
     for answer in answers:
         text = answer.model_dump_json()
@@ -597,11 +611,11 @@ def test_oldest_submissions_and_events_are_forgotten_and_the_ledger_never(
         feed.commit()
     projector.step(redis)
     before = (history.ledger(job), history.metrics(job), jobs.show(job).accepted)
-    newest = history.submissions(job, limit=20).items
+    newest = Submissions(database).list(job, limit=20).items
     monkeypatch.setattr(thinning, "KEPT", 20)
     monkeypatch.setattr(thinning, "SLICE", 7)
     assert thinning.thin(database) == (45 + 45 + 24 - 20) + (30 - 20)
-    assert history.submissions(job, limit=500).items == newest
+    assert Submissions(database).list(job, limit=500).items == newest
     assert [e.type for e in history.timeline(job)] == ["opened", "created"]
     assert [e.data["version"] for e in history.events(job) if e.type == "version"] == list(range(11, 31))
     assert (history.ledger(job), history.metrics(job), jobs.show(job).accepted) == before

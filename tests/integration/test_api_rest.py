@@ -1,5 +1,6 @@
 """The REST contract, over HTTP, with a real broker behind it."""
 
+import csv
 import re
 import secrets
 import shutil
@@ -20,8 +21,11 @@ from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from api.main import create_app
+from api.services import series
 from api.services.projector import Projector
+from computeshare import __version__
 from computeshare.artifacts import Artifacts
+from computeshare.handshake import PROTOCOL
 from computeshare.queue import WorkerInfo, register
 from computeshare.settings import Settings, login_path
 from computeshare.spec import JobSpec
@@ -153,6 +157,11 @@ def test_metrics_are_thinned_to_what_was_asked_for(client: TestClient, redis: Re
     assert len(thin) <= 8 and thin[-1]["version"] == 30
     since = client.get(f"/v1/jobs/{job}/metrics?since=28").json()["train_loss"]
     assert [p["version"] for p in since] == [29, 30]
+    page = client.get(f"/v1/jobs/{job}/metrics?since=8&until=12&points=4").json()["train_loss"]
+    assert [p["version"] for p in page] == [9, 10, 11, 12]
+    assert client.get(f"/v1/jobs/{job}/metrics?since=12&until=8").json()["train_loss"] == []
+    beyond = client.get(f"/v1/jobs/{job}/metrics?since=28&until=99").json()["train_loss"]
+    assert [p["version"] for p in beyond] == [29, 30]
 
 
 def test_bytes_of_a_version_are_those_since_the_one_before(
@@ -166,6 +175,46 @@ def test_bytes_of_a_version_are_those_since_the_one_before(
     assert [(p["version"], p["value"]) for p in everything] == [(1, 4000), (2, 4000)]
     newer = client.get(f"/v1/jobs/{job}/metrics?since=1").json()["bytes_up"]
     assert [(p["version"], p["value"]) for p in newer] == [(2, 4000)]
+
+
+def test_csv_holds_every_version_however_many_are_read_at_a_time(
+    client: TestClient, redis: Redis, feed: Feed, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "CSV_ROWS", 3)
+    feed.open()
+    for n in range(6):
+        feed.commit(loss=float(n))
+    feed.score(0.75)
+    project(client, redis)
+    answer = client.get(f"/v1/jobs/{job}/metrics.csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{job}.csv"'
+    rows = list(csv.DictReader(answer.text.splitlines()))
+    assert [(int(row["version"]), float(row["train_loss"])) for row in rows] == [(n + 1, n) for n in range(6)]
+    assert {row["bytes_up"] for row in rows} == {"4000"}
+    assert [row["test_accuracy"] for row in rows] == [""] * 5 + ["0.75"]
+    assert client.get("/v1/jobs/nosuchid/metrics.csv").status_code == 404
+
+
+def test_staleness_is_told_of_jobs_that_take_late_updates_alone(client: TestClient, redis: Redis, job: str) -> None:
+    spec = {"dataset": "digits", "model": "mlp", "strategy": {"kind": "async", "buffer": 4}}
+    late = client.post("/v1/jobs", json=spec).json()["id"]
+    feed = Feed(redis, late, JobSpec.model_validate(spec).plan)
+    feed.open()
+    about = {"token": token(1), "version": 1, "base": token(0), "epoch": 0, "loss": 1.0, "sha256": "aa", "seconds": {}}
+    feed.send("version", **about, counted=[[0, WORKERS[0], 32], [1, WORKERS[1], 32]], staleness=[0, 3])
+    project(client, redis)
+    assert [p["value"] for p in client.get(f"/v1/jobs/{late}/metrics").json()["staleness"]] == [1.5]
+    assert client.get(f"/v1/jobs/{job}/metrics").json()["staleness"] == []
+
+
+def test_an_estimate_says_why_there_is_none(client: TestClient, job: str) -> None:
+    assert client.get(f"/v1/jobs/{job}/estimate").json() == {
+        "low": None,
+        "likely": None,
+        "high": None,
+        "reason": "The job is not running",
+    }
 
 
 def test_submissions_are_filtered_and_paged(client: TestClient, redis: Redis, feed: Feed, job: str) -> None:
@@ -293,7 +342,8 @@ def test_wrong_spec_is_a_problem_that_names_the_field_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/jobs", "/", "/workers", "/metrics", "/openapi.json", "/docs", "/nowhere", "/v1/jobs/x"]
+    "path",
+    ["/v1/jobs", "/", "/workers", "/metrics", "/openapi.json", "/docs", "/nowhere", "/v1/jobs/x", "/v1/version"],
 )
 def test_nothing_is_answered_without_credentials(path: str, client: TestClient) -> None:
     for value in ("", "Bearer", "Bearer wrong", "Basic secret", "secret", "Bearer secre", "Bearer secret2"):
@@ -305,6 +355,10 @@ def test_nothing_is_answered_without_credentials(path: str, client: TestClient) 
 def test_browser_without_login_is_told_where_the_link_is(client: TestClient) -> None:
     answer = client.get("/", headers={"Authorization": "", "Accept": "text/html,*/*"})
     assert answer.status_code == 401 and "login link" in answer.text and "secret" not in answer.text
+
+
+def test_the_release_is_told_to_those_who_may_know_it(client: TestClient) -> None:
+    assert client.get("/v1/version").json() == {"version": __version__, "protocol": PROTOCOL}
 
 
 def test_health_needs_no_credentials(client: TestClient) -> None:
@@ -466,3 +520,14 @@ def test_second_control_plane_answers_but_leaves_the_work_to_the_first(client: T
         assert other.get("/readyz").json()["dependencies"]["control"]["detail"].startswith("another")
         first.control.stop()
         assert wait_until(lambda: second.control.leading)
+
+
+def test_pages_and_json_are_compressed_for_whoever_takes_it_and_weights_are_not(
+    client: TestClient, job: str, checkpoints: dict[int, bytes]
+) -> None:
+    taking = {"accept-encoding": "gzip"}
+    for path in (f"/jobs/{job}", f"/v1/jobs/{job}", "/static/style.css"):
+        assert client.get(path, headers=taking).headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in client.get(path, headers={"accept-encoding": "identity"}).headers
+    weights = client.get(f"/v1/jobs/{job}/checkpoints/2", headers=taking)
+    assert "content-encoding" not in weights.headers and weights.content == checkpoints[2]

@@ -37,9 +37,9 @@ class Caller:
         self.calls = 0
 
     def job(self) -> str:
-        """A job that such a call may meet: one that ended for the stream of events, which is endless otherwise."""
+        """A job that such a call may meet: one that ended for streams, which are endless otherwise."""
         made: str = self.jobs.create(JobSpec(dataset="digits", model="mlp", rounds=3)).id
-        if self.calls % 2 or self.operation.path.endswith("/events"):
+        if self.calls % 2 or self.operation.path.endswith(("/events", "/stream")):
             self.jobs.cancel(made)
         return made
 

@@ -110,7 +110,7 @@ def test_human_output_of_every_reading_command(client: Client, capsys: pytest.Ca
 
 
 def test_a_list_longer_than_a_page_comes_whole(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("computeshare.client._PAGE", 2)
+    monkeypatch.setattr("computeshare.client.requests.PAGE", 2)
     spec = {"dataset": "digits", "model": "mlp", "queue": "many"}
     made = [client.create(spec)["id"] for _ in range(5)]
     assert [job["id"] for job in client.jobs(queue="many", limit=None)] == made[::-1]  # three pages

@@ -98,6 +98,13 @@ def test_a_failpoint_acts_at_its_passing_and_no_other(points: Points) -> None:
     failpoint("there")
 
 
+def test_a_failpoint_acts_every_time_where_that_is_asked_for(points: Points) -> None:
+    points("here=error@*")
+    for _ in range(3):
+        with pytest.raises(FailpointError, match="here"):
+            failpoint("here")
+
+
 def test_a_failpoint_sleeps_stops_or_kills_its_process(points: Points) -> None:
     points("nap=sleep:0.2")
     started = time.monotonic()
@@ -128,8 +135,11 @@ def test_every_failpoint_is_documented_and_dies_in_a_test_here() -> None:
     names = {name for path in sources for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())}
     documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "reliability.md").read_text(), re.MULTILINE))
     assert names == documented
-    assert names == {*WORKER, *REDUCER, *CHECKPOINT, *DISPATCHER, *PROJECTOR, "in_leave"}
+    assert names == {*WORKER, *REDUCER, *CHECKPOINT, *DISPATCHER, *PROJECTOR, *NOTIFIER, "in_leave"}
 
+
+NOTIFIER = {"before_notice", "after_notice"}
+"""These die in test_webhook_delivery.py."""
 
 # A worker
 

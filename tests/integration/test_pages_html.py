@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from api.database import now_ms
 from api.main import create_app
 from api.services.views import PER_PAGE
-from api.tables import Job, WorkerStat
+from api.tables import Job, Submission, WorkerStat
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -148,9 +148,9 @@ def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
 )
 def test_a_job_offers_what_can_be_done_in_its_state(pages: Pages, status: str, verbs: set[str]) -> None:
     job_id = pages.create(status)
-    html = pages.get(f"/jobs/{job_id}")
-    assert set(re.findall(rf"computeshare jobs (\w+) {job_id}", html)) == verbs
-    assert set(re.findall(r'data-verb="(\w+)"', html)) == verbs - {"cancel"}
+    actions = pages.get(f"/jobs/{job_id}/parts").partition('id="actions"')[2].partition("<div id=")[0]
+    assert set(re.findall(rf"computeshare jobs (\w+) {job_id}", actions)) == verbs
+    assert set(re.findall(r'data-verb="(\w+)"', actions)) == verbs - {"cancel"}
 
 
 def test_a_paused_job_says_since_when_and_by_whom(pages: Pages) -> None:
@@ -197,12 +197,71 @@ def test_names_are_escaped_everywhere(pages: Pages) -> None:
     pages.change(job_id, reason=HOSTILE, error=HOSTILE)
     worker = WorkerInfo("hostile0", HOSTILE, HOSTILE, (HOSTILE,), {HOSTILE: HOSTILE}, 1, HOSTILE, 1, HOSTILE)
     register(pages.redis, worker)
-    for path in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}/parts", "/workers"):
+    other = pages.create("running", name="other")
+    paths = (f"/jobs/{job_id}/submissions", f"/compare?job={job_id}&job={other}", f"/new?from={job_id}")
+    for path in ("/", f"/jobs/{job_id}", f"/jobs/{job_id}/parts", "/workers", *paths):
         html = pages.get(path)
         assert "alert(1)" in html
         assert "<script>alert" not in html
         assert "<b onclick" not in html
     unregister(pages.redis, worker.id)
+
+
+def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None:
+    assert "5 versions of" not in pages.get("/new")
+    wrong = pages.client.post("/new", data={"dataset": "digits", "model": "lenet5", "epochs": "1"})
+    assert wrong.status_code == 422
+    assert "needs an input of at least" in wrong.text
+    filled = {"dataset": "digits", "model": "mlp", "rounds": "5", "name": "by hand", "key": "once"}
+    checked = pages.client.post("/new/check", data=filled)
+    assert "5 versions of 128 samples each" in checked.text and "computeshare jobs create" in checked.text
+    made = [pages.client.post("/new", data=filled, follow_redirects=False) for _ in range(2)]
+    assert [answer.status_code for answer in made] == [303, 303]
+    assert made[0].headers["location"] == made[1].headers["location"]
+    assert [job.name for job in pages.services.jobs.list().items] == ["by hand"]
+    again = pages.client.post("/new", data=filled | {"rounds": "6"}, follow_redirects=False)
+    assert again.status_code == 409 and "No job was created" in again.text
+
+
+def test_a_clone_begins_with_what_the_job_had(pages: Pages) -> None:
+    job_id = pages.create("completed", name="the first", rounds=77, optimizer={"name": "Adam", "lr": 0.125})
+    html = pages.get(f"/new?from={job_id}")
+    for value in ('value="the first"', 'value="77"', "<option selected>Adam</option>", 'value="0.125"'):
+        assert value in html
+    assert "There is no job nosuchid" in pages.get("/new?from=nosuchid", 404)
+
+
+def test_compared_jobs_show_what_differs(pages: Pages) -> None:
+    one, other = pages.create("completed", rounds=7), pages.create("completed", rounds=9)
+    html = pages.get(f"/compare?job={one}&job={other}")
+    assert "<code>rounds</code></th><td>7</td><td>9</td>" in html
+    assert "<code>dataset</code>" not in html
+    assert "0 were chosen" in pages.get("/compare", 404)
+    assert "1 were chosen" in pages.get(f"/compare?job={one}&job={one}", 404)
+    assert "there is no job nosuchid" in pages.get(f"/compare?job={one}&job=nosuchid", 404)
+
+
+def test_submissions_say_why_they_did_not_count(pages: Pages) -> None:
+    job_id, now = pages.create("running"), now_ms()
+    about = {"job_id": job_id, "worker": "w1", "micro_batches": [1], "samples": 0, "bytes_up": 10, "bytes_down": 10}
+    seconds = {"waiting_s": 0.5, "computing_s": 1.0, "encoding_s": 0.25, "uploading_s": 0.25}
+    with pages.services.database.write() as session:
+        for n, outcome in enumerate(("accepted", "stale", "lease_lost")):
+            versions = {"base_version": 3, "current_version": 3 + n}
+            session.add(
+                Submission(
+                    **about, **seconds, **versions, stream_id=f"{n}-0", nonce=f"n{n}", outcome=outcome, at_ms=now
+                )
+            )
+    pages.change(job_id, accepted=1, stale=1, lease_lost=1)
+    html = pages.get(f"/jobs/{job_id}/submissions")
+    assert "it was computed on version 3, and version 4 had come by then" in html
+    assert "its lease had run out" in html
+    only = pages.get(f"/jobs/{job_id}/submissions?outcome=stale")
+    assert "version 4 had come" in only and "its lease had run out" not in only
+    assert "None like that" in pages.get(f"/jobs/{job_id}/submissions?worker=w2")
+    job = pages.get(f"/jobs/{job_id}")
+    assert "1 lease lost" in job and "50 %" in job
 
 
 def test_workers_page_lists_machines_and_teaches_where_there_are_none(pages: Pages) -> None:

@@ -5,6 +5,7 @@ from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES
+from computeshare.rounds.store import LINES_KEPT
 
 # Reducers
 
@@ -14,6 +15,17 @@ def test_a_fenced_reducer_announces_nothing(redis: Redis, claim: Claim) -> None:
     assert claim.renew(0) and Claim(redis, claim.job_id, "other").claim("host", 2, 60_000)
     assert not claim.announce("checkpoint", {"by": "late"})
     assert events(claim, "checkpoint") == [{"by": "first"}]
+
+
+def test_a_log_is_appended_to_a_job_that_is_there_and_keeps_its_newest_lines(redis: Redis, store: RoundStore) -> None:
+    name = store.keys.logs()
+    assert store.log(["one", "two"])
+    assert [fields for _, fields in redis.xrange(name)] == [{b"data": b"one"}, {b"data": b"two"}]  # type: ignore[union-attr, misc]
+    for _ in range(60):
+        store.log(["line"] * 100)
+    assert LINES_KEPT <= redis.xlen(name) < 1.1 * LINES_KEPT
+    store.purge()
+    assert not store.log(["too late"]) and not redis.exists(name)
 
 
 def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Claim, join: Join) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class FakeServer:
     url: str = ""
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    clock_off_s: float = 0.0
+    """How far the clock behind the answers' Date is ahead."""
 
     def on(self, request: str, *answers: Answer) -> None:
         self.answers[request] = list(answers)
@@ -118,6 +121,9 @@ def serving() -> Iterator[FakeServer]:
             if not answer.hang_up:
                 self._send(answer)
 
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string((timestamp or time.time()) + fake.clock_off_s)
+
         def _send(self, answer: Answer) -> None:
             content = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
             self.send_response(answer.status)
@@ -133,7 +139,7 @@ def serving() -> Iterator[FakeServer]:
             if answer.until:
                 answer.until.wait(30)
 
-        do_GET = do_POST = do_DELETE = _answer
+        do_GET = do_POST = do_PATCH = do_DELETE = _answer
 
         def log_message(self, *_: object) -> None:
             pass

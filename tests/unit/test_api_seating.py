@@ -10,16 +10,16 @@ from api.services.seating import (
     Issue,
     Past,
     decide_seats,
-    shortage,
 )
+from api.services.shortage import shortage
 
 
 def demand(job: str = "job1", seats: int = 4, minimum: int = 1, started: bool = False, queue: str = "q") -> Demand:
     return Demand(job, queue, seats, minimum, started)
 
 
-def worker(name: str, seat: str | None = None, queue: str = "q") -> Available:
-    return Available(name, (queue,), seat)
+def worker(name: str, seat: str | None = None, queue: str = "q", resting: str = "") -> Available:
+    return Available(name, (queue,), seat, resting)
 
 
 def held(
@@ -148,3 +148,25 @@ def test_no_shortage_where_a_seat_is_held_or_soon_will_be() -> None:
     assert shortage(demand(), [worker("w1")], []) is None
     assert shortage(demand(), [worker("w1")], [held("w1")]) is None
     assert shortage(demand(seats=0), [], []) is None
+
+
+def test_a_resting_worker_gets_no_seat_and_keeps_the_one_it_is_about_to_leave() -> None:
+    assert decide_seats([demand()], [worker("w1", resting="its machine sleeps")], []) == []
+    seat = held("w1")
+    assert decide_seats([demand(started=True)], [worker("w1", seat.id, resting="on battery")], [seat]) == []
+
+
+def test_a_seat_that_a_resting_worker_has_not_begun_is_taken_back() -> None:
+    seat = held("w1", state="queued")
+    workers = [worker("w1", resting="on battery"), worker("w2")]
+    actions = decide_seats([demand(started=True, seats=1)], workers, [seat])
+    assert actions == [Close(seat.id, "stopped", stop=True), Issue("job1", "w2", 1)]
+
+
+def test_a_shortage_counts_those_that_rest_by_their_reasons() -> None:
+    workers = [worker("w1"), worker("w2", resting="on battery until 50 %"), worker("w3", resting="its machine sleeps")]
+    workers.append(worker("w4", resting="on battery until 50 %"))
+    assert shortage(demand(minimum=2), workers, []) == (
+        "Needs 2 workers on queue q, 4 are online; 2 resting: on battery until 50 %; 1 resting: its machine sleeps"
+    )
+    assert shortage(demand(minimum=1), workers, []) is None

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
-from cli_server import Answer, FakeServer, event, job, serving, stream
+from cli_server import Answer, FakeServer, event, job, stream
 from safetensors.numpy import save
 
 from computeshare import __version__, errors
@@ -42,18 +41,6 @@ CHECKPOINTS = [
     {"version": 100, "sha256": "a" * 64, "bytes": len(WEIGHTS), "accuracy": 0.9, "best": False},
     {"version": 50, "sha256": SHA256, "bytes": len(WEIGHTS), "accuracy": 0.95, "best": True},
 ]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
-    for name in [name for name in os.environ if name.startswith("COMPUTESHARE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COMPUTESHARE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COMPUTESHARE_TOKEN", "secret")
-    monkeypatch.chdir(tmp_path)
-    with serving() as fake:
-        monkeypatch.setenv("COMPUTESHARE_URL", fake.url)
-        yield fake
 
 
 def test_importing_the_command_line_imports_no_torch_and_no_web_framework() -> None:

@@ -2,17 +2,24 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pytest
 import typer.main
 
-from computeshare import keys
+from api.main import create_app
+from computeshare import evaluator, keys, reducer, worker
 from computeshare.cli import app
+from computeshare.client import ComputeShare, Job, Jobs, Metrics
 from computeshare.keys import JobKeys
 from computeshare.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+CLI = (ROOT / "docs" / "cli.md").read_text()
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 
 
@@ -24,14 +31,64 @@ def test_every_command_is_in_the_readme() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     names = [f"`computeshare {name}" for name in commands]
     names += [f"{'jobs ' if name == 'create' else '`'}{name}`" for name in commands["jobs"].commands]
+    names += [f"`{name}`" for group in ("workers", "queues") for name in commands[group].commands]
     assert len(names) > 10 and [name for name in names if name not in README] == []
+
+
+def test_every_command_has_an_example_and_every_option_is_told() -> None:
+    found = dict(commands_of(typer.main.get_command(app), "computeshare"))
+    assert len(found) > 20 and [name for name in found if f"`{name}" not in CLI] == []
+    options = {flag for command in found.values() for flag in flags_of(command)}
+    assert len(options) > 40 and [flag for flag in sorted(options) if not re.search(rf"{flag}[`, ]", CLI)] == []
+
+
+@pytest.mark.parametrize("program", [worker, reducer, evaluator], ids=["worker", "reducer", "evaluator"])
+def test_every_option_of_the_other_programs_is_told(program: ModuleType) -> None:
+    single = typer.Typer(add_completion=False)
+    single.command()(program.command)
+    options = flags_of(typer.main.get_command(single))
+    assert options and [flag for flag in options if not any(flag in text for text in (CLI, README))] == []
+
+
+def test_every_route_is_told_and_no_other(tmp_path: Path) -> None:
+    described = create_app(Settings(home=tmp_path)).openapi()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    told = re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", (ROOT / "docs" / "rest.md").read_text(), re.MULTILINE)
+    assert len(routes) > 20 and sorted(told) == sorted(routes)
+
+
+def test_every_part_of_the_python_client_is_told() -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    public = {"cs": ComputeShare, "cs.jobs": Jobs, "job": Job, "metrics": Metrics}
+    for prefix, kind in public.items():
+        for name, part in vars(kind).items():
+            if not name.startswith("_"):
+                told = f"{prefix}.{name}(" if inspect.isfunction(part) else name
+                assert told in text or f"{name}`" in text, told
+    assert [error for error in ("NoServer", "Problem", "JobFailed", "ArtifactError") if f"`{error}`" not in text] == []
+
+
+def commands_of(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Every command below this one that does something, by what one types."""
+    for word, below in getattr(command, "commands", {}).items():
+        if hasattr(below, "commands"):
+            yield from commands_of(below, f"{name} {word}")
+        else:
+            yield f"{name} {word}", below
+
+
+def flags_of(command: Any) -> list[str]:
+    """A command's options, as one types them."""
+    shown = [option for option in command.params if option.param_type_name == "option" and not option.hidden]
+    return [flag for option in shown for flag in option.opts]
 
 
 def test_every_key_is_in_the_protocol() -> None:
     job = [name for name, _ in inspect.getmembers(JobKeys, inspect.isfunction) if not name.startswith("_")]
     undocumented = [name for name in job if name != "pattern" and not re.search(rf"`{name}[`:]", PROTOCOL)]
     assert len(job) > 15 and undocumented == []
-    assert all(f"`{key}`" in PROTOCOL for key in (keys.JOBS, keys.WORKERS, keys.CONTROL_LOCK, keys.worker("ID")))
+    shared = (keys.JOBS, keys.WORKERS, keys.CONTROL_LOCK, keys.worker("ID"), keys.orders("ID"))
+    assert all(f"`{key}`" in PROTOCOL for key in shared)
 
 
 def test_every_script_says_what_it_takes_and_returns() -> None:

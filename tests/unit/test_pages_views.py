@@ -11,7 +11,7 @@ def metrics(train: int, scored_every: int) -> Metrics:
     at = datetime.now(UTC)
     series = [Point(version=v, value=float(v), at=at) for v in range(1, train + 1)]
     scored = [point for point in series if point.version % scored_every == 0]
-    none: dict[str, list[Point]] = {"samples_per_s": [], "bytes_up": [], "bytes_down": []}
+    none: dict[str, list[Point]] = {"samples_per_s": [], "bytes_up": [], "bytes_down": [], "staleness": []}
     return Metrics(train_loss=series, test_loss=scored, test_accuracy=scored, **none)
 
 

@@ -1,0 +1,139 @@
+"""A job's pages: the job itself, and what its workers sent."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from api.deps import LogsDep, ServicesDep
+from api.errors import NotFound
+from api.routes.rendering import ViewsDep, missing, render
+from api.schemas import JobPublic
+from api.services import wording
+from api.services.logviews import log_view
+from api.services.paging import BadCursor
+from api.services.series import Columns
+from api.services.views import round_samples
+from computeshare import showing
+from computeshare.types import ENDED, Outcome
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+PARTS = {
+    "actions": "parts/actions.html",
+    "state": "parts/state.html",
+    "started": "parts/started.html",
+    "workers": "parts/workers.html",
+    "estimate": "parts/estimate.html",
+    "submissions": "parts/submissions.html",
+    "ledger": "parts/ledger.html",
+    "timeline": "parts/timeline.html",
+    "checkpoints": "parts/checkpoints.html",
+}
+"""Element to template: what the browser fetches again when something has happened in a job."""
+TABLE = {"values-table": "parts/values.html"}
+
+
+@router.get("/jobs/{job_id}")
+def show_job(
+    request: Request, views: ViewsDep, service: LogsDep, job_id: str, log_worker: str = "", log_level: str = ""
+) -> HTMLResponse:
+    """One job."""
+    try:
+        view, series = views.job(job_id, table=True), views.plots(job_id)
+        logs = log_view(service, job_id, log_worker, log_level)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    return render(
+        request,
+        "job.html",
+        view=view,
+        late=view.takes_late,
+        logs=logs,
+        shown=shown_as(view.job.spec, request),
+        ended=view.job.status in ENDED,
+        best_loss=_best_loss(series["scores"]),
+        best_accuracy=_best_accuracy(view.job),
+        data=_page_data(view.job, series),
+    )
+
+
+@router.get("/jobs/{job_id}/data", response_class=JSONResponse)
+def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
+    """What the script of a job's page begins with, for when it has lost its way. Raises NotFound."""
+    return _page_data(views.job_alone(job_id), views.plots(job_id))
+
+
+@router.get("/jobs/{job_id}/parts")
+def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = False) -> HTMLResponse:
+    """Those parts of a job's page that change, for the page to replace its own."""
+    try:
+        view = views.job(job_id, table)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    return render(request, "job_parts.html", view=view, parts=PARTS | TABLE if table else PARTS)
+
+
+@router.get("/jobs/{job_id}/submissions")
+def show_submissions(
+    request: Request, services: ServicesDep, job_id: str, outcome: str = "", worker: str = "", cursor: str = ""
+) -> HTMLResponse:
+    """What workers sent, and why some of it did not count."""
+    known = next((one for one in get_args(Outcome) if one == outcome), None)
+    try:
+        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+        page = services.submissions.list(job_id, known, worker or None, cursor or None)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    except BadCursor as error:
+        return missing(request, "There is no such page", str(error))
+    chosen = {name: value for name, value in (("outcome", known), ("worker", worker)) if value}
+
+    def link(**query: str) -> str:
+        return f"/jobs/{job_id}/submissions?" + urlencode(chosen | query)
+
+    return render(
+        request,
+        "submissions.html",
+        job=job,
+        page=page,
+        names={one.id: one.name for one in workers if one.name},
+        workers=workers,
+        outcomes=get_args(Outcome),
+        outcome=known,
+        worker=worker,
+        cursor=cursor,
+        link=link,
+    )
+
+
+def _best_loss(scores: Columns) -> str:
+    scored = [(loss, version) for loss, version in zip(scores["test_loss"], scores["version"], strict=True) if loss]
+    if not scored:
+        return ""
+    lowest, version = min(scored)
+    return f"lowest test loss {wording.loss(lowest)} at version {wording.count(version or 0)}"
+
+
+def _best_accuracy(job: JobPublic) -> str:
+    if job.best_accuracy is None or job.best_version is None:
+        return ""
+    return f"best {wording.percent(job.best_accuracy)} at version {wording.count(job.best_version)}"
+
+
+def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
+    """A job in the ways to ask for it."""
+    return {
+        "JSON": showing.as_json(spec),
+        "curl": showing.as_curl(spec, str(request.base_url)),
+        "Command line": showing.as_cli(spec),
+        "Python": showing.as_python(spec),
+    }
+
+
+def _page_data(job: JobPublic, series: dict[str, Columns]) -> dict[str, Any]:
+    """What the script needs to begin with."""
+    shown = job.model_dump(mode="json", exclude={"spec", "error"})
+    return {"job": shown, "round_samples": round_samples(job), "series": series}

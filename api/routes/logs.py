@@ -1,0 +1,73 @@
+"""The log of a job: by pages, and live."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from api.deps import LogsDep, Services, ServicesDep
+from api.errors import NotFound
+from api.routes.events import LOOK_S, RECONNECT_MS, EventId, existing
+from api.routes.jobs import JobId
+from api.schemas import LogPage
+from api.services.logs import AT_ONCE, News, Which
+from computeshare.loglines import Level
+
+Worker = Annotated[str | None, Query(max_length=100, description="only lines of this worker: its id or its name")]
+AtLeast = Annotated[Level | None, Query(description="only lines of at least this level")]
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.get("/{job_id}/logs")
+def job_logs(
+    job_id: JobId,
+    service: LogsDep,
+    worker: Worker = None,
+    level: AtLeast = None,
+    after: Annotated[
+        int | None, Query(ge=0, lt=2**53, description="the first lines above this id, instead of the newest")
+    ] = None,
+    before: Annotated[int | None, Query(ge=0, lt=2**53, description="only lines below this id")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="lines on a page")] = 100,
+) -> LogPage:
+    """What workers, reducer and evaluator logged of a job, whoever of them is still there: ascending, the newest lines
+    unless `after` is given.
+    """
+    return service.page(job_id, Which(worker, level), after, before, limit)
+
+
+@router.get("/{job_id}/logs/stream", response_class=EventSourceResponse)
+async def follow_job_logs(
+    job_id: Annotated[str, Depends(existing)],
+    services: ServicesDep,
+    worker: Worker = None,
+    level: AtLeast = None,
+    last_event_id: EventId = 0,
+    after: Annotated[int, Query(ge=0, lt=2**53, description="as Last-Event-ID, for a first connection")] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """`line` events are lines of the log, each with its id: those above `after`, then those that come.
+
+    A few seconds after the job has ended an event `end` says how, and the stream is over.
+    """
+    which, last = Which(worker, level), max(last_event_id, after)
+    while not services.stopping():
+        news = await run_in_threadpool(_look, services, job_id, which, last)
+        for line in news.lines:
+            yield ServerSentEvent(raw_data=line.model_dump_json(), event="line", id=str(line.id), retry=RECONNECT_MS)
+        if news.ended:
+            yield ServerSentEvent(data={"status": news.ended}, event="end")
+            return
+        last = news.last
+        if len(news.lines) < AT_ONCE:
+            await asyncio.sleep(LOOK_S)
+
+
+def _look(services: Services, job_id: str, which: Which, last: int) -> News:
+    try:
+        return services.logs.news(job_id, which, last, AT_ONCE)
+    except NotFound:
+        return News([], last, "deleted")

@@ -1,0 +1,75 @@
+"""The form for a new job: filled in from nothing or from another job, checked as it is typed, sent once."""
+
+import secrets
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from api.deps import JobsDep
+from api.errors import Conflict, KeyReused, NotFound
+from api.routes.job_pages import shown_as
+from api.routes.rendering import missing, render
+from api.services import forming
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+MOST_FIELDS = 200
+
+
+async def _posted(request: Request) -> dict[str, str]:
+    """The form's fields; what is no form has none."""
+    text = (await request.body()).decode(errors="replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        return {}
+
+
+Posted = Annotated[dict[str, str], Depends(_posted)]
+
+
+@router.get("/new")
+def show_form(
+    request: Request, service: JobsDep, origin: Annotated[str, Query(alias="from", max_length=64)] = ""
+) -> HTMLResponse:
+    """The form, filled in as another job was, or with defaults."""
+    try:
+        spec = service.show(origin).spec if origin else None
+    except NotFound:
+        return missing(request, f"There is no job {origin}", "It may have been deleted.")
+    values = forming.of_spec(spec) if spec else forming.of_defaults()
+    return _form(request, forming.filled(values), origin)
+
+
+@router.post("/new/check")
+def check_form(request: Request, posted: Posted) -> HTMLResponse:
+    """Those parts of the form that say what it makes and what is wrong with it."""
+    return _form(request, forming.filled(posted))
+
+
+@router.post("/new")
+def create_job(request: Request, service: JobsDep, posted: Posted) -> Response:
+    """Create the job, once however often the form is sent; or show what is wrong."""
+    filled = forming.filled(posted)
+    if filled.spec is None:
+        return _form(request, filled, status_code=422)
+    try:
+        job = service.create(filled.spec, posted.get("key") or None)
+    except (Conflict, KeyReused) as error:
+        return missing(request, "No job was created", str(error), 409)
+    return RedirectResponse(f"/jobs/{job.id}", 303)
+
+
+def _form(request: Request, filled: forming.Filled, origin: str = "", status_code: int = 200) -> HTMLResponse:
+    spec = filled.spec.model_dump(mode="json") if filled.spec else None
+    context: dict[str, Any] = {
+        "groups": forming.groups(),
+        "filled": filled,
+        "origin": origin,
+        "key": filled.values.get("key") or secrets.token_urlsafe(16),
+        "shown": shown_as(spec, request) if spec else {},
+        "samples": spec["micro_batch"] * spec["micro_batches_per_round"] if spec else 0,
+    }
+    return render(request, "new.html", status_code, **context)

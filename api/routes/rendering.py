@@ -1,0 +1,59 @@
+"""Templates as answers: what every page is given, and how one that is not there looks."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse
+from fastapi.templating import Jinja2Templates
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from api.deps import ServicesDep
+from api.services import explaining, wording
+from api.services.views import Views
+
+
+def _views(services: ServicesDep) -> Views:
+    return Views(services.database, services.jobs, services.history, services.submissions)
+
+
+ViewsDep = Annotated[Views, Depends(_views)]
+
+
+def render(request: Request, template: str, status_code: int = 200, **context: Any) -> HTMLResponse:
+    context |= {"now": datetime.now(UTC), "here": template.removesuffix(".html")}
+    return _templates.TemplateResponse(request, template, context, status_code=status_code)
+
+
+def missing(request: Request, heading: str, text: str, status_code: int = 404) -> HTMLResponse:
+    """A page that says why there is none."""
+    return render(request, "error.html", status_code, heading=heading, text=text)
+
+
+def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent.parent / "templates")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    for words in (
+        explaining.advice,
+        explaining.why,
+        wording.ago,
+        wording.count,
+        wording.done,
+        wording.duration,
+        wording.ledger_line,
+        wording.loss,
+        wording.moment,
+        wording.percent,
+        wording.rate,
+        wording.share,
+        wording.size,
+        wording.told,
+    ):
+        environment.filters[words.__name__] = words
+    return environment
+
+
+_templates = Jinja2Templates(env=_environment())

@@ -1,0 +1,87 @@
+"""Which addresses a webhook may reach: those of the public internet, and the networks that the owner of this control
+plane allowed. Pure but for `look_up`.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+
+from computeshare.errors import ComputeShareError, SettingsError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+Resolve = Callable[[str, int], Sequence[str]]
+"""The addresses of a host, for a port. Raises OSError."""
+
+MOST_ADDRESSES = 4
+VARIABLE = "COMPUTESHARE_WEBHOOK_NETWORKS"
+_INNER = [
+    ipaddress.ip_network(text)
+    for text in (
+        "::/96",  # these hold an IPv4 address, which may be any
+        "::ffff:0:0/96",
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",
+        "2001::/23",
+        "2002::/16",
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "168.63.129.16/32",  # a cloud's metadata, at a public address
+        "3fff::/20",  # for documentation
+        "5f00::/16",  # segment routing within a network
+        "fec0::/10",
+    )
+]
+"""What `ipaddress` takes for global, in some version of Python, and is not."""
+
+
+class ForbiddenAddress(ComputeShareError):
+    """A webhook's host is at an address that webhooks may not reach."""
+
+
+def networks_of(text: str) -> Networks:
+    """The setting's networks, separated by commas. Raises SettingsError."""
+    try:
+        return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise SettingsError(f"{VARIABLE}: {error}; give networks as 192.168.1.0/24,127.0.0.1") from error
+
+
+def is_allowed(text: str, allowed: Networks) -> bool:
+    """Whether a webhook may reach this address: a public one, or one in an `allowed` network."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return any(address in network for network in allowed) or _is_public(address)
+
+
+def _is_public(address: Address) -> bool:
+    special = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_link_local
+    return address.is_global and not special and not any(address in network for network in _INNER)
+
+
+def look_up(host: str, port: int) -> Sequence[str]:
+    """The addresses that this machine's resolver knows for a host, best first. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[4][0]) for place in found))
+
+
+def reachable(host: str, port: int, allowed: Networks, resolve: Resolve = look_up) -> Sequence[str]:
+    """The addresses to connect to, all of them checked; whoever connects uses these and does not look up again.
+
+    Raises: ForbiddenAddress: one of them may not be reached. OSError: the host is not known.
+    """
+    try:
+        found = resolve(host, port)[:MOST_ADDRESSES]
+    except UnicodeError as error:  # a name that no resolver takes
+        raise OSError("not a name of a host") from error
+    for address in found:
+        if not is_allowed(address, allowed):
+            raise ForbiddenAddress(
+                f"{host} is at {address}, which is not on the public internet: "
+                f"to allow it, start the control plane with {VARIABLE}={address}"
+            )
+    if not found:
+        raise OSError("no address is known")
+    return found

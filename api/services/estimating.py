@@ -1,0 +1,83 @@
+"""What one more worker would buy, from what those that take part have been measured at. Pure.
+
+A round's work is handed out as `lease.lua` does it: whoever is free takes an even share at most of what is left. What a
+round takes beyond that (the wait for the next version, the weights' way down) is taken to stay as it is; the range says
+how it would be with the slowest and with the fastest of the workers there are, and with that remainder a worker's part
+longer.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+ENOUGH_ROUNDS = 5
+"""Versions that must have been made before anything is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a job has gone of late.
+
+    `unit_s`: of each worker, seconds that a unit takes it, sent and all. `round_s`: seconds from one version to the
+    next. `units`: in a round. `most`: workers that the job takes. `anyhow`: whether a round is made of whatever comes
+    first, or of units as long as their workers are fast, so that nobody waits for the slowest.
+    """
+
+    unit_s: Sequence[float]
+    round_s: float
+    rounds: int
+    units: int
+    most: int
+    anyhow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How many times as fast the job would be; `likely` within `low` to `high`."""
+
+    low: float
+    likely: float
+    high: float
+
+
+def one_more(measured: Measured) -> Estimate | str:
+    """How many times as fast the job would be with one more worker; or why nothing can be said, or nothing gained."""
+    workers = len(measured.unit_s)
+    if not workers or measured.rounds < ENOUGH_ROUNDS or measured.round_s <= 0:
+        return "It is too early to say what one more worker would buy"
+    if workers >= measured.most:
+        return f"This job takes {measured.most} worker{'' if measured.most == 1 else 's'} at most (workers.max)"
+    if workers >= measured.units and not measured.anyhow:
+        return f"A round has {measured.units} parts to share: one more worker would only stand by for a slow one"
+    rest_s = max(0.0, measured.round_s - _work_s(measured, measured.unit_s))
+
+    def gain(unit_s: float, longer: float = 1.0) -> float:
+        return measured.round_s / (_work_s(measured, [*measured.unit_s, unit_s]) + rest_s * longer)
+
+    likely = gain(median(measured.unit_s))
+    low = gain(max(measured.unit_s), (workers + 1) / workers)
+    return Estimate(min(low, likely), likely, max(likely, gain(min(measured.unit_s))))
+
+
+def _work_s(measured: Measured, unit_s: Sequence[float]) -> float:
+    """Seconds until workers of these speeds have done a round's units."""
+    if measured.anyhow:
+        return measured.units / sum(1 / seconds for seconds in unit_s)
+    return shared_s(measured.units, unit_s)
+
+
+def shared_s(units: int, unit_s: Sequence[float]) -> float:
+    """Seconds until `units` are done, of which whoever is free takes an even share at most."""
+    share = math.ceil(units / len(unit_s))
+    free = [(0.0, seconds) for seconds in sorted(unit_s)]
+    ended_s = 0.0
+    while units:
+        at_s, seconds = heapq.heappop(free)
+        taken = min(share, units)
+        units -= taken
+        at_s += taken * seconds
+        ended_s = max(ended_s, at_s)
+        heapq.heappush(free, (at_s, seconds))
+    return ended_s

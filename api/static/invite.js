@@ -1,0 +1,56 @@
+// Adding a machine: an invite is made, shown, counted down, and watched until somebody has taken it up.
+
+import { duration } from "./format.js";
+import { now } from "./live.js";
+
+const panel = document.getElementById("invite");
+const LOOK_MS = 2000;
+const part = (name) => document.getElementById(`invite-${name}`);
+let invite = null;
+let timer = null;
+
+async function ask(path, options) {
+  const answer = await fetch(path, options);
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.detail);
+  return body;
+}
+
+async function make() {
+  part("problem").textContent = "";
+  try {
+    const body = JSON.stringify({ queue: panel.dataset.queue });
+    invite = await ask("/v1/invites", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+  } catch (error) {
+    part("problem").textContent = `No invite was made: ${error.message}`;
+    return;
+  }
+  part("command").textContent = invite.command;
+  part("qr").src = invite.qr;
+  part("note").textContent = invite.note ? `For another machine: ${invite.note}.` : "";
+  part("made").hidden = false;
+  show();
+  clearInterval(timer);
+  timer = setInterval(look, LOOK_MS);
+}
+
+function show() {
+  const left = (Date.parse(invite.expires_at) - now()) / 1000;
+  const words = { pending: "Waiting for the machine", joined: `${invite.worker} has joined`, expired: "The invite has expired" };
+  const status = invite.status === "pending" && left <= 0 ? "expired" : invite.status;
+  part("status").textContent = words[status];
+  part("left").textContent = status === "pending" ? `${duration(left)} left` : "";
+  return status;
+}
+
+async function look() {
+  if (document.hidden) return;
+  try {
+    invite = { ...invite, ...(await ask(`/v1/invites/${invite.id}`)) };
+  } catch {
+    // The server is away: the next turn asks again.
+  }
+  if (show() !== "pending") clearInterval(timer);
+}
+
+part("make").addEventListener("click", make);

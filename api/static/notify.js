@@ -1,0 +1,85 @@
+// A button that has this browser say when a job completes, fails or pauses by itself, also while its page is hidden.
+
+const ENDED = ["completed", "failed", "cancelled"];
+const ASKED = "Paused by a user"; // what the reason of a pause begins with that somebody wanted
+
+// What is to be said of a job that was `before` and is `job` now; null: nothing.
+export function news(before, job) {
+  if (job.status === before) return null;
+  if (job.status === "completed") {
+    const accuracy = job.accuracy === null ? "" : `, ${(100 * job.accuracy).toFixed(2)} % right on the test set`;
+    return `Completed${accuracy}`;
+  }
+  if (job.status === "failed") return `Failed: ${(job.error ?? "the cause is not known").split("\n")[0].slice(0, 200)}`;
+  if (job.status === "paused" && !(job.reason ?? "").startsWith(ASKED)) return (job.reason ?? "Paused").slice(0, 200);
+  return null;
+}
+
+const usable = () => "Notification" in window && window.isSecureContext;
+
+function say(job, text) {
+  try {
+    const shown = new Notification(job.title, { body: text, tag: `${job.id}-${job.status}`, icon: "/static/icon.svg" });
+    shown.addEventListener("click", () => {
+      window.focus();
+      shown.close();
+    });
+  } catch {
+    // Some phones have the name and no notifications without a service worker.
+  }
+}
+
+// Whether the user wants to hear of this job; where nothing can be kept, for as long as the page is open.
+function kept(key) {
+  let wanted = false;
+  return {
+    get: () => {
+      try {
+        return localStorage.getItem(key) === "yes";
+      } catch {
+        return wanted;
+      }
+    },
+    set: (value) => {
+      wanted = value;
+      try {
+        if (value) localStorage.setItem(key, "yes");
+        else localStorage.removeItem(key);
+      } catch {
+        // Then for as long as the page is open.
+      }
+    },
+  };
+}
+
+// Makes `button` (hidden at first) a switch for the notifications about `job`, as the API tells it, and returns a
+// function to be called with every newer snapshot of that job. The permission is asked for by a click only.
+export function notify(button, job) {
+  if (!button || !usable()) return () => {};
+  const choice = kept(`notify-${job.id}`);
+  let status = job.status;
+
+  function show() {
+    const blocked = Notification.permission === "denied";
+    const on = choice.get() && Notification.permission === "granted";
+    button.hidden = ENDED.includes(status) && status !== "failed";
+    button.disabled = blocked;
+    button.setAttribute("aria-pressed", String(on));
+    button.textContent = blocked ? "Notifications are blocked" : on ? "Notifying you" : "Notify me";
+    button.title = blocked ? "Allow them for this page in the browser's settings" : "When it completes, fails or pauses by itself";
+  }
+
+  button.addEventListener("click", async () => {
+    const on = choice.get() && Notification.permission === "granted";
+    choice.set(!on && (await Notification.requestPermission()) === "granted");
+    show();
+  });
+  show();
+
+  return (snapshot) => {
+    const text = news(status, snapshot);
+    status = snapshot.status;
+    if (text && choice.get() && Notification.permission === "granted") say(snapshot, text);
+    show();
+  };
+}

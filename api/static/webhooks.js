@@ -1,0 +1,82 @@
+// The page of webhooks: adds, tries, switches and deletes them over REST, and shows what was delivered as it happens.
+
+import { everySecond, refresher } from "./live.js";
+
+const refresh = refresher(() => location.href, 3000);
+const problem = document.getElementById("hook-problem");
+const adding = document.getElementById("new-hook");
+const form = adding.querySelector("form");
+const addingProblem = document.getElementById("new-hook-problem");
+const deleting = document.getElementById("delete-hook");
+const secret = document.getElementById("hook-secret");
+let asking = false;
+let doomed = "";
+
+// Asks the server for one thing at a time, and shows what it says against it.
+async function ask(method, path, body, place = problem) {
+  if (asking) return null;
+  asking = true;
+  place.textContent = "";
+  try {
+    const headers = body ? { "Content-Type": "application/json" } : {};
+    const answer = await fetch(`/v1/webhooks${path}`, { method, headers, body: body && JSON.stringify(body) });
+    const found = answer.status === 204 ? {} : await answer.json();
+    if (!answer.ok) throw new Error(found.errors?.map((one) => one.detail).join("; ") || found.detail);
+    refresh(true);
+    return found;
+  } catch (error) {
+    place.textContent = `It was not done: ${error.message}`;
+    return null;
+  } finally {
+    asking = false;
+  }
+}
+
+async function add(event) {
+  event.preventDefault();
+  const given = new FormData(form);
+  const queue = given.get("queue").trim();
+  const body = { url: given.get("url").trim(), events: given.getAll("events"), queue: queue || null };
+  if (!body.events.length) {
+    addingProblem.textContent = "Choose at least one event.";
+    return;
+  }
+  const made = await ask("POST", "", body, addingProblem);
+  if (!made) return;
+  adding.close();
+  document.getElementById("hook-secret-text").textContent = made.secret;
+  secret.showModal();
+}
+
+async function remove() {
+  deleting.close();
+  await ask("DELETE", `/${doomed}`);
+}
+
+function open() {
+  form.reset();
+  addingProblem.textContent = "";
+  adding.showModal();
+}
+
+function confirm({ delete: id, url }) {
+  doomed = id;
+  document.getElementById("delete-hook-url").textContent = url;
+  deleting.showModal();
+}
+
+form.addEventListener("submit", add);
+secret.addEventListener("close", () => (document.getElementById("hook-secret-text").textContent = ""));
+document.getElementById("new-hook-close").addEventListener("click", () => adding.close());
+document.getElementById("delete-hook-confirm").addEventListener("click", remove);
+document.addEventListener("click", ({ target }) => {
+  const button = target.closest("button");
+  if (!button) return;
+  const { ping, active, again, hook } = button.dataset;
+  if (button.id === "add-hook") open();
+  if (button.dataset.delete) confirm(button.dataset);
+  if (ping) ask("POST", `/${ping}/test`);
+  if (active) ask("PATCH", `/${hook}`, { active: active === "true" });
+  if (again) ask("POST", `/${hook}/deliveries/${again}/redeliver`);
+});
+everySecond(() => refresh());

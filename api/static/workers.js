@@ -1,0 +1,55 @@
+// The workers' page: kept fresh while it is looked at; drains, undrains and removes.
+
+import { everySecond, refresher } from "./live.js";
+
+const refresh = refresher(() => location.href, 3000);
+const problem = document.getElementById("action-problem");
+const dialog = document.getElementById("confirm");
+const dialogProblem = document.getElementById("confirm-problem");
+const TEXTS = {
+  yes: "It finishes its work unit, then its process ends. Start it again to have it back.",
+  "": "It is offline and will be forgotten. It comes back if it is started again.",
+};
+let removing = null;
+
+async function ask(method, path) {
+  const answer = await fetch(`/v1/workers/${path}`, { method });
+  if (!answer.ok) throw new Error((await answer.json()).detail);
+}
+
+async function change(worker, verb) {
+  problem.textContent = "";
+  try {
+    await ask("POST", `${encodeURIComponent(worker)}/${verb}`);
+  } catch (error) {
+    problem.textContent = `The worker was not ${verb}ed: ${error.message}`;
+  }
+  refresh(true);
+}
+
+function confirmRemoval({ remove, name, online }) {
+  removing = remove;
+  dialogProblem.textContent = "";
+  document.getElementById("confirm-name").textContent = name;
+  document.getElementById("confirm-text").textContent = TEXTS[online];
+  dialog.showModal();
+}
+
+async function remove() {
+  try {
+    await ask("DELETE", encodeURIComponent(removing));
+    dialog.close();
+    refresh(true);
+  } catch (error) {
+    dialogProblem.textContent = `The worker was not removed: ${error.message}`;
+  }
+}
+
+document.addEventListener("click", ({ target }) => {
+  const button = target.closest("button");
+  if (button?.dataset.verb) change(button.dataset.worker, button.dataset.verb);
+  if (button?.dataset.remove) confirmRemoval(button.dataset);
+  if (button?.id === "confirm-remove") remove();
+});
+
+everySecond(() => refresh());

@@ -1,0 +1,77 @@
+"""A job, and a list of jobs, as a notebook shows them: small HTML that takes its colours from the notebook. Pure."""
+
+from collections.abc import Sequence
+from html import escape
+
+from computeshare.answers import ICONS, Job
+
+_CARD = "max-width:34em;padding:.7em 1em;border:1px solid #8886;border-radius:8px;line-height:1.6"
+_TRACK = "height:6px;margin:.4em 0;border-radius:3px;background:#8884;overflow:hidden"
+_FILL = "height:6px;background:#2f80d0"
+_LINK = "color:inherit;text-decoration:underline"
+_WRONG = "border-left:3px solid #d64545;padding-left:.6em;white-space:pre-wrap;overflow-wrap:anywhere"
+_CELL = "text-align:left;padding:.2em .8em"
+LONGEST = 600
+"""How much of an error a card shows, in characters."""
+
+
+def card(job: Job, url: str) -> str:
+    """One job: name, state, progress, accuracy, and what is wrong.
+
+    Args:
+        url: of its page.
+    """
+    parts = [
+        f"<b>{_link(job, url)}</b>",
+        f"<div>{_state(job)}{_figures(job)}</div>",
+        _bar(job),
+    ]
+    if told := job["error"] or job["reason"]:
+        parts.append(f'<div style="{_WRONG}">{escape(shorten(told))}</div>')
+    return f'<div style="{_CARD}">{"".join(parts)}</div>'
+
+
+def shorten(text: str) -> str:
+    """What an error says first."""
+    return text if len(text) <= LONGEST else text[:LONGEST] + " …"
+
+
+def table(jobs: Sequence[tuple[Job, str]]) -> str:
+    """Jobs, each with the URL of its page, one a row."""
+    heads = "".join(f'<th style="{_CELL}">{name}</th>' for name in ("Job", "State", "Progress", "Accuracy"))
+    rows = "".join(f"<tr>{_row(job, url)}</tr>" for job, url in jobs)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _row(job: Job, url: str) -> str:
+    cells = (
+        _link(job, url),
+        _state(job),
+        f"{job['version']:,} of {job['rounds_total']:,}{_bar(job)}",
+        _percent(job["accuracy"]),
+    )
+    return "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
+
+
+def _link(job: Job, url: str) -> str:
+    title = escape(job.get("title") or job["name"] or job["id"])
+    return f'<a href="{escape(url)}" style="{_LINK}">{title}</a> <code>{escape(job["id"])}</code>'
+
+
+def _state(job: Job) -> str:
+    return f"{ICONS.get(job['status'], '?')} {escape(job['status'])}"
+
+
+def _figures(job: Job) -> str:
+    told = f" · version {job['version']:,} of {job['rounds_total']:,}"
+    return told if job["accuracy"] is None else f"{told} · accuracy {_percent(job['accuracy'])}"
+
+
+def _bar(job: Job) -> str:
+    percent = min(100.0, 100 * job["version"] / max(1, job["rounds_total"]))
+    label = f'role="progressbar" aria-valuenow="{percent:.0f}" aria-valuemin="0" aria-valuemax="100"'
+    return f'<div {label} style="{_TRACK}"><div style="{_FILL};width:{percent:.1f}%"></div></div>'
+
+
+def _percent(fraction: float | None) -> str:
+    return "–" if fraction is None else f"{100 * fraction:.2f} %"

@@ -1,0 +1,67 @@
+"""The jobs of a control plane: made, found, listed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from computeshare.client.card import table
+from computeshare.client.job import Job
+from computeshare.client.rest import Client
+from computeshare.client.weights import WeightsCache
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """Jobs, newest first; a notebook shows them as a table."""
+
+    items: tuple[Job, ...]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Job:
+        return self.items[index]
+
+    def _repr_html_(self) -> str:
+        return table([(job.document, job.url) for job in self.items])
+
+
+class Jobs:
+    """The jobs of a control plane. Methods raise NoServer and Problem."""
+
+    def __init__(self, client: Client, cache: WeightsCache) -> None:
+        self._client, self._cache = client, cache
+
+    def create(
+        self, spec: Mapping[str, Any] | None = None, /, *, idempotency_key: str | None = None, **fields: Any
+    ) -> Job:
+        """Create a job.
+
+        Args:
+            spec: a JobSpec's document; `fields` go over it, one by one.
+            idempotency_key: a text of your own choice: calls that repeat it make one job.
+            fields: of the JobSpec: `dataset`, `model`, `epochs`, `optimizer={"name": "SGD", "lr": 0.02}` and so on.
+        Raises: Problem: a field is wrong; `errors` names it, and what is allowed.
+        """
+        return self._job(self._client.create({**(spec or {}), **fields}, idempotency_key))
+
+    def get(self, job_id: str) -> Job:
+        """The job with this id. Raises Problem: there is none."""
+        return self._job(self._client.show(job_id))
+
+    def list(self, status: str | Sequence[str] = (), queue: str | None = None, limit: int | None = 50) -> JobList:
+        """Jobs, newest first.
+
+        Args:
+            status: only jobs in this state, or in one of these.
+            queue: only jobs of this queue.
+            limit: how many at most; None: all.
+        """
+        statuses = (status,) if isinstance(status, str) else status
+        return JobList(tuple(self._job(found) for found in self._client.jobs(statuses, queue, limit)))
+
+    def _job(self, document: Any) -> Job:
+        return Job(document, self._client, self._cache)

@@ -1,0 +1,74 @@
+"""`ComputeShare`: where Python programs begin."""
+
+from pathlib import Path
+from typing import Self
+
+import platformdirs
+
+from computeshare.client.jobs import Jobs
+from computeshare.client.reaching import NoServer
+from computeshare.client.rest import Client
+from computeshare.client.weights import WeightsCache
+from computeshare.errors import SettingsError
+from computeshare.settings import Settings
+
+CACHE_BYTES = 4_000_000_000
+
+
+def reach(settings: Settings, timeout_s: float = 15.0) -> Client:
+    """A client of the control plane that the settings, or `run.json`, name. Raises NoServer where none is known."""
+    try:
+        address = settings.resolve_url()
+    except SettingsError as error:
+        raise NoServer(str(error)) from error
+    try:
+        token = settings.resolve_token()
+    except SettingsError:
+        token = None  # the control plane refuses, and its answer says what to do
+    return Client(address, token, timeout_s)
+
+
+class ComputeShare:
+    """A control plane, and its jobs. Usable as a context manager.
+
+    Args:
+        url: of the control plane; default COMPUTESHARE_URL, else the one that runs on this machine.
+        token: default COMPUTESHARE_TOKEN, else the one that `computeshare up` keeps here.
+        home: folder of token and `run.json`; default COMPUTESHARE_HOME.
+        timeout_s: seconds to wait for an answer.
+        cache: folder of downloaded weights; default the platform's cache folder.
+        cache_bytes: what they may take there, in bytes; the newest one is kept whatever its size.
+    Raises: NoServer: no control plane is known. SettingsError: the address or the token cannot be one.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        home: Path | None = None,
+        timeout_s: float = 15.0,
+        cache: Path | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.client = reach(Settings.given(url=url, token=token, home=home), timeout_s)
+        folder = cache or platformdirs.user_cache_path("computeshare", appauthor=False) / "weights"
+        self.jobs = Jobs(self.client, WeightsCache(folder, cache_bytes))
+
+    @property
+    def url(self) -> str:
+        """The control plane's address."""
+        return self.client.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ComputeShare({self.url!r})"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()

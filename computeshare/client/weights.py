@@ -1,0 +1,87 @@
+"""Weights of a job's versions: downloaded, checked, and kept in a folder that does not grow for ever."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import safe_open
+
+from computeshare.answers import Checkpoint, Problem
+from computeshare.artifacts import weights_digest
+from computeshare.client.rest import Client
+from computeshare.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def pick(checkpoints: Sequence[Checkpoint], version: str, job_id: str) -> Checkpoint:
+    """The checkpoint that `latest`, `best` or a number means, of a list newest first. Raises Problem."""
+    for checkpoint in checkpoints:
+        if version in ("latest", str(checkpoint["version"])) or (version == "best" and checkpoint["best"]):
+            return checkpoint
+    there = ", ".join(str(c["version"]) for c in checkpoints) or "none yet"
+    raise Problem(f"job {job_id} has no checkpoint {version}; there are: {there}", 404)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsCache:
+    """A folder of weights files, each named by its digest; `most_bytes` in all, those unused longest go first."""
+
+    folder: Path
+    most_bytes: int
+
+    def fetch(self, client: Client, job_id: str, checkpoint: Checkpoint) -> Path:
+        """The file of a version's weights, whose digest has been checked.
+
+        Raises: ArtifactError: it cannot be written, or is not what the control plane announced.
+        """
+        sha256 = checkpoint["sha256"]
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise ArtifactError(f"{client.url} names no sha256 of version {checkpoint['version']}")
+        path = self.folder / f"{sha256}.safetensors"
+        if not _is_whole(path, sha256):
+            self._make()
+            if client.download(job_id, checkpoint["version"], path) != sha256:
+                path.unlink(missing_ok=True)
+                raise ArtifactError(f"version {checkpoint['version']} of job {job_id} has changed: try again")
+        with contextlib.suppress(OSError):  # a cache that is only read is one, too
+            os.utime(path)
+            self._trim(path)
+        return path
+
+    def _make(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot keep weights in {self.folder}: {error.strerror or error}; "
+                "name another folder by ComputeShare(cache=...)"
+            ) from error
+
+    def _trim(self, newest: Path) -> None:
+        """Remove what was not used for longest until the rest fits, whatever size the newest one has."""
+        files = [(path, path.stat()) for path in self.folder.glob("*.safetensors") if path != newest]
+        room = self.most_bytes - newest.stat().st_size
+        for path, found in sorted(files, key=lambda file: file[1].st_mtime, reverse=True):
+            room -= found.st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+
+def read(path: Path) -> "dict[str, Tensor]":
+    """The tensors of a weights file on the CPU, in the order of the model's `state_dict`."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in json.loads(file.metadata()["order"])}
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    try:
+        return weights_digest(path) == sha256
+    except ArtifactError:
+        return False

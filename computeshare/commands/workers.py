@@ -1,0 +1,128 @@
+"""`computeshare workers`: who there is, and giving a worker no more work for a while or for good."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from computeshare.answers import Problem
+from computeshare.commands.connection import Home, Json, Url, Yes, confirm, connect
+from computeshare.commands.output import NOTHING, age, console, plain, print_json, size
+
+Worker = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False)]
+
+app = typer.Typer(no_args_is_help=True, help="See workers, drain and remove them.")
+
+
+@app.command("list")
+def list_workers(
+    offline: Annotated[bool, typer.Option("--offline", help="Also those that are not there now.")] = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List the workers that are online."""
+    with connect(url, home) as client:
+        found = client.fleet(offline)
+    if as_json:
+        print_json({"items": found})
+    elif found:
+        console().print(worker_table(found, datetime.now(UTC)))
+    else:
+        hint = "no workers are online; start one: computeshare-worker --queue default"
+        console().print(hint, markup=False)
+
+
+@app.command()
+def drain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Give a worker no more work. It finishes its work unit; also when started again it rests until undrained."""
+    with connect(url, home) as client:
+        _tell(client.drain(worker_id(client.fleet(offline=True), worker)), "gets no more work", as_json)
+
+
+@app.command()
+def undrain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Give a drained worker work again."""
+    with connect(url, home) as client:
+        _tell(client.undrain(worker_id(client.fleet(offline=True), worker)), "may work again", as_json)
+
+
+@app.command()
+def remove(
+    worker: Worker,
+    yes: Yes = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Have a worker finish its work unit and end. One that is offline is forgotten."""
+    with connect(url, home) as client:
+        found = worker_id(client.fleet(offline=True), worker)
+        confirm(lambda: f"Remove worker {plain(worker)}? Its process ends after its work unit.", yes)
+        client.remove(found)
+    if as_json:
+        print_json({"id": found, "removed": True})
+    else:
+        console().print(f"removed {plain(worker)}", markup=False)
+
+
+def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
+    """The id of the worker of this id, or of the only one of this name. Raises Problem."""
+    if any(worker == one["id"] for one in workers):
+        return worker
+    named = [str(one["id"]) for one in workers if worker == one["name"]]
+    if len(named) > 1:
+        raise Problem(f"{len(named)} workers are named {worker}; give an id: {', '.join(named)}", 409)
+    if not named:
+        raise Problem(f"there is no worker {worker}: computeshare workers list --offline shows them", 404)
+    return named[0]
+
+
+def state(worker: dict[str, Any]) -> str:
+    """What a worker is doing, in a word."""
+    power = worker.get("power") or {}
+    battery = f", {power['percent']:.0f} %" if power.get("percent") is not None else ""
+    for applies, word in (
+        (not worker["online"], "offline, drained" if worker["drained"] else "offline"),
+        (worker["refused"], "refused"),
+        (worker["leaving"], "leaving"),
+        (worker["drained"], "drained"),
+        (worker.get("resting"), f"resting: {worker.get('resting')}"),
+        (worker["job_id"], "at work"),
+    ):
+        if applies:
+            return plain(word + battery)
+    return f"idle{battery}"
+
+
+def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
+    """Workers, one a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("Worker", "Name", "Device", "State", "Job", "Queues"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("Memory", "Samples/s", "Share", "Last seen"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for worker in workers:
+        table.add_row(
+            Text(plain(worker["id"])),
+            Text(plain(worker["name"])),
+            Text(plain(worker["device"])),
+            Text(state(worker)),
+            Text(plain(worker["job_id"] or NOTHING)),
+            Text(plain(", ".join(worker["queues"]))),
+            size(worker["memory_bytes"]),
+            f"{worker['samples_per_s']:,.0f}" if worker["job_id"] else NOTHING,
+            f"{100 * worker['share']:.0f} %",
+            f"{age(worker['last_seen'], now)} ago",
+        )
+    return table
+
+
+def _tell(worker: dict[str, Any], what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(worker)
+    else:
+        console().print(f"{plain(worker['name'] or worker['id'])} {what}", markup=False)

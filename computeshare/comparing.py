@@ -1,0 +1,27 @@
+"""What sets jobs apart: the fields of their specifications that differ. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FEWEST, MOST = 2, 6
+"""How many jobs can be looked at side by side."""
+
+
+def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The dotted fields that are not the same in all specifications, each with its value in every one of them.
+
+    A field that a specification does not have is None there.
+    """
+    flat = [flattened(spec) for spec in specs]
+    paths = dict.fromkeys(path for one in flat for path in one)
+    found = {path: [one.get(path) for one in flat] for path in paths}
+    return {path: values for path, values in found.items() if any(value != values[0] for value in values)}
+
+
+def flattened(document: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of nested objects by dotted field; lists are values."""
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        path = f"{above}{name}"
+        found.update(flattened(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value})
+    return found

@@ -1,0 +1,152 @@
+"""Checks of this machine."""
+
+import contextlib
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import psutil
+
+from computeshare import __version__
+from computeshare.catalog import catalog
+from computeshare.commands.output import size
+from computeshare.doctor.machine import Check, Machine, without_password
+from computeshare.errors import SettingsError
+
+DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
+OLDEST_PYTHON, TOO_NEW_PYTHON = (3, 11), (3, 14)
+_PACKAGES = ("torch", "torchvision", "numpy", "redis", "rq", "pydantic", "fastapi", "safetensors")
+
+
+def python(_: Machine) -> Check:
+    return judged_python(sys.version_info[:3])
+
+
+def judged_python(version: tuple[int, ...]) -> Check:
+    """Whether a version of Python is one that everything here runs on."""
+    found = f"Python {'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
+    if OLDEST_PYTHON <= version[:2] < TOO_NEW_PYTHON:
+        return Check("python", "ok", found)
+    how = "too old" if version[:2] < OLDEST_PYTHON else "newer than torch and this release know"
+    return Check("python", "fail", f"{found} is {how}", "use Python 3.11, 3.12 or 3.13: make install PYTHON=python3.12")
+
+
+def packages(_: Machine) -> Check:
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return Check(
+                "packages", "fail", f"{name} is not installed", "install computeshare again, with all it needs"
+            )
+    found = f"computeshare {__version__}, " + ", ".join(f"{name} {version}" for name, version in versions.items())
+    if not versions["rq"].startswith("3.0."):
+        return Check("packages", "fail", found, "rq must be 3.0.*: install computeshare again")
+    if versions["torch"].split("+")[0].split(".")[:2] != catalog().torch.split(".")[:2]:
+        advice = f"jobs are checked against torch {catalog().torch}: same bits need the same version on all workers"
+        return Check("packages", "warn", found, advice)
+    return Check("packages", "ok", found)
+
+
+def device(machine: Machine) -> Check:
+    from computeshare.training.devices import guess
+
+    probe = machine.probe
+    if error := probe.get("error"):
+        return Check("device", "fail", str(error), "install torch and torchvision again, as one pair of versions")
+    found = f"{probe['device']}, {probe['threads']} threads; torch loads in {probe['seconds']:.0f} s"
+    if guess() == "cuda" and not probe["device"].startswith("cuda"):
+        return Check("device", "warn", found, "torch cannot use the NVIDIA device here: look at driver and CUDA build")
+    if trouble := probe["torchvision"]:
+        return Check("device", "warn", f"{found}; torchvision: {trouble}", "install torchvision for this torch")
+    return Check("device", "ok", found)
+
+
+def home(machine: Machine) -> Check:
+    folder = machine.settings.home
+    existing = _existing(folder)
+    advice = "make it writable, or set COMPUTESHARE_HOME to a folder that is"
+    if not existing.is_dir():
+        return Check("home", "fail", f"{existing} is no folder", advice)
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(4096))
+            file.flush()
+    except OSError as error:
+        return Check("home", "fail", f"{existing}: {error.strerror}", advice)
+    return Check("home", "ok", f"{folder} is writable" if folder.is_dir() else f"{folder} can be made")
+
+
+def disk(machine: Machine) -> Check:
+    free = shutil.disk_usage(_existing(machine.settings.home)).free
+    status: Literal["ok", "warn", "fail"] = "fail" if free < DISK_FAIL else "warn" if free < DISK_WARN else "ok"
+    advice = "free some space, or set COMPUTESHARE_HOME to a larger disk: checkpoints and data sets lie there"
+    return Check("disk", status, f"{size(free)} free", "" if status == "ok" else advice)
+
+
+def processes(machine: Machine) -> Check:
+    if machine.run is None:
+        return Check("processes", "ok", "`computeshare up` does not run on this home")
+    pids = [(role, pid) for role, each in machine.run.pids.items() for pid in each]
+    dead = [f"{role} {pid}" for role, pid in pids if not psutil.pid_exists(pid)]
+    if not dead:
+        return Check("processes", "ok", ", ".join(f"{len(each)} {role}" for role, each in machine.run.pids.items()))
+    if len(dead) == len(pids):
+        advice = "`computeshare up` was killed; start it again"
+        return Check("processes", "fail", f"{machine.settings.run_path} names only dead processes", advice)
+    advice = f"`computeshare up` restarts them; if it does not, look at {machine.settings.home / 'logs'}"
+    return Check("processes", "warn", f"not there: {', '.join(dead)}", advice)
+
+
+def port(machine: Machine) -> Check:
+    if machine.run and urlsplit(machine.run.url).port == machine.port and processes(machine).status != "fail":
+        return Check("port", "ok", f"{machine.port} is that of the running `computeshare up`")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", machine.port))
+        except OSError as error:
+            advice = f"start with another: computeshare up --port {machine.port + 1}"
+            return Check("port", "warn", f"{machine.port} cannot be had: {error.strerror}", advice)
+    return Check("port", "ok", f"{machine.port} is free")
+
+
+def proxies(machine: Machine) -> Check:
+    """Proxies of the environment that would be asked for what only this machine, or this network, can answer."""
+    found = {kind: url for kind, url in getproxies().items() if kind in ("http", "https", "all")}
+    if not found:
+        return Check("proxies", "ok", "none in the environment")
+    shown = ", ".join(f"{kind} by {without_password(url)}" for kind, url in sorted(found.items()))
+    hosts = ["127.0.0.1", "localhost"]
+    with contextlib.suppress(SettingsError, ValueError):
+        hosts.append(urlsplit(machine.settings.resolve_url()).hostname or "")
+    swallowed = [host for host in dict.fromkeys(hosts) if host and not proxy_bypass(host)]
+    if not swallowed:
+        return Check("proxies", "ok", f"{shown}, past this machine and the control plane")
+    advice = f"export NO_PROXY={','.join(swallowed)}, and the same as no_proxy: browsers, curl and scripts obey them"
+    return Check("proxies", "warn", f"{shown}: also asked for {', '.join(swallowed)}", advice)
+
+
+def data_sets(machine: Machine) -> Check:
+    found: dict[str, str] = machine.probe.get("data_sets", {})
+    if not found:
+        return Check("data sets", "warn", "not looked at: torch does not load")
+    damaged = [f"{name}: {trouble}" for name, trouble in found.items() if trouble not in ("", "missing")]
+    there = ", ".join(name for name, trouble in found.items() if not trouble)
+    if damaged:
+        return Check("data sets", "fail", "; ".join(damaged), "delete what is damaged: it is downloaded again")
+    missing = ", ".join(name for name, trouble in found.items() if trouble)
+    return Check("data sets", "ok", f"{there} here" + (f"; downloaded when first used: {missing}" if missing else ""))
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest path above it that is there."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

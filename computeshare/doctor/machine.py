@@ -1,0 +1,114 @@
+"""What the checks look at, and what they answer."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from computeshare.broker import connect
+from computeshare.client import Client
+from computeshare.errors import SettingsError
+from computeshare.handshake import Release, published
+from computeshare.settings import RunFile, Settings
+
+PROBE_S = 180.0
+_PINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, and what to do where it is not well."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    finding: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the checks look at; whatever is slow to find out is found out once."""
+
+    settings: Settings
+    port: int
+
+    @cached_property
+    def run(self) -> RunFile | None:
+        return RunFile.read(self.settings.run_path)
+
+    @cached_property
+    def probe(self) -> dict[str, Any]:
+        """What a process with torch found (see `commands/probe.py`), or `{"error": ...}`."""
+        command = [sys.executable, "-m", "computeshare.commands.probe", str(self.settings.data_dir)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+        except subprocess.TimeoutExpired:
+            return {"error": f"torch was not there after {PROBE_S:.0f} s"}
+        except (ValueError, IndexError, OSError):
+            return {"error": (done.stderr.splitlines() or ["it died without a word"])[-1]}
+
+    @cached_property
+    def broker(self) -> "Broker":
+        """Raises SettingsError where no broker is known, and what the connection raises."""
+        url = self.settings.resolve_redis_url()
+        with connect(url, retries=0) as redis:
+            info: dict[str, Any] = dict(redis.info())
+            times_s = [_timed(redis.ping) for _ in range(_PINGS)]
+            return Broker(without_password(url), info, statistics.median(times_s), _release(redis))
+
+    @cached_property
+    def client(self) -> Client:
+        """Raises SettingsError where no control plane is known."""
+        url = self.settings.resolve_url()
+        try:
+            return Client(url, self.settings.resolve_token())
+        except SettingsError:
+            return Client(url)
+
+    @cached_property
+    def readiness(self) -> tuple[dict[str, Any], Mapping[str, str], float]:
+        """What `/readyz` says, the answer's headers, and this machine's time then. Raises ComputeShareError."""
+        before = time.time()
+        document, headers = self.client.ready()
+        return document, headers, (before + time.time()) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker that answers: its address without the password, what INFO says, how long it takes, who uses it."""
+
+    url: str
+    info: Mapping[str, Any]
+    answers_in_s: float
+    release: Release | None
+
+
+def without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _release(redis: Redis) -> Release | None:
+    try:
+        return published(redis)
+    except ResponseError:  # this user may not read it
+        return None
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

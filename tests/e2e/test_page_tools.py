@@ -1,0 +1,205 @@
+"""What readers of the pages do: look their own way, compare, invite a machine, make a job, ask why one was dropped."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+from staging import arrived, start, under_way
+from watching import Site
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_way_of_looking_is_kept_in_the_address(site: Site, opened: Any) -> None:
+    feed = under_way(site, 60)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_label("Across").select_option("time")
+    page.get_by_label("Smoothing").fill("0.6")
+    page.get_by_label("Logarithmic").check()
+    expect(page.locator("#view output")).to_have_text("0.60")
+    assert set(page.url.partition("?")[2].split("&")) == {"across=time", "log=1", "smooth=0.6"}
+    page.reload()
+    expect(page.get_by_label("Across")).to_have_value("time")
+    expect(page.get_by_label("Logarithmic")).to_be_checked()
+    legend = page.locator("[data-plot=loss] .u-legend")
+    expect(legend).to_contain_text("After")
+    expect(legend).to_contain_text("Training, smoothed")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "60")
+    page.get_by_label("Smoothing").fill("0")
+    page.get_by_label("Logarithmic").uncheck()
+    page.get_by_label("Across").select_option("version")
+    assert page.url == f"{site.url}/jobs/{feed.job_id}"
+    expect(legend).not_to_contain_text("smoothed")
+
+
+def test_smoothing_begins_at_the_first_value_and_follows_the_others(opened: Any) -> None:
+    found = opened("/").evaluate(
+        """async () => {
+          const { smoothed } = await import("/static/series.js");
+          return [smoothed([4, 4, 4], 0.9), smoothed([0, 10, 10, 10, 10, 10], 0.5), smoothed([1, 2, 3], 0)];
+        }"""
+    )
+    assert found[0] == pytest.approx([4, 4, 4])
+    assert found[1] == sorted(found[1]) and 9 < found[1][-1] < 10
+    assert found[2] == [1, 2, 3]
+
+
+def test_speed_and_traffic_grow_with_the_versions(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=speed]")).to_have_attribute("data-points", "40")
+    feed.versions(10)
+    expect(page.locator("[data-plot=speed]")).to_have_attribute("data-points", "50")
+    expect(page.locator("[data-plot=bytes]")).to_have_attribute("data-points", "41")
+
+
+def test_finishing_a_round_pauses_the_job_with_the_next_version(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_role("button", name="Finish this round").click()
+    expect(page.locator("#state")).to_contain_text("Pauses once this round is done")
+    page.get_by_role("button", name="Go on after all").click()
+    expect(page.locator("#state")).not_to_contain_text("Pauses once")
+    page.get_by_role("button", name="Finish this round").click()
+    expect(page.get_by_role("button", name="Go on after all")).to_be_visible()
+    feed.versions(1)
+    expect(page.locator("#state")).to_contain_text("Paused by a user, once the round was done")
+    expect(page.locator("#timeline")).to_contain_text("To be paused after this round, by a user")
+
+
+def test_a_copied_command_is_what_was_shown(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20, name='it\'s "quoted" $HOME')
+    page = opened(f"/jobs/{feed.job_id}", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_text("Command line").click()
+    shown = page.locator("#shown-3").text_content()
+    page.locator("[data-copy=shown-3]").click()
+    expect(page.locator("[data-copy=shown-3]")).to_have_text("Copied")
+    assert page.evaluate("() => navigator.clipboard.readText()") == shown
+    assert "it'\"'\"'s" in shown
+    page.locator("#copy-link").click()
+    expect(page.locator("#copy-link")).to_have_text("Copied")
+    assert page.evaluate("() => navigator.clipboard.readText()") == page.url
+
+
+def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page.get_by_text("Add a machine").click()
+    page.get_by_role("button", name="Make an invite").click()
+    command = page.locator("#invite-command")
+    expect(command).to_contain_text("computeshare-worker --queue mnist --join http")
+    expect(page.locator("#invite-status")).to_have_text("Waiting for the machine")
+    expect(page.locator("#invite-left")).to_contain_text("left")
+    assert page.locator("#invite-qr").evaluate("one => one.naturalWidth") > 50
+    wide = page.evaluate("() => document.documentElement.scrollWidth")
+    assert wide <= 390
+    link = command.text_content().rpartition(" ")[2]
+    assert httpx2.post(link, json={"name": "anna's mac"}).is_success
+    expect(page.locator("#invite-status")).to_have_text("anna's mac has joined")
+
+
+def test_what_an_invite_links_to_can_be_read_without_logging_in(site: Site, browser: Any) -> None:
+    made, code = site.services.invites.create("mnist", 15)
+    page = browser.new_page()
+    page.goto(f"{site.url}/join/{code}")
+    expect(page.locator("#command")).to_have_text(f"computeshare-worker --queue mnist --join {site.url}/join/{code}")
+    assert site.services.invites.show(made.id).status == "pending"
+    page.close()
+
+
+def test_a_dropped_submission_says_why_and_where_its_time_went(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    feed.submission("w1studio", 3, "stale")
+    feed.submission("w2laptop", 5, "fenced")
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_role("link", name="1 fenced").click()
+    rows = page.locator(".submissions tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("a newer session of the same worker had taken over")
+    expect(rows).to_contain_text("computing 0.004")
+    page.get_by_label("Outcome").select_option("")
+    page.get_by_label("Worker").select_option("w2laptop")
+    page.get_by_role("button", name="Show").click()
+    expect(rows.first).to_contain_text("laptop")
+    assert "outcome=&worker=w2laptop" in page.url
+    feed.submission("w2laptop", 7, "stale")
+    expect(rows.first).to_contain_text("Dropped")
+
+
+def test_ticked_jobs_are_compared(site: Site, opened: Any) -> None:
+    one = under_way(site, 40, name="first of two")
+    other = under_way(site, 60, name="second of two", optimizer={"name": "Adam", "lr": 0.001})
+    page = opened("/")
+    for feed in (one, other):
+        page.locator(f"#tick-{feed.job_id}").check()
+    later = start(site, name="came meanwhile")
+    expect(page.locator(f"#tick-{later.job_id}")).to_be_visible()  # the list is another, and keeps what was ticked
+    for feed in (one, other):
+        expect(page.locator(f"#tick-{feed.job_id}")).to_be_checked()
+    page.get_by_role("button", name="Compare those ticked").click()
+    expect(page.locator("h1")).to_have_text("2 jobs compared")
+    expect(page.locator("#results")).to_contain_text("60 of 1,000")
+    expect(page.locator(".compared code")).to_have_text(["optimizer.name", "optimizer.lr", "optimizer.momentum"])
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "60")
+    expect(page.locator("[data-plot=loss] .u-legend")).to_contain_text("first of two: training")
+    other.versions(20)
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "80")
+    expect(page.locator("#results")).to_contain_text("80 of 1,000")
+
+
+def test_the_form_says_what_is_wrong_as_it_is_filled_in_and_makes_the_job(site: Site, opened: Any) -> None:
+    page = opened("/")
+    page.get_by_role("link", name="New job").click()
+    page.get_by_label("Model").select_option("lenet5")
+    expect(page.locator("#made")).to_contain_text("needs an input of at least")
+    page.get_by_label("Data set").select_option("mnist")
+    expect(page.locator("#made")).to_contain_text("61,706 parameters")
+    page.get_by_label("Strategy").select_option("local")
+    expect(page.get_by_label("Inner steps")).to_be_visible()
+    expect(page.get_by_label("Momentum (sync, async)")).not_to_be_visible()
+    page.get_by_label("Inner steps").fill("0")
+    expect(page.locator("#strategy-inner-steps-error")).to_contain_text("greater than or equal to 1")
+    page.get_by_label("Inner steps").fill("10")
+    page.get_by_label("Name").fill("made by hand")
+    page.get_by_label("How values travel").select_option("auto")
+    expect(page.get_by_label("Updates, up")).not_to_be_visible()
+    expect(page.locator("#ways")).to_contain_text('"codec": "auto"')
+    page.get_by_role("button", name="Create the job").click()
+    expect(page.locator("h1")).to_have_text("made by hand")
+    made = site.services.jobs.show(page.url.rpartition("/")[2])
+    assert (made.spec["strategy"]["inner_steps"], made.spec["codec"]) == (10, "auto")
+    page.get_by_role("link", name="Clone").click()
+    expect(page.get_by_label("Name")).to_have_value("made by hand")
+    expect(page.get_by_label("Inner steps")).to_have_value("10")
+
+
+def problems(page: Page) -> list[str]:
+    """What axe-core finds wrong with a page: its rule and the first element."""
+    return [f"{one['id']}: {one['nodes'][0]['html'][:150]}" for one in Axe().run(page).response["violations"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_are_accessible(site: Site, opened: Any, scheme: str, width: int) -> None:
+    feed = under_way(site, 40)
+    feed.submission("w1studio", 3, "stale")
+    feed.checkpoint()
+    arrived(site, feed)
+    failed = under_way(site, 20)
+    failed.tell("failed", error="diverged at version 20", detail="Traceback")
+    waiting = start(site, queue="lonely")
+    arrived(site, failed)
+    _, code = site.services.invites.create("mnist", 15)
+    paths = ["/", "/workers", "/webhooks", "/new", f"/compare?job={feed.job_id}&job={failed.job_id}", f"/join/{code}"]
+    paths += [f"/jobs/{one.job_id}" for one in (feed, failed, waiting)] + [f"/jobs/{feed.job_id}/submissions"]
+    page = opened("/", viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+    found = {}
+    for path in paths:
+        page.goto(site.url + path)
+        page.evaluate("() => document.querySelectorAll('details:not([name])').forEach(one => { one.open = true; })")
+        if wrong := problems(page):
+            found[path] = wrong
+    assert found == {}

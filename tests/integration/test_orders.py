@@ -1,0 +1,78 @@
+"""A real worker process does what it is asked."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from computeshare.queue import Orders, give_orders, list_workers
+from computeshare.stack import Child
+
+
+def until(holds: Callable[[], object], patience_s: float = 60) -> None:
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def own(redis_url: str) -> Iterator[Redis]:
+    """A part of the broker that no other test uses."""
+    client = Redis.from_url(f"{redis_url}?db=11")
+    client.flushdb()
+    yield client
+    client.flushdb()
+    client.close()
+
+
+def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_well(
+    own: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "computeshare.worker", "--redis-url", f"{redis_url}?db=11", "--device", "cpu"]
+    environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            until(lambda: list_workers(own) or process.poll() is not None)
+            (worker,) = list_workers(own)
+            give_orders(own, {worker.id: Orders(dismissed="a user removed this worker")})
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "leaving for good" in said and "a user removed this worker" in said
+    assert "Traceback" not in said
+    assert list_workers(own) == []
+
+
+class Ended:
+    """A process that has ended with some code."""
+
+    pid = 1
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+
+@pytest.mark.parametrize(("code", "again"), [(0, False), (1, True), (-9, True), (5, True)])
+def test_up_starts_a_worker_again_unless_it_was_asked_to_leave(code: int, again: bool) -> None:
+    started: list[int] = []
+
+    def start() -> Ended:
+        started.append(code)
+        return Ended(code)
+
+    worker = Child("worker", start, may_leave=True)
+    assert worker.ensure(now=0.0)
+    assert worker.ensure(now=100.0) is again
+    other = Child("reducer", start)
+    other.ensure(now=0.0)
+    assert other.ensure(now=100.0)

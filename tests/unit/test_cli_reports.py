@@ -1,0 +1,203 @@
+"""`jobs compare`, `jobs export`, `jobs create --show` and completion, as a user meets them."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_server import Answer, FakeServer, job
+
+from computeshare.cli import app
+from computeshare.commands.run import run
+
+AT = "2026-01-01T12:00:00Z"
+
+
+def spec(lr: float, **changes: Any) -> dict[str, Any]:
+    return {"dataset": "digits", "model": "mlp", "rounds": 100, "optimizer": {"name": "SGD", "lr": lr}, **changes}
+
+
+def two_jobs(server: FakeServer) -> None:
+    ended = {"status": "completed", "started_at": AT, "finished_at": "2026-01-01T12:01:30Z"}
+    server.on("GET /v1/jobs/a", Answer(job(id="a", spec=spec(0.1), title="slow", **ended)))
+    server.on("GET /v1/jobs/b", Answer(job(id="b", spec=spec(0.2), title="[red]fast", best_accuracy=0.9, **ended)))
+
+
+def test_compare_shows_what_differs_and_what_came_of_it(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    two_jobs(server)
+    assert run(app, ["jobs", "compare", "a", "b"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows["Name"] == ["slow", "[red]fast"]
+    assert rows["Best"] == ["76.00", "%", "at", "20", "90.00", "%", "at", "20"]
+    assert rows["Time"] == ["1", "min", "30", "s"] * 2
+    assert rows["optimizer.lr"] == ["0.1", "0.2"]
+    assert "dataset" not in rows and "rounds" not in rows
+
+
+def test_compare_as_json_has_the_figures_and_the_differences(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_jobs(server)
+    assert run(app, ["jobs", "compare", "b", "a", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["differences"] == {"optimizer.lr": [0.2, 0.1]}
+    assert [(one["id"], one["best_accuracy"], one["seconds"]) for one in document["items"]] == [
+        ("b", 0.9, 90.0),
+        ("a", 0.76, 90.0),
+    ]
+
+
+@pytest.mark.parametrize("jobs", ["a", "a a", "a b c d e f g"])
+def test_compare_takes_two_to_six_different_jobs(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], jobs: str
+) -> None:
+    assert run(app, ["jobs", "compare", *jobs.split()]) == 2
+    assert "give the ids of 2 to 6 jobs, each once" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert server.requests == []
+
+
+def point(version: int, value: float) -> dict[str, Any]:
+    return {"version": version, "value": value, "at": AT}
+
+
+def offer_series(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three versions, two of them at a time."""
+    monkeypatch.setattr("computeshare.commands.export.VERSIONS_AT_ONCE", 2)
+    server.on("GET /v1/jobs/ab12cd34", Answer(job(version=3)))
+    first = {"train_loss": [point(1, 3.0), point(2, 2.0)], "test_accuracy": [point(2, 0.5)]}
+    server.on("GET /v1/jobs/ab12cd34/metrics?since=0&until=2&points=2", Answer(first))
+    server.on("GET /v1/jobs/ab12cd34/metrics?since=2&until=3&points=2", Answer({"train_loss": [point(3, 1.0)]}))
+
+
+def test_export_writes_a_row_a_version_page_by_page(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_series(server, monkeypatch)
+    assert run(app, ["jobs", "export", "csv", "ab12cd34"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["version"], row["train_loss"], row["test_accuracy"]) for row in rows] == [
+        ("1", "3.0", ""), ("2", "2.0", "0.5"), ("3", "1.0", ""),
+    ]  # fmt: skip
+    assert run(app, ["jobs", "export", "json", "ab12cd34"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["version"] for row in found] == [1, 2, 3]
+    assert found[0]["test_accuracy"] is None and found[0]["at"] == "2026-01-01T12:00:00+00:00"
+
+
+def test_export_into_a_file_replaces_one_only_by_force(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_series(server, monkeypatch)
+    Path("out.csv").write_text("mine")
+    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv"]) == 2
+    assert Path("out.csv").read_text() == "mine"
+    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv", "--force"]) == 0
+    assert len(Path("out.csv").read_text().splitlines()) == 4
+    assert run(app, ["jobs", "export", "json", "ab12cd34", "-o", "."]) == 0
+    assert len(json.loads(Path("ab12cd34.json").read_text())) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_an_export_that_breaks_off_leaves_no_file(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_series(server, monkeypatch)
+    server.on("GET /v1/jobs/ab12cd34/metrics?since=2&until=3&points=2", Answer({"detail": "busy"}, 503))
+    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv"]) == 3
+    assert not list(Path.cwd().glob("*out.csv*"))
+    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "missing/out.csv"]) == 1
+    assert "cannot write missing/out.csv: No such file" in capsys.readouterr().err
+
+
+def submission(number: int, **changes: Any) -> dict[str, Any]:
+    seconds = {"waiting": 0.1, "computing": 0.2, "encoding": 0.3, "uploading": 0.4}
+    row = {
+        "id": number, "at": AT, "worker": "w1", "nonce": "n", "outcome": "accepted", "reason": None, "base_version": 1,
+        "current_version": 1, "micro_batches": [4, 5], "samples": 64, "bytes_up": 10, "bytes_down": 20,
+        "seconds": seconds, "voided": False,
+    }  # fmt: skip
+    return {**row, **changes}
+
+
+def test_submissions_are_exported_all_of_them_and_no_cell_is_a_formula(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET /v1/jobs/ab12cd34", Answer(job()))
+    path = "GET /v1/jobs/ab12cd34/submissions?limit=100"
+    evil = submission(1, worker='=HYPERLINK("http://evil")', reason='-2+3, a "quote"\nand a line')
+    server.on(path, Answer({"items": [submission(2)], "next_cursor": "c"}))
+    server.on(f"{path}&cursor=c", Answer({"items": [evil], "next_cursor": None}))
+    assert run(app, ["jobs", "export", "csv", "ab12cd34", "--submissions"]) == 0
+    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (first["id"], first["micro_batches"], first["uploading_s"]) == ("2", "4 5", "0.4")
+    assert second["worker"] == '\'=HYPERLINK("http://evil")'
+    assert second["reason"] == '\'-2+3, a "quote"\nand a line'
+    assert run(app, ["jobs", "export", "json", "ab12cd34", "--submissions"]) == 0
+    assert [row["worker"] for row in json.loads(capsys.readouterr().out)] == ["w1", evil["worker"]]
+
+
+def test_a_job_without_versions_exports_no_rows(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.on("GET /v1/jobs/ab12cd34", Answer(job(version=0)))
+    assert run(app, ["jobs", "export", "json", "ab12cd34"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert run(app, ["jobs", "export", "csv", "ab12cd34"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_showing_a_job_sends_nothing(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    create = ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--epochs", "2"]
+    assert run(app, [*create, "--show", "curl"]) == 0
+    assert capsys.readouterr().out.endswith(f"    {server.url}/v1/jobs\n")
+    assert run(app, [*create, "--show", "cli"]) == 0
+    assert capsys.readouterr().out == "computeshare jobs create --dataset digits --model mlp --epochs 2\n"
+    assert run(app, [*create, "--show", "python"]) == 0
+    assert "    epochs=2,\n" in capsys.readouterr().out
+    assert run(app, [*create, "--show", "json", "--lr", "much"]) == 2
+    assert run(app, ["jobs", "create", "--dataset", "digits", "--show", "json"]) == 2
+    assert server.requests == []
+
+
+def test_a_job_can_be_shown_where_no_control_plane_is_known(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMPUTESHARE_URL")
+    assert run(app, ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--show", "curl"]) == 0
+    assert "http://127.0.0.1:8000/v1/jobs" in capsys.readouterr().out
+
+
+def complete(words: str) -> list[str]:
+    """What the shell would offer for the last of these words."""
+    environment = {
+        **os.environ,
+        "_COMPUTESHARE_COMPLETE": "complete_bash",
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    code = "from computeshare.cli import app; app(prog_name='computeshare')"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_the_shell_completes_jobs_data_sets_and_models(server: FakeServer) -> None:
+    server.on("GET /v1/jobs?limit=100", Answer({"items": [job(id="ab12"), job(id="cd34")], "next_cursor": None}))
+    assert complete("computeshare jobs show ") == ["ab12", "cd34"]
+    assert complete("computeshare jobs compare c") == ["cd34"]
+    assert complete("computeshare jobs create --dataset fash") == ["fashion-mnist"]
+    assert complete("computeshare jobs create --model lene") == ["lenet5"]
+    assert complete("computeshare jobs exp") == ["export"]
+
+
+def test_completion_is_silent_where_nobody_answers(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.on("GET /v1/jobs?limit=100", Answer({"detail": "no"}, 401))
+    assert complete("computeshare jobs show ") == []
+    monkeypatch.setenv("COMPUTESHARE_URL", "http://127.0.0.1:9")
+    assert complete("computeshare jobs show ") == []
+    monkeypatch.setenv("COMPUTESHARE_APPENDONLY", "perhaps")
+    assert complete("computeshare jobs show ") == []

@@ -1,0 +1,64 @@
+"""What one more worker would buy."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.services.estimating import Estimate, Measured, one_more, shared_s
+
+TWO = Measured(unit_s=[0.1, 0.1], round_s=0.45, rounds=20, units=8, most=8)
+
+
+def test_even_shares_of_equal_workers_are_done_at_the_same_time() -> None:
+    assert shared_s(8, [0.1, 0.1]) == pytest.approx(0.4)
+    assert shared_s(8, [0.1, 0.1, 0.1]) == pytest.approx(0.3)
+    assert shared_s(8, [0.1] * 8) == pytest.approx(0.1)
+
+
+def test_another_worker_shortens_what_is_shared_and_not_the_rest() -> None:
+    found = one_more(TWO)
+    assert isinstance(found, Estimate)
+    assert found.likely == pytest.approx(0.45 / 0.35)
+    assert found.low <= found.likely <= found.high
+
+
+def test_unequal_workers_widen_the_range() -> None:
+    found = one_more(replace(TWO, unit_s=[0.1, 0.12], round_s=0.55))
+    assert isinstance(found, Estimate)
+    assert found.low < found.likely <= found.high
+
+
+def test_where_nobody_waits_for_the_slowest_speeds_add_up() -> None:
+    found = one_more(replace(TWO, unit_s=[0.1, 0.3], round_s=8 / (10 + 10 / 3), anyhow=True))
+    assert isinstance(found, Estimate)
+    assert found.high == pytest.approx((10 + 10 / 3 + 10) / (10 + 10 / 3))
+
+
+@pytest.mark.parametrize(
+    ("measured", "told"),
+    [
+        (replace(TWO, rounds=2), "too early"),
+        (replace(TWO, unit_s=[]), "too early"),
+        (replace(TWO, most=2), "takes 2 workers at most"),
+        (replace(TWO, units=2), "has 2 parts to share"),
+    ],
+    ids=["few rounds", "nobody measured", "full", "nothing to share"],
+)
+def test_what_cannot_be_said_or_gained_is_told(measured: Measured, told: str) -> None:
+    assert told in str(one_more(measured))
+
+
+@given(
+    st.lists(st.floats(0.001, 10), min_size=1, max_size=6),
+    st.floats(0.001, 100),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_an_estimate_is_a_range_that_holds_the_likely_gain(
+    unit_s: list[float], round_s: float, units: int, anyhow: bool
+) -> None:
+    found = one_more(Measured(unit_s, round_s, 20, units, 64, anyhow))
+    if isinstance(found, Estimate):
+        assert 0 < found.low <= found.likely <= found.high

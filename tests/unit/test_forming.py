@@ -1,0 +1,72 @@
+"""The form for a new job, and what it makes."""
+
+import pytest
+
+from api.services import forming
+from api.services.forming import CHOSEN, CODEC, MORE, STRATEGY
+from computeshare.spec import JobSpec
+
+
+def test_the_form_as_it_is_first_shown_makes_a_job() -> None:
+    found = forming.filled(forming.of_defaults())
+    assert not found.errors
+    assert found.spec == JobSpec(dataset="digits", model="mlp", epochs=5)
+
+
+SPECS = {
+    "sync": {"dataset": "mnist", "model": "lenet5", "rounds": 500, "name": 'a "name"', "strategy": {"max_norm": 1.0}},
+    "adam": {"dataset": "mnist", "model": "simplenet", "epochs": 2, "optimizer": {"name": "Adam", "betas": [0.8, 0.9]}},
+    "local": {"dataset": "mnist", "model": "lenet5", "epochs": 3, "codec": "auto", "strategy": {"kind": "local"}},
+    "inner": {
+        "dataset": "digits",
+        "model": "mlp",
+        "strategy": {"kind": "local", "inner_optimizer": {"name": "SGD", "lr": 0.1, "nesterov": True, "momentum": 0.9}},
+    },
+    "async": {"dataset": "digits", "model": "mlp", "strategy": {"kind": "async", "buffer": 3}, "codec": {"up": "topk"}},
+    "input": {
+        "dataset": "mnist",
+        "model": "resnet18",
+        "input": [3, 32, 32],
+        "seed": 7,
+        "workers": {"min": 2, "max": 3},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_clone_asks_for_the_same_job_again(name: str) -> None:
+    spec = JobSpec.model_validate(SPECS[name])
+    found = forming.filled(forming.of_spec(spec.model_dump(mode="json")))
+    assert not found.errors
+    assert found.spec == spec
+
+
+def test_fields_of_other_strategies_and_of_other_optimizers_are_left_out() -> None:
+    values = forming.of_defaults() | {STRATEGY: "async", "optimizer.name": "Adam", "optimizer.lr": "0.001"}
+    found = forming.filled(values)
+    assert found.spec is not None
+    assert "inner_steps" not in found.document["strategy"]
+    assert "momentum" not in found.document["optimizer"]
+
+
+def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
+    values = {"dataset": "digits", "model": "lenet6", "epochs": "many", "micro_batch": "0", MORE: "[1]", "seed": "nan"}
+    errors = forming.filled(values).errors
+    assert "not a number" in errors["epochs"] and "not a number" in errors["seed"]
+    assert "lenet6" in errors["model"]
+    assert "greater than or equal to 1" in errors["micro_batch"]
+    assert "object of fields" in errors[MORE]
+
+
+def test_what_is_wrong_with_the_whole_is_said_of_the_whole() -> None:
+    values = {"dataset": "digits", "model": "lenet5", "epochs": "1"}
+    assert "needs an input of at least" in forming.filled(values).errors[""]
+    assert "not both" in forming.filled(forming.of_defaults() | {"rounds": "5"}).errors[""]
+    assert "momentom" in forming.filled(forming.of_defaults() | {MORE: '{"momentom": 1}'}).errors[""]
+
+
+def test_chosen_codecs_count_only_where_they_are_not_left_to_measurement() -> None:
+    values = forming.of_defaults() | {"codec.up": "int8"}
+    assert forming.filled(values).document[CODEC] == {"up": "int8", "down": "float32"}
+    assert values[CODEC] == CHOSEN
+    assert forming.filled(values | {CODEC: "auto"}).document[CODEC] == "auto"
