@@ -55,9 +55,12 @@ PARTS: dict[str, Command] = {
         f"thin-{case}": Command("bench.thin", ("--case", case), (), ("--pairs", "1", *QUICK[case.split("-")[0]]))
         for case in CASES
     },
-    "scaling": Command("bench.scaling", (), (), ("--seconds", "1", "--workers", "1", "4", "64")),
+    "scaling": Command("bench.scaling", (), (), ("--seconds", "1", "--times", "1", "--workers", "1", "4", "64")),
     "scaling-resnet18": Command(
-        "bench.scaling", (*RESNET, "--micro-batches", "16"), ("--workers", "2", "4", "8", "16"), ("--workers", "2")
+        "bench.scaling",
+        (*RESNET, "--micro-batches", "16"),
+        ("--workers", "2", "4", "8", "16"),
+        ("--workers", "2", "--times", "1"),
     ),
     "memory-lenet5": Command("bench.memory", ("--model", "lenet5"), ("--rounds", "500"), ("--rounds", "50")),
     "memory-resnet18": Command("bench.memory", RESNET, ("--rounds", "10"), ("--rounds", "2")),

@@ -1,10 +1,11 @@
 """Throughput, the reducer's CPU and memory, and the broker's share of it as workers go 1, 2, 4 ... 64.
 
-    python -m bench.scaling --seconds 10
+    python -m bench.scaling --seconds 5 --times 5
 
 Workers without a model (see `bench.fleet`) push updates made beforehand, each over a connection of its own; broker and
 reducer are real. Every round has the same number of micro-batches however many workers share it, so that a round costs
-the reducer the same and what may differ is what workers cost.
+the reducer the same and what may differ is what workers cost. The numbers of workers are taken in turn, so that all of
+them see the machine's better and worse minutes, and of each that run counts whose cost for the reducer is the median.
 """
 
 import argparse
@@ -140,8 +141,15 @@ def _end(rounds: RoundStore, pushing: Any, stop: Any) -> None:
         pushing.join()
 
 
-def tell(spec: JobSpec, found: list[Measured], idle: int) -> Part:
+def middle(runs: Sequence[Measured]) -> list[Measured]:
+    """For each number of workers the run in which an update cost the reducer the median."""
+    by_workers = {run.workers: [each for each in runs if each.workers == run.workers] for run in runs}
+    return [sorted(some, key=lambda run: run.reducer_ms_per_update)[len(some) // 2] for some in by_workers.values()]
+
+
+def tell(spec: JobSpec, runs: list[Measured], idle: int) -> Part:
     """A row for each number of workers, and two plots."""
+    found = middle(runs)
     columns = ["workers", "rounds/s", "updates/s", "MB/s in", "reducer, CPU ms an update", "reducer, CPU ms a MB"]
     columns += ["broker's share of the CPU", "reducer's memory above idle, model sizes"]
     rows: list[list[Cell]] = []
@@ -164,13 +172,14 @@ def tell(spec: JobSpec, found: list[Measured], idle: int) -> Part:
         Plot(f"{name}-throughput", "Updates per second", "workers", "updates/s", throughput, True),
         Plot(f"{name}-cpu", "CPU for an update", "workers", "ms", cpu, True),
     ]
-    return Part([Table(title, columns, rows, note)], plots, {name: [asdict(m) for m in found]})
+    return Part([Table(title, columns, rows, note)], plots, {name: [asdict(m) for m in runs]})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=COUNTS)
-    parser.add_argument("--seconds", type=float, default=10, help="for each number of workers")
+    parser.add_argument("--seconds", type=float, default=5, help="for each number of workers, each time")
+    parser.add_argument("--times", type=int, default=5, help="how often each number of workers is measured")
     parser.add_argument("--micro-batches", type=int, default=max(COUNTS), help="of each round")
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--input", type=int, nargs=3)
@@ -190,13 +199,13 @@ def main() -> None:
         checkpoint_every=0,
         evaluate_every=0,
     )
-    message, found = update_of(spec), []
+    message, runs = update_of(spec), []
     with tempfile.TemporaryDirectory() as home, reducing(Path(home)) as (redis, url):
         reducer, idle = idle_reducer(redis, url, spec)
-        for workers in options.workers:
-            found.append(measure(redis, url, reducer, spec, message, workers, options.seconds))
-            print(json.dumps(asdict(found[-1])), file=sys.stderr, flush=True)
-    part = tell(spec, found, idle)
+        for workers in options.times * list(options.workers):
+            runs.append(measure(redis, url, reducer, spec, message, workers, options.seconds))
+            print(json.dumps(asdict(runs[-1])), file=sys.stderr, flush=True)
+    part = tell(spec, runs, idle)
     print(markdown(part))
     if options.json:
         part.save(options.json)
