@@ -29,6 +29,7 @@ from api.routes import (
     webhooks,
     workers,
 )
+from api.routes.rendering import for_browsers
 from api.schemas import PROBLEMS
 from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
 from api.telemetry import Measure
@@ -83,6 +84,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
     errors.install(app)
+    for_browsers(app)
     app.add_middleware(Compress)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     named = [urlsplit(settings.url).hostname or ""] if settings.url else []

@@ -107,6 +107,9 @@ class JobPublic(_Answer):
     finished_at: Instant | None
     paused_at: Instant | None = Field(description="none unless the job is paused")
     pause_after: int | None = Field(description="the version after which it will pause, as a user asked")
+    resume_at: Instant | None = Field(description="when a pause ends by itself, if a user said so")
+    stopped_s: float = Field(description="how long it was paused, or had failed before a retry; not what lasts")
+    left_s: float | None = Field(description="until the last version at the present speed; none while nothing moves")
     updated_at: Instant
     last_event_id: int = Field(description="give it as Last-Event-ID (or ?after=) to /events to get what comes next")
 

@@ -81,7 +81,10 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         """The answer to a request that goes no further."""
         if not self._is_own_name(request.headers.get("host", "")):
-            text = "the Host header names another server: use the address that computeshare up printed"
+            text = (
+                "the Host header names another server: use the address that computeshare up printed, or start it with "
+                "COMPUTESHARE_URL set to the address that browsers are to use"
+            )
             return _answer(problem(400, "Unknown host", text))
         if _is_too_large(request.headers.get("content-length", "0")):
             return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))

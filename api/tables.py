@@ -53,6 +53,10 @@ class Job(SQLModel, table=True):
     paused_ms: int | None = Field(default=None, sa_type=Millis)
     pause_after: int | None = None
     """The version after which it pauses, as a user asked."""
+    resume_ms: int | None = Field(default=None, sa_type=Millis)
+    """When a pause ends by itself, if a user said so."""
+    stopped_ms: int = Field(default=0, sa_type=BigInteger)
+    """For how long it was paused, or had failed before it was tried again; what lasts is not in it yet."""
     updated_ms: int = Field(sa_type=Millis)
     purged_ms: int | None = Field(default=None, sa_type=Millis)
 
@@ -295,12 +299,17 @@ class Score(SQLModel, table=True):
     voided: bool = False
 
 
+TELLING = text("type != 'version'")
+"""Of the timeline all but the versions, of which a long job has very many; its index says so in the same words."""
+
+
 class Event(SQLModel, table=True):
     """The job's timeline; `id` is the id of the event sent to browsers. Submissions have their own table."""
 
     __table_args__ = (
         UniqueConstraint("job_id", "stream_id"),
         Index("ix_event_job", "job_id", "id"),
+        Index("ix_event_telling", "job_id", "id", sqlite_where=TELLING),
         {"sqlite_autoincrement": True},
     )
 

@@ -81,6 +81,9 @@ class Job(TypedDict):
     created_at: str
     started_at: str | None
     finished_at: str | None
+    paused_at: NotRequired[str | None]
+    stopped_s: NotRequired[float]
+    left_s: NotRequired[float | None]
     last_event_id: NotRequired[int]
 
 

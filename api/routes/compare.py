@@ -29,7 +29,7 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
     now = datetime.now(UTC)
     try:
         jobs = [services.jobs.show(job_id) for job_id in chosen]
-        results = [result(job, services.history.metrics(job.id), now) for job in jobs]
+        results = [result(job, services.history.lowest_loss(job.id), now) for job in jobs]
         data = _data(views, chosen)
     except NotFound as error:
         return missing(request, "These jobs cannot be compared", str(error))

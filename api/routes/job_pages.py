@@ -1,6 +1,7 @@
 """A job's pages: the job itself, and what its workers sent."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, get_args
 from urllib.parse import urlencode
 
@@ -14,8 +15,8 @@ from api.schemas import JobPublic
 from api.services import wording
 from api.services.logviews import log_view
 from api.services.paging import BadCursor
-from api.services.series import Columns
-from api.services.views import round_samples
+from api.services.series import Columns, Lowest
+from api.services.views import elapsed_s, mean_round
 from computeshare import showing
 from computeshare.types import ENDED, Outcome
 
@@ -42,7 +43,7 @@ def show_job(
 ) -> HTMLResponse:
     """One job."""
     try:
-        view, series = views.job(job_id, table=True), views.plots(job_id)
+        view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
         logs = log_view(service, job_id, log_worker, log_level)
     except NotFound:
         return missing(request, f"There is no job {job_id}", "It may have been deleted.")
@@ -51,19 +52,20 @@ def show_job(
         "job.html",
         view=view,
         late=view.takes_late,
+        elapsed_s=elapsed_s(view.job, datetime.now(UTC)),
         logs=logs,
         shown=shown_as(view.job.spec, request),
         ended=view.job.status in ENDED,
-        best_loss=_best_loss(series["scores"]),
+        best_loss=_best_loss(lowest),
         best_accuracy=_best_accuracy(view.job),
-        data=_page_data(view.job, series),
+        data=_page_data(view.job, series, lowest),
     )
 
 
 @router.get("/jobs/{job_id}/data", response_class=JSONResponse)
 def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
     """What the script of a job's page begins with, for when it has lost its way. Raises NotFound."""
-    return _page_data(views.job_alone(job_id), views.plots(job_id))
+    return _page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id))
 
 
 @router.get("/jobs/{job_id}/parts")
@@ -109,12 +111,25 @@ def show_submissions(
     )
 
 
-def _best_loss(scores: Columns) -> str:
-    scored = [(loss, version) for loss, version in zip(scores["test_loss"], scores["version"], strict=True) if loss]
-    if not scored:
+@router.get("/jobs/{job_id}/timeline")
+def show_timeline(request: Request, services: ServicesDep, job_id: str, cursor: str = "") -> HTMLResponse:
+    """Everything that happened in a job, every version with it."""
+    try:
+        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+        page = services.history.timeline_page(job_id, cursor or None)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    except BadCursor as error:
+        return missing(request, "There is no such page", str(error))
+    names = {one.id: one.name for one in workers if one.name}
+    older = f"?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None
+    return render(request, "timeline.html", job=job, page=page, names=names, cursor=cursor, older=older)
+
+
+def _best_loss(lowest: Lowest | None) -> str:
+    if lowest is None:
         return ""
-    lowest, version = min(scored)
-    return f"lowest test loss {wording.loss(lowest)} at version {wording.count(version or 0)}"
+    return f"lowest test loss {wording.loss(lowest.value)} at version {wording.count(lowest.version)}"
 
 
 def _best_accuracy(job: JobPublic) -> str:
@@ -133,7 +148,8 @@ def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
     }
 
 
-def _page_data(job: JobPublic, series: dict[str, Columns]) -> dict[str, Any]:
+def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None) -> dict[str, Any]:
     """What the script needs to begin with."""
     shown = job.model_dump(mode="json", exclude={"spec", "error"})
-    return {"job": shown, "round_samples": round_samples(job), "series": series}
+    best = lowest._asdict() if lowest else None
+    return {"job": shown, "round_samples": mean_round(job), "series": series, "lowest": best}

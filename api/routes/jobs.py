@@ -27,6 +27,7 @@ from computeshare.types import JobStatus, Outcome
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 JobId = Annotated[str, Path(max_length=64)]
+MOST_HOURS = 24 * 365
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -84,9 +85,12 @@ def pause_job(
     job_id: JobId,
     service: JobsDep,
     after: Annotated[Literal["now", "round"], Query(description="at once, or once the round at hand is done")] = "now",
+    hours: Annotated[
+        float | None, Query(gt=0, le=MOST_HOURS, description="after which it goes on by itself; none: when resumed")
+    ] = None,
 ) -> JobPublic:
     """Let a queued or running job rest; its workers leave, what they did stays."""
-    return service.pause(job_id, after == "round")
+    return service.pause(job_id, after == "round", hours)
 
 
 @router.post("/{job_id}/resume", status_code=202)

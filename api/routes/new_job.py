@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from api.deps import JobsDep
-from api.errors import Conflict, KeyReused, NotFound
+from api.errors import Conflict, NotFound
 from api.routes.job_pages import shown_as
 from api.routes.rendering import missing, render
 from api.services import forming
+from api.services.jobs import fingerprint_of
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -51,13 +52,14 @@ def check_form(request: Request, posted: Posted) -> HTMLResponse:
 
 @router.post("/new")
 def create_job(request: Request, service: JobsDep, posted: Posted) -> Response:
-    """Create the job, once however often the form is sent; or show what is wrong."""
+    """Create the job, once however often the form is sent as it is; or show what is wrong."""
     filled = forming.filled(posted)
     if filled.spec is None:
         return _form(request, filled, status_code=422)
+    key = posted.get("key")
     try:
-        job = service.create(filled.spec, posted.get("key") or None)
-    except (Conflict, KeyReused) as error:
+        job = service.create(filled.spec, f"{key[:100]}-{fingerprint_of(filled.values)[:16]}" if key else None)
+    except Conflict as error:
         return missing(request, "No job was created", str(error), 409)
     return RedirectResponse(f"/jobs/{job.id}", 303)
 

@@ -16,18 +16,19 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @router.get("/")
-def show_jobs(request: Request, views: ViewsDep, status: str = "", cursor: str = "") -> HTMLResponse:
+def show_jobs(request: Request, views: ViewsDep, status: str = "", queue: str = "", cursor: str = "") -> HTMLResponse:
     """The jobs, running ones first."""
     known = next((one for one in STATUSES if one == status), None)
     if status and not known:
         return missing(request, f"No job can be {status!r}", f"A job is {', '.join(STATUSES)}.")
     try:
-        view = views.jobs(known, cursor or None)
+        view = views.jobs(known, queue or None, cursor or None)
     except BadCursor as error:
         return missing(request, "There is no such page", str(error))
 
     def link(**query: str) -> str:
-        return "/?" + urlencode({"status": status, **query} if status else query)
+        chosen = {"status": status, "queue": queue} | query
+        return "/?" + urlencode({name: value for name, value in chosen.items() if value})
 
     return render(request, "jobs.html", view=view, statuses=STATUSES, link=link)
 

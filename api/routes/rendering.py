@@ -1,12 +1,15 @@
 """Templates as answers: what every page is given, and how one that is not there looks."""
 
+import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
-from fastapi.responses import HTMLResponse
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, Response
 from fastapi.templating import Jinja2Templates
+from fastapi_problem.handler import ExceptionHandler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from api.deps import ServicesDep
@@ -31,6 +34,27 @@ def missing(request: Request, heading: str, text: str, status_code: int = 404) -
     return render(request, "error.html", status_code, heading=heading, text=text)
 
 
+def for_browsers(app: FastAPI) -> None:
+    """Let pages answer a browser's wrong request with a page too; programs are told by a problem document."""
+    for kind, handler in list(app.exception_handlers.items()):
+        if isinstance(handler, ExceptionHandler):
+            app.exception_handlers[kind] = _as_page(handler)
+
+
+def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        told: Response = handler(request, error)
+        if request.url.path.startswith("/v1/") or "text/html" not in request.headers.get("accept", ""):
+            return told
+        problem = json.loads(bytes(told.body))
+        page = missing(request, problem["title"], problem.get("detail", ""), told.status_code)
+        if after := told.headers.get("retry-after"):
+            page.headers["retry-after"] = after
+        return page
+
+    return answer
+
+
 def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent.parent / "templates")
     environment = Environment(
@@ -40,6 +64,7 @@ def _environment() -> Environment:
         explaining.advice,
         explaining.why,
         wording.ago,
+        wording.until,
         wording.count,
         wording.done,
         wording.duration,
@@ -47,10 +72,12 @@ def _environment() -> Environment:
         wording.loss,
         wording.moment,
         wording.percent,
+        wording.plural,
         wording.rate,
         wording.share,
         wording.size,
         wording.told,
+        wording.unit_of,
     ):
         environment.filters[words.__name__] = words
     return environment

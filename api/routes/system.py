@@ -59,7 +59,7 @@ def login(
         return HTMLResponse(LOGIN_PAGE, 401)
     response = RedirectResponse(following if _OWN_PAGE.fullmatch(following) else "/", 303)
     response.set_cookie(
-        COOKIE, derive(services.token, "cookie"), max_age=YEAR_S, httponly=True, samesite="strict", path="/"
+        COOKIE, derive(services.token, "cookie"), max_age=YEAR_S, httponly=True, samesite="lax", path="/"
     )
     return response
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from api.schemas import JobPublic, Metrics
+from api.schemas import JobPublic
+from api.services.series import Lowest
+from api.services.views import elapsed_s
 from computeshare.comparing import differences
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a job; `bytes` are those of all its workers, up and down, `elapsed_s` from the first worker on."""
+    """What came of a job; `bytes` are those of all its workers, up and down, `elapsed_s` leaves pauses out."""
 
     job: JobPublic
     lowest_loss: float | None
@@ -20,15 +22,10 @@ class Result:
     elapsed_s: float
 
 
-def result(job: JobPublic, metrics: Metrics, now: datetime) -> Result:
-    """Of one job, with its series."""
-    losses = [point.value for point in metrics.test_loss]
-    return Result(
-        job=job,
-        lowest_loss=min(losses, default=None),
-        bytes=job.bytes_up + job.bytes_down,
-        elapsed_s=((job.finished_at or now) - job.started_at).total_seconds() if job.started_at else 0.0,
-    )
+def result(job: JobPublic, lowest: Lowest | None, now: datetime) -> Result:
+    """Of one job, with its lowest test loss."""
+    traffic = job.bytes_up + job.bytes_down
+    return Result(job, lowest.value if lowest else None, traffic, elapsed_s(job, now))
 
 
 def differing(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

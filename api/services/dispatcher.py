@@ -17,6 +17,7 @@ from sqlalchemy import Connection, select, update
 from api.database import Database, now_ms
 from api.services.admission import Memory, exhausted, no_room
 from api.services.exclusion import excluded
+from api.services.jobs import Jobs
 from api.services.machines import DISMISSED, Roll
 from api.services.outbox import SEAT, Courier
 from api.services.placing import place
@@ -50,6 +51,7 @@ class Dispatcher:
     def __init__(self, database: Database, artifacts_dir: Path) -> None:
         self._database = database
         self._artifacts_dir = artifacts_dir
+        self._jobs = Jobs(database, artifacts_dir)
         self._courier = Courier(database, artifacts_dir)
         self._roll = Roll(database)
         self._idle_since: dict[str, int] = {}
@@ -65,6 +67,7 @@ class Dispatcher:
         with contextlib.suppress(ResponseError):  # out of memory, for one: what was published stands
             handshake.publish(redis)
         refused = self._courier.deliver(redis)
+        self._jobs.resume_due(now)
         stored = Stored.read(self._database.engine, now)
         self._align(redis, stored)
         published = self._publish(redis, stored.jobs, refused)

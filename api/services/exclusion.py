@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 from api.services.failing import Try, failing
 from api.services.seating import Pair
 from api.services.storing import JOB, WORKER
-from api.tables import ACTIVE, Event, SeatRow, table
+from api.tables import ACTIVE, TELLING, Event, SeatRow, table
 from computeshare import errors
 
 TRIED_MS = 3 * 3600 * 1000
@@ -67,7 +67,7 @@ def _tries(connection: Connection, now_ms: int) -> list[Try]:
 def _last_words(connection: Connection, pair: Pair) -> str:
     """What a worker said last when it left a job because it had failed."""
     worker, reason = EVENT.data["worker"].as_string(), EVENT.data["reason"].as_string()
-    query = select(reason).where(EVENT.job_id == pair[0], EVENT.type == "left", worker == pair[1])
+    query = select(reason).where(EVENT.job_id == pair[0], TELLING, EVENT.type == "left", worker == pair[1])
     said = connection.scalar(query.where(reason.startswith(FAILED)).order_by(EVENT.id.desc()).limit(1))
     if not said:
         return "its process dies before it says why; see its log"

@@ -1,6 +1,7 @@
 """What happened in a job: series, the ledger, workers, checkpoints, events."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from api.schemas import (
 )
 from api.services import series
 from api.services.jobs import find
+from api.services.paging import next_cursor, page
+from api.services.plans import plan_of
 from api.services.versions import versions
 from api.tables import (
+    TELLING,
     CheckpointRow,
     EpochStat,
     Event,
@@ -32,12 +36,20 @@ from api.tables import (
     table,
 )
 from computeshare.artifacts import STATE, WEIGHTS
-from computeshare.catalog import catalog
 from computeshare.sampling import Plan
 from computeshare.types import ENDED
 
 EPOCH = table(EpochStat)
+EVENTS_ON_PAGE = 200
 _EPOCH = ("epoch", "counted", "covered", "reassigned", "duplicates_refused")
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Some of a timeline, newest first, and where the rest of it begins."""
+
+    items: list[EventPublic]
+    next_cursor: str | None
 
 
 class History:
@@ -56,6 +68,11 @@ class History:
         """The series that the plots show, as columns."""
         with self._database.read() as session:
             return series.columns(session, job_id, points)
+
+    def lowest_loss(self, job_id: str) -> series.Lowest | None:
+        """The lowest test loss there was, whatever the plots leave out."""
+        with self._database.read() as session:
+            return series.lowest_loss(session, job_id)
 
     def csv(self, job_id: str) -> Iterator[str]:
         """Every version and its values, as CSV."""
@@ -162,16 +179,17 @@ class History:
 
     def timeline(self, job_id: str, limit: int = 200) -> list[EventPublic]:
         """The newest entries of the timeline, newest first, without the versions."""
-        query = select(Event).where(col(Event.job_id) == job_id, col(Event.type) != "version")
+        query = select(Event).where(col(Event.job_id) == job_id, TELLING)
         with self._database.read() as session:
             return [_event(row) for row in session.scalars(query.order_by(col(Event.id).desc()).limit(limit))]
 
-
-def plan_of(spec: dict[str, Any]) -> Plan:
-    """The division of a stored job's samples; a job stays readable when the catalog no longer knows its model."""
-    samples = catalog().datasets[spec["dataset"]].train
-    steps = spec.get("strategy", {}).get("inner_steps", 1)
-    return Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"], steps)
+    def timeline_page(self, job_id: str, cursor: str | None = None) -> EventPage:
+        """All of the timeline, the versions with it, newest first. Raises BadCursor."""
+        query = select(Event).where(col(Event.job_id) == job_id).order_by(col(Event.id).desc())
+        with self._database.read() as session:
+            find(session, job_id)
+            rows = page(session, query, (int,), cursor, EVENTS_ON_PAGE)
+            return EventPage([_event(row[0]) for row in rows], next_cursor(rows))
 
 
 def _takes_any_units(spec: dict[str, Any]) -> bool:

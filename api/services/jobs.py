@@ -1,5 +1,6 @@
 """Jobs: create, show, list, pause, resume, retry, cancel, delete."""
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -18,11 +19,15 @@ from api.database import Database, now_ms
 from api.errors import Conflict, KeyReused, NotFound
 from api.schemas import JobPage, JobPublic
 from api.services.paging import next_cursor, page
+from api.services.plans import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED, JobStatus
 
 _ALPHABET = string.ascii_lowercase + string.digits
+HOUR_MS = 3_600_000
+USER = "a user"
+"""Who asked for a change, in the timeline."""
 LATE_MS = 60_000
 """A deleted job is purged a second time after this long: something of it may still have been at work."""
 
@@ -120,17 +125,19 @@ class Jobs:
             rows = page(session, query, (int, str), cursor, limit)
             return JobPage(items=[_public(row) for row in rows], next_cursor=next_cursor(rows))
 
-    def pause(self, job_id: str, after_round: bool = False) -> JobPublic:
+    def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> JobPublic:
         """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict.
 
         Args:
             after_round: let a running job make its next version first.
+            hours: after which it goes on by itself, counted from now.
         """
 
         def change(job: Job) -> str:
             if job.status not in ACTIVE:
                 already = " already" if job.status == "paused" else ""
                 raise Conflict(f"job {job_id} is {job.status}{already}: only a queued or running job can be paused")
+            job.resume_ms = None if hours is None else now_ms() + round(hours * HOUR_MS)
             if later := after_round and job.status == "running":
                 job.pause_after = job.version + 1
             else:
@@ -139,7 +146,7 @@ class Jobs:
 
         return self._change(job_id, "pause", change)
 
-    def resume(self, job_id: str) -> JobPublic:
+    def resume(self, job_id: str, by: str = USER) -> JobPublic:
         """Let a paused job go on where it was, or one that is about to pause go on after all.
 
         Raises: NotFound, Conflict.
@@ -147,14 +154,23 @@ class Jobs:
 
         def change(job: Job) -> str:
             if job.pause_after is not None and job.status == "running":
-                job.pause_after = None
+                job.pause_after = job.resume_ms = None
             elif job.status != "paused":
                 raise Conflict(f"job {job_id} is {job.status}: only a paused job can be resumed")
             else:
                 _requeue(job)
             return "resumed"
 
-        return self._change(job_id, "resume", change)
+        return self._change(job_id, "resume", change, by)
+
+    def resume_due(self, now: int) -> None:
+        """Let those jobs go on whose pause has lasted for as long as it was to."""
+        resting = col(Job.status).in_(("paused", *ACTIVE))
+        with self._database.read() as session:
+            due = session.scalars(select(col(Job.id)).where(resting, col(Job.resume_ms) <= now)).all()
+        for job_id in due:
+            with contextlib.suppress(NotFound, Conflict):  # a user was faster
+                self.resume(job_id, "the clock")
 
     def retry(self, job_id: str) -> JobPublic:
         """Let a failed job go on from its last checkpoint. Raises NotFound, Conflict."""
@@ -206,15 +222,15 @@ class Jobs:
                 job.spec = {**job.spec, "priority": priority}
                 job.updated_ms = now
                 job.revision += 1
-                data = {"by": "a user", "before": before, "priority": priority}
+                data = {"by": USER, "before": before, "priority": priority}
                 session.add(Event(job_id=job_id, type="prioritised", at_ms=now, data=data))
                 session.flush()
             answer = _show(session, job_id)
         self._wake()
         return answer
 
-    def _change(self, job_id: str, kind: str, change: Callable[[Job], str]) -> JobPublic:
-        """Change a job's status on a user's word, with what is to be done about it.
+    def _change(self, job_id: str, kind: str, change: Callable[[Job], str], by: str = USER) -> JobPublic:
+        """Change a job's status on somebody's word, with what is to be done about it.
 
         `change` returns the type of its entry in the timeline.
         """
@@ -225,7 +241,7 @@ class Jobs:
             job.revision += 1
             payload = {"incarnation": job.incarnation}  # what came after it must not be taken for what was meant
             session.add(Outbox(job_id=job_id, kind=kind, payload=payload, created_ms=now, due_ms=now))
-            session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": "a user"}))
+            session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": by}))
             session.flush()
             answer = _show(session, job_id)
         self._wake()
@@ -254,8 +270,9 @@ def find(session: Session, job_id: str) -> Job:
 def end(session: Session, job: Job, status: JobStatus, reason: str | None, error: str | None) -> None:
     """Write down that a job has ended, and what remains to be done about it outside SQLite."""
     now = now_ms()
+    job.stopped_ms += _stopped_ms(job, now)
     job.status, job.reason, job.error = status, reason, error
-    job.finished_ms, job.updated_ms, job.pause_after = now, now, None
+    job.finished_ms, job.updated_ms, job.pause_after, job.resume_ms = now, now, None, None
     job.revision += 1
     session.add(Outbox(job_id=job.id, kind="end", payload={"status": status}, created_ms=now, due_ms=now))
     session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
@@ -263,8 +280,15 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
 
 def _requeue(job: Job) -> None:
     """Make a job wait for workers again, as if nothing had stopped it."""
+    job.stopped_ms += _stopped_ms(job, now_ms())
     job.status, job.reason, job.error = "queued", _looking(job.queue), None
-    job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = None
+    job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = job.resume_ms = None
+
+
+def _stopped_ms(job: Job, now: int) -> int:
+    """For how long a job has been paused, or over, once it had begun."""
+    since = {"paused": job.paused_ms, "failed": job.finished_ms}.get(job.status)
+    return max(0, now - since) if since and job.started_ms else 0
 
 
 def _looking(queue: str) -> str:
@@ -336,9 +360,20 @@ def _public(row: Any) -> JobPublic:
         started_at=job.started_ms,
         finished_at=job.finished_ms,
         paused_at=job.paused_ms if job.status == "paused" else None,
+        resume_at=job.resume_ms,
+        stopped_s=job.stopped_ms / 1000,
+        left_s=_left_s(job),
         updated_at=job.updated_ms,
         last_event_id=last_event_id,
     )
+
+
+def _left_s(job: Job) -> float | None:
+    """What the remaining rounds take at the present speed."""
+    if job.status != "running" or not job.samples_per_s:
+        return None
+    plan = plan_of(job.spec)
+    return (job.rounds_total - job.version) * plan.samples / plan.rounds_per_epoch / job.samples_per_s
 
 
 _SAME_NAMES = JobPublic.model_fields.keys() & Job.model_fields.keys()

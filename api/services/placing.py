@@ -5,8 +5,8 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, func, insert, select, update
 
-from api.services.history import plan_of
 from api.services.outbox import OUTBOX, SEAT
+from api.services.plans import plan_of
 from api.services.seating import Action, Close, Issue, Leave
 from api.services.storing import JOB
 from api.tables import ACTIVE, Event, table

@@ -1,8 +1,10 @@
-"""The truth is on disk: checkpoints and scores whose events were lost with the broker are taken from their files."""
+"""The truth is on disk: checkpoints and scores whose events were lost are taken from their files, and those whose files
+were removed, as newer ones came, are forgotten.
+"""
 
 from pathlib import Path
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
 
 from api.database import Database, now_ms
 from api.services.folding import Fold
@@ -17,11 +19,15 @@ from computeshare.types import Token
 def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
     """Bring a job's rows in line with its checkpoint files; does nothing where they agree."""
     artifacts = Artifacts(artifacts_dir, job_id)
-    tokens = artifacts.tokens()
     with database.engine.connect() as connection:
-        if not _news(connection, artifacts, job_id, tokens):
+        saved = _known(connection, job_id, CheckpointRow)
+        tokens = artifacts.tokens()  # looked at last: files are there before their rows
+        gone = saved - {str(token) for token in tokens}
+        if not gone and not _news(connection, artifacts, job_id, tokens):
             return
     with database.writing() as connection:
+        rows = table(CheckpointRow)
+        connection.execute(delete(rows).where(rows.c.job_id == job_id, rows.c.token.in_(gone)))
         state = load(connection, job_id)
         if state is None:
             return  # deleted meanwhile
@@ -41,8 +47,11 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
 
 def _news(connection: Connection, artifacts: Artifacts, job_id: str, tokens: list[Token]) -> list[Token]:
     """The checkpoints that SQLite does not know, or knows without their score."""
-    saved, scored = (
-        set(connection.scalars(select(table(model).c.token).where(table(model).c.job_id == job_id)))
-        for model in (CheckpointRow, Score)
-    )
+    saved, scored = (_known(connection, job_id, model) for model in (CheckpointRow, Score))
     return [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
+
+
+def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score]) -> set[str]:
+    """The tokens that there are rows for."""
+    rows = table(model).c
+    return set(connection.scalars(select(rows.token).where(rows.job_id == job_id)))

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Connection, Table, func, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 
 from api.services.epochs import recount
 from api.services.folding import Fold, JobState
 from api.services.parsing import Entry
 from api.services.rates import Rates
+from api.services.rewinding import recount_workers
 from api.services.storing import WORKER, add_versions
 from api.tables import CheckpointRow, Event, LedgerEntry, Score, Submission, VersionRow, table
 from computeshare.ledger import Entry as Saved
@@ -76,13 +77,8 @@ def _recover(connection: Connection, state: JobState, restored: Restored, saved:
 
 def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:
     """Sessions ended with the broker, and samples of lost versions do not count."""
-    counted = (
-        select(func.coalesce(func.sum(LEDGER.c.samples), 0))
-        .where(LEDGER.c.job_id == job_id, LEDGER.c.worker == WORKER.c.worker, LEDGER.c.voided.is_(False))
-        .scalar_subquery()
-    )
+    recount_workers(connection, job_id)
     mine = WORKER.c.job_id == job_id
-    connection.execute(update(WORKER).where(mine).values(samples=counted))
     connection.execute(update(WORKER).where(mine, WORKER.c.banned.is_(None)).values(strikes=0))  # the broker lost them
     gone = {"left_ms": at_ms, "left_reason": "the broker lost the job's rounds", "samples_per_s": 0.0}
     connection.execute(update(WORKER).where(mine, WORKER.c.left_ms.is_(None)).values(gone))

@@ -26,12 +26,17 @@ def rewind(connection: Connection, state: JobState, token: Token, at_ms: int) ->
     submissions = table(Submission).c
     late = (submissions.base_version >= token.version) & (submissions.at_ms <= at_ms)
     connection.execute(update(table(Submission)).where(submissions.job_id == state.id, late).values(voided=True))
-    counted = (
-        select(func.coalesce(func.sum(LEDGER.c.samples), 0))
-        .where(LEDGER.c.job_id == state.id, LEDGER.c.worker == WORKER.c.worker, LEDGER.c.voided.is_(False))
-        .scalar_subquery()
-    )
-    connection.execute(update(WORKER).where(WORKER.c.job_id == state.id).values(samples=counted))
+    recount_workers(connection, state.id)
     data = {"version": token.version - 1, "lost": state["version"]}
     event = {"job_id": state.id, "type": "went_back", "at_ms": at_ms, "data": data}
     connection.execute(insert(table(Event)), event)
+
+
+def recount_workers(connection: Connection, job_id: str) -> None:
+    """What each worker has contributed, from the ledger's rows that stand: they are read once for all workers."""
+    standing = select(LEDGER.c.worker, func.sum(LEDGER.c.samples)).group_by(LEDGER.c.worker)
+    counted = connection.execute(standing.where(LEDGER.c.job_id == job_id, LEDGER.c.voided.is_(False))).all()
+    mine = update(WORKER).where(WORKER.c.job_id == job_id)
+    connection.execute(mine.values(samples=0))
+    for worker, samples in counted:
+        connection.execute(mine.where(WORKER.c.worker == worker).values(samples=samples))

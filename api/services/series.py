@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -20,6 +20,14 @@ CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_
 CSV_ROWS = 2000
 """Versions of a CSV that are read at a time."""
 DIGITS = 6
+
+
+class Lowest(NamedTuple):
+    """A version and its value."""
+
+    version: int
+    value: float
+
 
 number = col(VersionRow.version)
 Row = dict[str, Any]
@@ -38,6 +46,14 @@ def columns(session: Session, job_id: str, points: int) -> dict[str, Columns]:
     """The same from the first version on, as columns of equal length: `versions` and `scores`; `at` is in seconds."""
     versions, scores = read(session, job_id, 0, points)
     return {"versions": _columns(versions, BY_VERSION), "scores": _columns(scores, BY_SCORE)}
+
+
+def lowest_loss(session: Session, job_id: str) -> Lowest | None:
+    """The lowest test loss of all versions that stand; None where none was scored."""
+    loss = col(Score.loss)
+    query = select(col(Score.version), loss).where(col(Score.job_id) == job_id, ~col(Score.voided), loss.is_not(None))
+    row = session.execute(query.order_by(loss, col(Score.version)).limit(1)).one_or_none()
+    return Lowest(row.version, row.loss) if row else None
 
 
 def as_csv(database: Database, job_id: str) -> Iterator[str]:

@@ -16,8 +16,8 @@ from sqlmodel import SQLModel
 from api.database import now_ms
 from api.services.epochs import growth
 from api.services.folding import Changes, JobState
-from api.services.history import plan_of
 from api.services.parsing import OUTCOMES, Row
+from api.services.plans import plan_of
 from api.tables import (
     CheckpointRow,
     EpochStat,

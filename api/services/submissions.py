@@ -11,9 +11,9 @@ from sqlmodel import col
 from api.database import Database
 from api.schemas import EstimatePublic, SecondsPublic, SubmissionPage, SubmissionPublic
 from api.services.estimating import Estimate, Measured, one_more
-from api.services.history import plan_of
 from api.services.jobs import find
 from api.services.paging import next_cursor, page
+from api.services.plans import plan_of
 from api.tables import Job, Submission, VersionRow, WorkerStat
 from computeshare.types import Outcome
 

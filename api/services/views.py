@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import get_args
+from typing import Any, get_args
 
 from sqlalchemy import func, select
 from sqlmodel import col
@@ -22,7 +22,8 @@ from api.schemas import (
 )
 from api.services.history import History
 from api.services.jobs import Jobs
-from api.services.series import Columns
+from api.services.plans import plan_of
+from api.services.series import Columns, Lowest
 from api.services.submissions import Spent, Submissions
 from api.services.wording import rate
 from api.tables import Job
@@ -46,6 +47,7 @@ class JobsView:
     next_cursor: str | None
     counts: dict[JobStatus, int]
     status: JobStatus | None
+    queue: str | None
     first: bool
 
 
@@ -90,7 +92,7 @@ class JobView:
     @property
     def round_samples(self) -> int:
         """Samples of a full round."""
-        return round_samples(self.job)
+        return int(self.job.spec["micro_batch"] * self.job.spec["micro_batches_per_round"])
 
     @property
     def takes_late(self) -> bool:
@@ -98,30 +100,30 @@ class JobView:
         return bool(self.job.spec["strategy"]["kind"] == "async")
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds until the last version at the present speed; None while nothing moves."""
-        if self.job.status != "running" or not self.job.samples_per_s:
-            return None
-        return (self.job.rounds_total - self.job.version) * self.round_samples / self.job.samples_per_s
-
-    def elapsed_s(self, now: datetime) -> float:
-        """Seconds from the first worker's joining to the end, or to now."""
-        if self.job.started_at is None:
-            return 0.0
-        return ((self.job.finished_at or now) - self.job.started_at).total_seconds()
+    def inner(self) -> dict[str, Any]:
+        """The optimizer that a replica steps with, for the strategies that have one."""
+        return dict(self.job.spec["strategy"].get("inner_optimizer") or {})
 
     def speed(self, now: datetime) -> str:
         """Rounds a minute: at present, or on average where the job has ended."""
         if self.job.status == "running":
-            return f"{rate(60 * self.job.samples_per_s / self.round_samples)} rounds a minute"
-        if self.job.finished_at and (elapsed_s := self.elapsed_s(now)):
-            return f"{rate(60 * self.job.version / elapsed_s)} rounds a minute on average"
+            return f"{rate(60 * self.job.samples_per_s / mean_round(self.job))} rounds a minute"
+        if self.job.finished_at and (took_s := elapsed_s(self.job, now)):
+            return f"{rate(60 * self.job.version / took_s)} rounds a minute on average"
         return ""
 
 
-def round_samples(job: JobPublic) -> int:
-    """Samples of a job's full round."""
-    return int(job.spec["micro_batch"] * job.spec["micro_batches_per_round"])
+def mean_round(job: JobPublic) -> float:
+    """Samples of a job's round; the last one of an epoch may be short."""
+    plan = plan_of(job.spec)
+    return plan.samples / plan.rounds_per_epoch
+
+
+def elapsed_s(job: JobPublic, now: datetime) -> float:
+    """Seconds from the first worker's joining to the end, or to now, without its pauses."""
+    if job.started_at is None:
+        return 0.0
+    return ((job.finished_at or job.paused_at or now) - job.started_at).total_seconds() - job.stopped_s
 
 
 class Views:
@@ -130,12 +132,12 @@ class Views:
     def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
         self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
 
-    def jobs(self, status: JobStatus | None = None, cursor: str | None = None) -> JobsView:
-        """The running jobs, then the others, newest first; or those of one status. Raises BadCursor."""
+    def jobs(self, status: JobStatus | None = None, queue: str | None = None, cursor: str | None = None) -> JobsView:
+        """The running jobs, then the others, newest first; or those of one status; of one queue. Raises BadCursor."""
         rest = [status] if status else STATUSES[1:]
-        page = self._jobs.list(rest, cursor=cursor, limit=PER_PAGE)
-        ahead = [] if status or cursor else self._jobs.list(["running"], limit=MOST_RUNNING).items
-        return JobsView(ahead + page.items, page.next_cursor, self._counts(), status, cursor is None)
+        page = self._jobs.list(rest, queue, cursor, PER_PAGE)
+        ahead = [] if status or cursor else self._jobs.list(["running"], queue, limit=MOST_RUNNING).items
+        return JobsView(ahead + page.items, page.next_cursor, self._counts(queue), status, queue, cursor is None)
 
     def job(self, job_id: str, table: bool) -> JobView:
         """All of a job that is words and tables; the plots' table only if asked for."""
@@ -169,6 +171,10 @@ class Views:
         """The series to draw."""
         return self._history.columns(job_id, points)
 
+    def lowest_loss(self, job_id: str) -> Lowest | None:
+        """The lowest test loss, and its version."""
+        return self._history.lowest_loss(job_id)
+
     def title(self, job_id: str) -> str:
         """What a job is called; its id if it was deleted."""
         try:
@@ -176,9 +182,10 @@ class Views:
         except NotFound:
             return job_id
 
-    def _counts(self) -> dict[JobStatus, int]:
+    def _counts(self, queue: str | None) -> dict[JobStatus, int]:
+        query = select(col(Job.status), func.count()).group_by(col(Job.status))
         with self._database.read() as session:
-            query = select(col(Job.status), func.count()).group_by(col(Job.status))
+            query = query.where(col(Job.queue) == queue) if queue else query
             rows = session.execute(query).all()
         found = {row[0]: row[1] for row in rows}
         return {status: found[status] for status in STATUSES if status in found}

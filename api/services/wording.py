@@ -67,6 +67,11 @@ def ago(seconds: float) -> str:
     return f"{left // length} {unit} ago"
 
 
+def until(seconds: float) -> str:
+    """How long it will take: in 3 h 20 min."""
+    return f"in {duration(seconds)}"
+
+
 def moment(value: datetime) -> str:
     """A time for a machine and, without JavaScript, for a person."""
     return value.strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -82,12 +87,22 @@ def ledger_line(epoch: EpochPublic) -> str:
     return f"{line}, {count(epoch.reassigned)} reassigned"
 
 
-def told(event: EventPublic, names: dict[str, str]) -> str:
-    """A timeline entry as a sentence; `names` are those of the workers by id."""
+def unit_of(spec: dict[str, Any]) -> str:
+    """What a job's workers are given: of replicas that step by themselves it is many micro-batches."""
+    return "work unit" if spec["strategy"]["kind"] == "local" else "micro-batch"
+
+
+def plural(unit: str) -> str:
+    """Several of what `unit_of` names."""
+    return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
+
+
+def told(event: EventPublic, names: dict[str, str], unit: str = "micro-batch") -> str:
+    """A timeline entry as a sentence; `names` are those of the workers by id, `unit` is the job's `unit_of`."""
     sentence = _SENTENCES.get(event.type)
     try:
         if sentence:
-            return sentence(event.data, lambda worker: names.get(worker) or worker)
+            return sentence({"unit": unit, **event.data}, lambda worker: names.get(worker) or worker)
     except (KeyError, TypeError, ValueError):
         pass  # written by another version: its type says enough
     return event.type.replace("_", " ").capitalize()
@@ -120,16 +135,14 @@ def _banned(data: Data, name: Name) -> str:
 
 
 def _closed(data: Data, _name: Name) -> str:
-    late = data["total"] - data["received"]
-    return (
-        f"Version {count(data['version'] + 1)} goes without {count(late)} late of {count(data['total'])} micro-batches"
-    )
+    late = f"{count(data['total'] - data['received'])} late of {count(data['total'])} {plural(data['unit'])}"
+    return f"Version {count(data['version'] + 1)} goes without {late}"
 
 
 def _reassigned(data: Data, name: Name) -> str:
     given = "was given as a backup" if data["backup"] else "went"
-    path = f"from {name(data['from'])} to {name(data['to'])}"
-    return f"Micro-batch {count(data['micro_batch'])} {given} {path} after {data['after_ms'] / 1000:.1f} s"
+    path = f"from {name(data['from'])} to {name(data['to'])} after {data['after_ms'] / 1000:.1f} s"
+    return f"{data['unit'].capitalize()} {count(data['micro_batch'])} {given} {path}"
 
 
 def _recalled(data: Data, name: Name) -> str:
@@ -141,7 +154,7 @@ def _recalled(data: Data, name: Name) -> str:
 
 
 def _refused(data: Data, name: Name) -> str:
-    return f"Refused micro-batch {count(data['micro_batch'])} from {name(data['worker'])}: {data['reason']}"
+    return f"Refused {data['unit']} {count(data['micro_batch'])} from {name(data['worker'])}: {data['reason']}"
 
 
 def _scored(data: Data, _name: Name) -> str:
@@ -150,6 +163,7 @@ def _scored(data: Data, _name: Name) -> str:
 
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
+    "version": lambda data, _: f"Version {count(data['version'])} committed, loss {loss(data['loss'])}",
     "chosen": lambda data, _: f"Chosen by measurement: {data['reason']}",
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",

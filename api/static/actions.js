@@ -1,4 +1,6 @@
-// What a reader may do about a job: pause, resume, try again, cancel, lift a worker's ban.
+// What a reader may do about a job: pause, resume, try again, cancel, give another priority, lift a worker's ban.
+
+import { ask } from "./asking.js";
 
 const DONE = { pause: "paused", "pause?after=round": "told to pause", resume: "resumed", retry: "retried" };
 
@@ -9,12 +11,7 @@ export function actions(jobId, { changed, refresh }) {
   const cancelProblem = document.getElementById("confirm-problem");
   let asking = false;
 
-  async function post(path) {
-    const answer = await fetch(`/v1/jobs/${jobId}/${path}`, { method: "POST" });
-    const body = await answer.json();
-    if (!answer.ok) throw new Error(body.detail);
-    return body;
-  }
+  const post = (path) => ask("POST", `/v1/jobs/${jobId}/${path}`);
 
   async function change(verb) {
     if (asking) return;
@@ -23,7 +20,7 @@ export function actions(jobId, { changed, refresh }) {
     try {
       changed(await post(verb));
     } catch (error) {
-      problem.textContent = `The job was not ${DONE[verb]}: ${error.message}`;
+      problem.textContent = `The job was not ${DONE[verb] ?? DONE[verb.split("?")[0]]}: ${error.message}`;
       refresh();
     } finally {
       asking = false;
@@ -51,6 +48,17 @@ export function actions(jobId, { changed, refresh }) {
     }
   }
 
+  async function prioritise(event) {
+    event.preventDefault();
+    problem.textContent = "";
+    try {
+      changed(await ask("PATCH", `/v1/jobs/${jobId}`, { priority: Number(event.target.elements.priority.value) }));
+    } catch (error) {
+      problem.textContent = `The priority was not changed: ${error.message}`;
+    }
+  }
+
+  document.getElementById("priority")?.addEventListener("submit", prioritise);
   document.addEventListener("click", ({ target }) => {
     if (target.closest("#cancel")) dialog.showModal();
     if (target.closest("#confirm-cancel")) cancel();

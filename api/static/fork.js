@@ -1,5 +1,7 @@
 // Starting a new job from one of the checkpoints.
 
+import { ask } from "./asking.js";
+
 const { job } = JSON.parse(document.getElementById("page-data").textContent);
 const dialog = document.getElementById("fork");
 const form = dialog.querySelector("form");
@@ -28,7 +30,9 @@ function changes() {
   const spec = { name: form.elements.name.value };
   for (const field of form.querySelectorAll("input[type=number]")) {
     if (field.value === field.defaultValue) continue;
-    if (field.name === "lr") spec.optimizer = { lr: Number(field.value) };
+    const inner = JSON.parse(field.dataset.inner ?? "{}"); // the optimizer of a strategy that has one within its rounds
+    if (inner.name) spec.strategy = { inner_optimizer: { ...inner, lr: Number(field.value) } };
+    else if (field.name === "lr") spec.optimizer = { lr: Number(field.value) };
     else spec[field.name] = Number(field.value);
   }
   return spec;
@@ -39,11 +43,7 @@ async function create(event) {
   if (asking) return;
   asking = true;
   try {
-    const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
-    const body = JSON.stringify({ version, spec: changes() });
-    const answer = await fetch(`/v1/jobs/${job.id}/fork`, { method: "POST", headers, body });
-    const made = await answer.json();
-    if (!answer.ok) throw new Error(made.detail);
+    const made = await ask("POST", `/v1/jobs/${job.id}/fork`, { version, spec: changes() }, { "Idempotency-Key": key });
     location.assign(`/jobs/${made.id}`);
   } catch (error) {
     problem.textContent = `No job was created: ${error.message}`;

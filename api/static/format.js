@@ -35,6 +35,8 @@ export function ago(seconds) {
   return `${Math.floor(left / length)} ${unit} ago`;
 }
 
+export const until = (seconds) => `in ${duration(seconds)}`;
+
 export function size(bytes) {
   let value = Math.abs(bytes);
   for (const unit of ["B", "kB", "MB", "GB"]) {

@@ -10,7 +10,7 @@ import { allSeries } from "./series.js";
 import { choose, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const MATTERS = ["status", "reason", "started_at", "pause_after"]; // what the reader should see at once
+const MATTERS = ["status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
 const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
@@ -18,6 +18,7 @@ const series = {};
 const refresh = refresher(() => `/jobs/${page.job.id}/parts${values.open ? "?table=true" : ""}`, 2000);
 let job = page.job;
 let lastEventId = job.last_event_id;
+let lowest = page.lowest; // { version, value } of the test loss, null until there is one
 let sent = job; // the snapshot that the traffic of versions is counted from
 readSeries(page.series);
 
@@ -27,15 +28,13 @@ function readSeries(columns) {
 
 // The numbers
 
-function left() {
-  if (job.status !== "running" || !job.samples_per_s) return "";
-  return `${duration(((job.rounds_total - job.version) * page.round_samples) / job.samples_per_s)} left`;
-}
+const left = () => (job.left_s === null ? "" : `${duration(job.left_s)} left`);
 
-// Seconds from the first worker's joining to the end, or to now.
+// Seconds from the first worker's joining to the end, or to now, without its pauses.
 function elapsed() {
   if (!job.started_at) return 0;
-  return ((job.finished_at ? Date.parse(job.finished_at) : now()) - Date.parse(job.started_at)) / 1000;
+  const until = job.finished_at ?? job.paused_at;
+  return ((until ? Date.parse(until) : now()) - Date.parse(job.started_at)) / 1000 - job.stopped_s;
 }
 
 function speed() {
@@ -73,10 +72,8 @@ function show() {
   document.querySelector("#updated time").dateTime = job.updated_at;
   const state = job.status === "running" ? FIELDS.done() : job.status[0].toUpperCase() + job.status.slice(1);
   document.title = `${state} · ${job.title} – ComputeShare`;
-  const lowest = series.test_loss.best((a, b) => a < b);
-  const highest = series.test_accuracy.best((a, b) => a > b);
   if (lowest) showBest("loss", `lowest test loss ${loss(lowest.value)} at version ${count(lowest.version)}`);
-  if (highest) showBest("accuracy", `best ${percent(highest.value)} at version ${count(highest.version)}`);
+  if (job.best_version !== null) showBest("accuracy", `best ${percent(job.best_accuracy)} at version ${count(job.best_version)}`);
 }
 
 // The events
@@ -108,6 +105,7 @@ function countTraffic(snapshot) {
 
 const HANDLERS = {
   job(snapshot) {
+    if (snapshot.chosen !== job.chosen) return location.reload(); // rounds and their number are others now
     const other = MATTERS.some((name) => snapshot[name] !== job[name]);
     job = snapshot;
     tell(snapshot);
@@ -124,12 +122,13 @@ const HANDLERS = {
     const seconds = Date.parse(at) / 1000;
     series.test_loss.put(data.version, seconds, data.loss);
     series.test_accuracy.put(data.version, seconds, data.accuracy);
+    if (data.loss !== null && (!lowest || data.loss < lowest.value)) lowest = { version: data.version, value: data.loss };
     changed();
     refresh();
   },
-  chosen: () => location.reload(), // rounds and their number are others now
   opened({ data }) {
     for (const one of Object.values(series)) one.cut(data.version);
+    if (lowest?.version > data.version) lowest = series.test_loss.best((a, b) => a < b);
     changed();
     refresh(true); // what the page said of the lost versions is no longer so
   },
@@ -170,6 +169,7 @@ function later(task, pause_ms) {
 
 async function read(path) {
   const answer = await fetch(path);
+  if ([401, 404].includes(answer.status)) location.reload(); // which says that it was deleted, or how to log in
   if (!answer.ok) throw new Error(answer.statusText);
   return answer.json();
 }
@@ -179,6 +179,7 @@ async function catchUp() {
   try {
     const fresh = await read(`/jobs/${job.id}/data`);
     readSeries(fresh.series);
+    lowest = fresh.lowest;
     sent = fresh.job;
     lastEventId = fresh.job.last_event_id;
     HANDLERS.job(fresh.job);
@@ -196,7 +197,9 @@ async function rest() {
   if (!document.hidden) return;
   source?.close();
   try {
-    job = await read(`/v1/jobs/${job.id}`);
+    const fresh = await read(`/v1/jobs/${job.id}`);
+    if (fresh.chosen !== job.chosen) return location.reload();
+    job = fresh;
     tell(job);
     show();
   } catch {

@@ -1,6 +1,6 @@
 // Keeps a page that the server made up to date: its clocks, and the parts marked with data-part.
 
-import { ago } from "./format.js";
+import { ago, until } from "./format.js";
 
 const skew = Number(document.documentElement.dataset.now) - Date.now();
 const printed = new Map();
@@ -9,8 +9,9 @@ const printed = new Map();
 export const now = () => Date.now() + skew;
 
 function tellTime() {
-  for (const time of document.querySelectorAll("time[data-ago]")) {
-    const text = ago((now() - Date.parse(time.dateTime)) / 1000);
+  for (const time of document.querySelectorAll("time[data-ago], time[data-until]")) {
+    const passed = (now() - Date.parse(time.dateTime)) / 1000;
+    const text = "until" in time.dataset ? until(-passed) : ago(passed);
     if (time.textContent !== text) time.textContent = text;
   }
 }
@@ -30,16 +31,22 @@ const print = (part) => part.innerHTML.replace(/(<time[^>]*>)[^<]*/g, "$1");
 // Replaces one part, keeping what the reader has opened, scrolled to and focused.
 function replacePart(place, fresh) {
   const focused = place.contains(document.activeElement) ? document.activeElement.id : null;
-  const scrolled = place.querySelector(".scroll")?.scrollTop ?? 0;
-  for (const open of place.querySelectorAll("details[id][open]")) {
-    fresh.querySelector(`#${open.id}`)?.setAttribute("open", "");
-  }
+  const scrolled = [...place.querySelectorAll(".scroll[id]")].map(({ id, scrollTop }) => [id, scrollTop]);
+  for (const { id, open } of place.querySelectorAll("details[id]")) fresh.querySelector(`#${id}`)?.toggleAttribute("open", open);
   for (const ticked of place.querySelectorAll("input[type=checkbox][id]:checked")) {
     fresh.querySelector(`#${ticked.id}`)?.setAttribute("checked", "");
   }
   place.replaceChildren(...fresh.childNodes);
-  if (scrolled) place.querySelector(".scroll")?.scrollTo(0, scrolled);
+  for (const [id, top] of scrolled) document.getElementById(id)?.scrollTo(0, top);
   if (focused !== null) (document.getElementById(focused) ?? document.getElementById("content")).focus({ preventScroll: true });
+}
+
+const LOGGED_OUT = "You are not logged in any more: open the login link that computeshare up printed.";
+
+// Says at the top of the page why it is not up to date; "" once it is.
+export function tellTrouble(text) {
+  const place = document.getElementById("trouble");
+  if (place.textContent !== text) place.textContent = text;
 }
 
 // The server has escaped every name in this document, and scripts in it do not run.
@@ -70,8 +77,9 @@ export function refresher(address, pause_ms) {
     try {
       const answer = await fetch(address(), { headers: { Accept: "text/html" } });
       if (answer.ok) replaceParts(await answer.text());
+      tellTrouble(answer.ok ? "" : answer.status === 401 ? LOGGED_OUT : `The server answered ${answer.status}: what you see is old.`);
     } catch {
-      // The server is away: whoever notices asks again.
+      tellTrouble("The server does not answer: what you see is old."); // whoever notices asks again
     }
     const ended = performance.now();
     due = ended + Math.min(60_000, Math.max(pause_ms, 40 * (ended - started)));

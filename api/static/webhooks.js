@@ -1,5 +1,6 @@
 // The page of webhooks: adds, tries, switches and deletes them over REST, and shows what was delivered as it happens.
 
+import { ask } from "./asking.js";
 import { everySecond, refresher } from "./live.js";
 
 const refresh = refresher(() => location.href, 3000);
@@ -13,15 +14,12 @@ let asking = false;
 let doomed = "";
 
 // Asks the server for one thing at a time, and shows what it says against it.
-async function ask(method, path, body, place = problem) {
+async function change(method, path, body, place = problem) {
   if (asking) return null;
   asking = true;
   place.textContent = "";
   try {
-    const headers = body ? { "Content-Type": "application/json" } : {};
-    const answer = await fetch(`/v1/webhooks${path}`, { method, headers, body: body && JSON.stringify(body) });
-    const found = answer.status === 204 ? {} : await answer.json();
-    if (!answer.ok) throw new Error(found.errors?.map((one) => one.detail).join("; ") || found.detail);
+    const found = await ask(method, `/v1/webhooks${path}`, body);
     refresh(true);
     return found;
   } catch (error) {
@@ -41,7 +39,7 @@ async function add(event) {
     addingProblem.textContent = "Choose at least one event.";
     return;
   }
-  const made = await ask("POST", "", body, addingProblem);
+  const made = await change("POST", "", body, addingProblem);
   if (!made) return;
   adding.close();
   document.getElementById("hook-secret-text").textContent = made.secret;
@@ -50,7 +48,7 @@ async function add(event) {
 
 async function remove() {
   deleting.close();
-  await ask("DELETE", `/${doomed}`);
+  await change("DELETE", `/${doomed}`);
 }
 
 function open() {
@@ -75,8 +73,8 @@ document.addEventListener("click", ({ target }) => {
   const { ping, active, again, hook } = button.dataset;
   if (button.id === "add-hook") open();
   if (button.dataset.delete) confirm(button.dataset);
-  if (ping) ask("POST", `/${ping}/test`);
-  if (active) ask("PATCH", `/${hook}`, { active: active === "true" });
-  if (again) ask("POST", `/${hook}/deliveries/${again}/redeliver`);
+  if (ping) change("POST", `/${ping}/test`);
+  if (active) change("PATCH", `/${hook}`, { active: active === "true" });
+  if (again) change("POST", `/${hook}/deliveries/${again}/redeliver`);
 });
 everySecond(() => refresh());

@@ -1,5 +1,6 @@
 // The workers' page: kept fresh while it is looked at; drains, undrains and removes.
 
+import { ask } from "./asking.js";
 import { everySecond, refresher } from "./live.js";
 
 const refresh = refresher(() => location.href, 3000);
@@ -12,15 +13,10 @@ const TEXTS = {
 };
 let removing = null;
 
-async function ask(method, path) {
-  const answer = await fetch(`/v1/workers/${path}`, { method });
-  if (!answer.ok) throw new Error((await answer.json()).detail);
-}
-
 async function change(worker, verb) {
   problem.textContent = "";
   try {
-    await ask("POST", `${encodeURIComponent(worker)}/${verb}`);
+    await ask("POST", `/v1/workers/${encodeURIComponent(worker)}/${verb}`);
   } catch (error) {
     problem.textContent = `The worker was not ${verb}ed: ${error.message}`;
   }
@@ -37,7 +33,7 @@ function confirmRemoval({ remove, name, online }) {
 
 async function remove() {
   try {
-    await ask("DELETE", encodeURIComponent(removing));
+    await ask("DELETE", `/v1/workers/${encodeURIComponent(removing)}`);
     dialog.close();
     refresh(true);
   } catch (error) {

@@ -146,9 +146,9 @@ class Job:
         chosen = weights.pick(self.checkpoints(), str(version), self.id)
         return weights.read(self._cache.fetch(self._client, self.id, chosen))
 
-    def pause(self, after_round: bool = False) -> "Job":
-        """Let a queued or running job rest, at once or once its round is done."""
-        return self._told(self._client.pause(self.id, after_round))
+    def pause(self, after_round: bool = False, hours: float | None = None) -> "Job":
+        """Let a queued or running job rest, at once or once its round is done; for so many hours, or until resumed."""
+        return self._told(self._client.pause(self.id, after_round, hours))
 
     def resume(self) -> "Job":
         """Let a paused job go on where it was."""

@@ -88,9 +88,14 @@ class Client:
         """One job."""
         return cast(Job, document(self._requests.repeatable("GET", _path(job_id))))
 
-    def pause(self, job_id: str, after_round: bool = False) -> Job:
-        """Let a queued or running job rest, at once or once its round is done; what its workers did stays."""
-        parameters = {"after": "round"} if after_round else None
+    def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> Job:
+        """Let a queued or running job rest, at once or once its round is done; what its workers did stays.
+
+        Args:
+            hours: after which it goes on by itself; None: once it is resumed.
+        """
+        parameters: dict[str, Any] = {"after": "round"} if after_round else {}
+        parameters |= {"hours": hours} if hours is not None else {}
         return cast(Job, document(self._requests.once("POST", _path(job_id, "pause"), params=parameters)))
 
     def resume(self, job_id: str) -> Job:

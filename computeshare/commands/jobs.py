@@ -79,13 +79,16 @@ def watch(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fal
 def pause(
     job_id: JobId,
     after_round: Annotated[bool, typer.Option("--after-round", help="Let the round at hand be done first.")] = False,
+    hours: Annotated[
+        float | None, typer.Option("--hours", min=0, help="After so many it goes on by itself.", show_default=False)
+    ] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Let a queued or running job rest. Its workers leave, what they did stays."""
     with connect(url, home) as client:
-        _tell(client.pause(job_id, after_round), as_json)
+        _tell(client.pause(job_id, after_round, hours), as_json)
 
 
 @app.command()

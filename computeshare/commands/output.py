@@ -9,14 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich import filesize
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from computeshare.answers import ICONS, Job
-from computeshare.spec import JobSpec
 
 NOTHING = "–"
 _PIPE_WIDTH = 200
@@ -96,26 +94,17 @@ def age(text: str | None, now: datetime) -> str:
 
 
 def elapsed_s(job: Job, now: datetime) -> float | None:
-    """Seconds that the job has been, or was, at work; None before it was."""
+    """Seconds that the job has been, or was, at work, its pauses left out; None before it was."""
     started = instant(job["started_at"])
-    return ((instant(job["finished_at"]) or now) - started).total_seconds() if started else None
+    if started is None:
+        return None
+    until = instant(job["finished_at"]) or instant(job.get("paused_at")) or now
+    return (until - started).total_seconds() - job.get("stopped_s", 0.0)
 
 
 def elapsed(job: Job, now: datetime) -> str:
     """How long the job has been, or was, at work."""
     return duration(elapsed_s(job, now))
-
-
-def seconds_left(job: Job) -> float | None:
-    """What the remaining rounds take at the present speed; None while that is unknown."""
-    try:
-        plan = JobSpec.model_validate(job["spec"]).plan
-    except ValidationError:  # a job of a newer control plane
-        return None
-    if job["status"] != "running" or job["samples_per_s"] <= 0:
-        return None
-    samples_per_round = plan.samples / plan.rounds_per_epoch
-    return (job["rounds_total"] - job["version"]) * samples_per_round / job["samples_per_s"]
 
 
 def job_table(jobs: list[Job], now: datetime) -> Table:
@@ -162,7 +151,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Accuracy", percent(job["accuracy"]) + best),
         ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),
         ("Elapsed", elapsed(job, now)),
-        ("Left", duration(seconds_left(job))),
+        ("Left", duration(job.get("left_s"))),
         ("Submissions", f"{job['accepted']} accepted, {refused}"),
         ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
         ("Weights", plain(job["weights_sha256"] or NOTHING)),

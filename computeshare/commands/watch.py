@@ -26,7 +26,6 @@ from computeshare.commands.output import (
     percent,
     plain,
     print_json,
-    seconds_left,
     status,
     title,
 )
@@ -118,7 +117,7 @@ def figures(job: Job) -> list[str]:
     if job["status"] not in ENDED:
         found.append(f"{job['samples_per_s']:,.0f} samples/s")
         found.append(f"{job['workers']} worker{'' if job['workers'] == 1 else 's'}")
-    if (left := seconds_left(job)) is not None:
+    if (left := job.get("left_s")) is not None:
         found.append(f"{duration(left)} left")
     return found
 

@@ -21,8 +21,9 @@ SPEC: dict[str, Any] = {
 
 
 def start(site: Site, **spec: Any) -> Feed:
-    """A job whose events the returned feed writes."""
-    job = site.services.jobs.create(JobSpec.model_validate(SPEC | spec)).model_dump(mode="json")
+    """A job whose events the returned feed writes; a field that is None is left out."""
+    given = {name: value for name, value in (SPEC | spec).items() if value is not None}
+    job = site.services.jobs.create(JobSpec.model_validate(given)).model_dump(mode="json")
     samples = catalog().datasets[job["spec"]["dataset"]].train
     return Feed(site.redis, job, site.settings.artifacts_dir, now_ms() - 60_000, samples)
 

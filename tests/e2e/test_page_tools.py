@@ -69,6 +69,19 @@ def test_finishing_a_round_pauses_the_job_with_the_next_version(site: Site, open
     expect(page.locator("#timeline")).to_contain_text("To be paused after this round, by a user")
 
 
+def test_a_priority_is_changed_on_the_page(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page.get_by_label("Priority").fill("7")
+    page.get_by_role("button", name="Set").click()
+    expect(page.locator("#timeline")).to_contain_text("Priority changed from 0 to 7 by a user")
+    assert site.services.jobs.show(feed.job_id).priority == 7
+    page.get_by_label("Priority").fill("700")
+    page.get_by_role("button", name="Set").click()
+    assert page.get_by_label("Priority").evaluate("field => field.validity.rangeOverflow")
+    assert site.services.jobs.show(feed.job_id).priority == 7
+
+
 def test_a_copied_command_is_what_was_shown(site: Site, opened: Any) -> None:
     feed = under_way(site, 20, name='it\'s "quoted" $HOME')
     page = opened(f"/jobs/{feed.job_id}", permissions=["clipboard-read", "clipboard-write"])

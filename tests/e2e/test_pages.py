@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from feed import Feed
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 from staging import arrived, start, under_way
 from watching import Site, wait_until
 
@@ -106,7 +106,7 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator("#state")).to_contain_text("Cancelled")
-    expect(page.locator("#actions button")).to_have_text(["Copy link"])
+    expect(page.locator("#actions > button")).to_have_text(["Copy link"])
     expect(page).to_have_title(re.compile("^Cancelled · "))
     assert site.services.jobs.show(feed.job_id).status == "cancelled"
 
@@ -119,14 +119,72 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     expect(page.locator("#state")).to_contain_text("Paused by a user")
     expect(page.locator("#timeline")).to_contain_text("Paused by a user")
     expect(page).to_have_title(re.compile("^Paused · "))
-    expect(page.locator("#actions button")).to_have_text(["Resume", "Copy link", "Cancel"])
+    expect(page.locator("#actions > button")).to_have_text(["Resume", "Copy link", "Cancel"])
     assert site.services.jobs.show(feed.job_id).status == "paused"
     page.get_by_role("button", name="Resume").click()
-    expect(page.locator("#actions button")).to_have_text(["Pause", "Copy link", "Cancel"])
+    expect(page.locator("#actions > button")).to_have_text(["Pause", "Copy link", "Cancel"])
     expect(page.locator("#timeline")).to_contain_text("Resumed by a user")
     assert site.services.jobs.show(feed.job_id).status == "queued"
     feed.joined("w3again", "mac-mini", "CPU")
     expect(page.locator("#state")).to_contain_text("Running")
+
+
+def test_a_pause_of_some_hours_is_two_clicks_and_says_when_it_ends(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page.get_by_text("Pause for …").click()
+    page.get_by_role("button", name="8 hours").click()
+    expect(page.locator("#state")).to_contain_text(re.compile("Goes on by itself in (8 h|7 h 59 min)"))
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#state")).not_to_contain_text("by itself")
+
+
+def test_the_page_of_a_job_that_was_deleted_says_so(site: Site, browser: Browser) -> None:
+    feed = under_way(site, 20)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(site.login)
+    page.goto(f"{site.url}/jobs/{feed.job_id}")
+    expect(page.locator("[data-field=version]")).to_have_text("20")
+    site.services.jobs.cancel(feed.job_id)
+    expect(page).to_have_title(re.compile("^Cancelled · "))
+    page.close()
+    retried = under_way(site, 20)
+    page = context.new_page()
+    page.goto(f"{site.url}/jobs/{retried.job_id}")
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "20")
+    site.services.jobs.cancel(retried.job_id)
+    site.services.jobs.delete(retried.job_id)
+    expect(page.locator("h1")).to_have_text(f"There is no job {retried.job_id}")
+    context.close()
+
+
+def test_a_list_says_that_it_is_old_while_the_server_is_away(site: Site, opened: Any) -> None:
+    page = opened("/")
+    page.evaluate("() => { window.usual = fetch; window.fetch = async () => { throw new TypeError('away'); }; }")
+    expect(page.locator("#trouble")).to_have_text("The server does not answer: what you see is old.")
+    page.evaluate("() => { window.fetch = window.usual; }")
+    expect(page.locator("#trouble")).to_have_text("")
+
+
+def test_a_fork_of_replicas_changes_their_own_rate(site: Site, opened: Any) -> None:
+    inner = {"name": "AdamW", "lr": 0.001, "weight_decay": 0.05}
+    strategy = {"kind": "local", "inner_steps": 10, "replicas": 2, "inner_optimizer": inner}
+    feed = start(site, strategy=strategy, micro_batches_per_round=None)
+    feed.opened()
+    feed.joined("w1studio", "mac-studio", "CPU")
+    feed.versions(1)
+    feed.checkpoint()
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator(".meta").first).to_contain_text("AdamW, rate 0.001")
+    page.get_by_role("button", name="Fork version 1").click()
+    page.get_by_label("Learning rate").fill("0.0005")
+    page.get_by_role("button", name="Create the job").click()
+    expect(page.locator("#origin")).to_be_visible()
+    made = site.services.jobs.show(page.url.rpartition("/")[2]).spec["strategy"]
+    assert made["inner_optimizer"] | {"lr": 0.0005, "weight_decay": 0.05} == made["inner_optimizer"]
+    assert (made["inner_steps"], made["replicas"]) == (10, 2)
 
 
 def test_a_pause_shows_though_slow_parts_of_before_are_still_on_their_way(site: Site, opened: Any) -> None:
@@ -180,7 +238,7 @@ def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: 
     expect(page.locator("#state .problem-box")).to_be_visible()
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("#state .problem-box")).to_have_count(0)
-    expect(page.locator("#actions button")).to_have_text(["Pause", "Copy link", "Cancel"])
+    expect(page.locator("#actions > button")).to_have_text(["Pause", "Copy link", "Cancel"])
     expect(page.locator("#timeline")).to_contain_text("Retried by a user")
     feed.joined("w3again", "mac-mini", "CPU")
     feed.versions(5)
@@ -304,7 +362,7 @@ def test_series_stay_small_and_keep_their_extremes(site: Site, opened: Any) -> N
 
 def test_browser_and_server_use_the_same_words(site: Site, opened: Any) -> None:
     numbers = [0, 0.00001234, 0.0001, 0.03126, 0.5, 1, 7.25, 59, 60, 61, 99.94, 3599, 3600, 7384, 86_400, 123_456, 9e9]
-    ways = ("count", "rate", "percent", "loss", "duration", "ago", "size")
+    ways = ("count", "rate", "percent", "loss", "duration", "ago", "until", "size")
     said = opened("/").evaluate(
         """async ([ways, numbers]) => {
           const format = await import("/static/format.js");

@@ -1,5 +1,6 @@
 """The level-triggered loop against a real broker; workers are registrations and what RQ would write for them."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from api.services.history import History
 from api.services.jobs import Jobs
 from api.services.outbox import OUTBOX
 from api.services.projector import Projector
+from api.tables import CheckpointRow, table
 from computeshare import keys
 from computeshare.artifacts import Artifacts
 from computeshare.keys import JobKeys
@@ -309,6 +311,39 @@ def test_last_checkpoint_and_score_are_found_on_disk_when_their_events_were_lost
     shown = jobs.show(job)
     assert (shown.status, shown.accuracy, shown.best_version) == ("completed", 0.75, 2)
     assert [(c.version, c.sha256, c.best) for c in history.checkpoints(job).items] == [(2, "ab" * 32, True)]
+
+
+def test_a_checkpoint_whose_files_were_removed_is_forgotten(
+    redis: Redis,
+    dispatcher: Dispatcher,
+    database: Database,
+    jobs: Jobs,
+    create: Callable[..., str],
+    clock: Clock,
+    tmp_path: Path,
+) -> None:
+    job = create()
+    dispatcher.step(redis)
+    feed = Feed(redis, job, JobSpec(dataset="digits", model="mlp").plan)
+    feed.open()
+    feed.join()
+    artifacts = Artifacts(tmp_path / "artifacts", job)
+    for version in (1, 2):
+        feed.commit()
+        write_checkpoint(artifacts, Token.parse(token(version)), {"w": np.zeros(3, np.float32)}, b"", "ab" * 32, 0, 8)
+    Projector(database).step(redis)
+
+    def known() -> list[int]:
+        clock.ms += dispatcher_module.RECONCILE_MS + 1
+        dispatcher.step(redis)
+        rows = table(CheckpointRow).c
+        with database.engine.connect() as connection:
+            return sorted(connection.scalars(select(rows.version).where(rows.job_id == job)))
+
+    assert known() == [1, 2]
+    shutil.rmtree(artifacts.path(Token.parse(token(1))))
+    assert known() == [2]
+    assert jobs.show(job).durable_version == 2
 
 
 def test_what_the_broker_refuses_is_the_reason_and_is_tried_again(

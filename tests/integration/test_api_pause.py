@@ -122,6 +122,56 @@ def test_the_timeline_says_who_paused_resumed_and_retried(jobs: Jobs, database: 
     assert told[1:] == [("paused", who), ("resumed", who), ("retried", who)]
 
 
+def test_a_pause_of_some_hours_ends_by_itself(
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, history: History, create: Callable[..., str], clock: Clock
+) -> None:
+    job = create()
+    ends = jobs.pause(job, hours=1.5).resume_at
+    assert ends is not None and ends.timestamp() * 1000 == clock.ms + 5_400_000
+    clock.ms += 5_399_000
+    dispatcher.step(redis)
+    assert jobs.show(job).status == "paused"
+    turns(dispatcher, redis, clock, 1)
+    assert (jobs.show(job).status, jobs.show(job).resume_at) == ("queued", None)
+    assert [event.data for event in history.events(job) if event.type == "resumed"] == [{"by": "the clock"}]
+
+
+def test_a_user_is_faster_than_the_clock(
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, create: Callable[..., str], clock: Clock
+) -> None:
+    job = create()
+    jobs.pause(job, hours=1)
+    jobs.resume(job)
+    jobs.pause(job)
+    clock.ms += 3_600_001
+    dispatcher.step(redis)
+    assert (jobs.show(job).status, jobs.show(job).resume_at) == ("paused", None)
+
+
+@pytest.mark.parametrize("hours", [0, -1, 1e9, "nan"])
+def test_hours_are_checked(client: TestClient, job: str, hours: float | str) -> None:
+    assert client.post(f"/v1/jobs/{job}/pause?hours={hours}").status_code == 422
+    assert client.get(f"/v1/jobs/{job}").json()["status"] == "queued"
+
+
+def test_the_time_that_a_job_was_stopped_is_told_apart(jobs: Jobs, database: Database, clock: Clock) -> None:
+    job = jobs.create(JobSpec(dataset="digits", model="mlp")).id
+    set_status(database, job, status="running", started_ms=clock.ms)
+    clock.ms += 10_000
+    jobs.pause(job)
+    clock.ms += 60_000
+    jobs.resume(job)
+    assert jobs.show(job).stopped_s == 60
+    set_status(database, job, status="failed", finished_ms=clock.ms)
+    clock.ms += 5_000
+    jobs.retry(job)
+    jobs.pause(job)
+    clock.ms += 1_000
+    done = jobs.cancel(job)
+    assert done.started_at and done.finished_at and done.stopped_s == 66
+    assert (done.finished_at - done.started_at).total_seconds() - done.stopped_s == 10
+
+
 # The rounds and the seats
 
 

@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 
 from api.database import now_ms
 from api.main import create_app
+from api.services.history import EVENTS_ON_PAGE
 from api.services.views import PER_PAGE
-from api.tables import Job, Submission, WorkerStat
+from api.tables import Event, Job, Score, Submission, WorkerStat
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -103,6 +104,54 @@ def test_the_filter_shows_one_status_and_says_how_many_there_are(pages: Pages) -
     assert listed(html) == [wanted]
     assert re.search(r'href="/\?status=failed" aria-current="true">Failed <span>1</span>', html)
     assert "No job is paused" in pages.get("/?status=paused")
+
+
+def test_the_list_can_be_of_one_queue(pages: Pages) -> None:
+    lab, other = pages.create("running", queue="lab"), pages.create("failed", queue="other")
+    assert listed(pages.get("/")) == [lab, other]
+    html = pages.get("/?queue=lab")
+    assert listed(html) == [lab] and "Of queue lab alone" in html and "Failed <span>" not in html
+    assert 'href="/?status=running&amp;queue=lab"' in html
+    assert "No job of queue nowhere is there" in pages.get("/?queue=nowhere")
+
+
+def test_what_goes_wrong_is_a_page_for_a_browser_and_a_problem_for_a_program(pages: Pages) -> None:
+    assert "Not Found" in pages.get("/nothing/here", 404)
+    assert "job" in pages.get("/compare?" + "job=x&" * 60, 422)
+    for path, accept in (("/nothing/here", "*/*"), ("/v1/jobs/nosuch00", "text/html")):
+        told = pages.client.get(path, headers={"accept": accept})
+        assert (told.status_code, told.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_the_timeline_is_paged_and_holds_every_version(pages: Pages) -> None:
+    job_id, now = pages.create("running"), now_ms()
+    assert f'href="/jobs/{job_id}/timeline"' in pages.get(f"/jobs/{job_id}")
+    with pages.services.database.write() as session:
+        for version in range(1, EVENTS_ON_PAGE + 11):
+            session.add(Event(job_id=job_id, type="version", at_ms=now, data={"version": version, "loss": 0.5}))
+    assert "committed" not in pages.get(f"/jobs/{job_id}")
+    first = pages.get(f"/jobs/{job_id}/timeline")
+    assert first.count("committed") == EVENTS_ON_PAGE and f"Version {EVENTS_ON_PAGE + 10} committed, loss 0.5" in first
+    older = re.search(r'id="older" href="([^"]+)"', first)
+    assert older
+    rest = pages.get(f"/jobs/{job_id}/timeline{older[1]}")
+    assert rest.count("committed") == 10 and "Created" in rest and 'id="older"' not in rest
+    pages.get(f"/jobs/{job_id}/timeline?cursor=nonsense", 404)
+    pages.get("/jobs/nosuch00/timeline", 404)
+
+
+def test_the_lowest_loss_is_that_of_all_versions(pages: Pages) -> None:
+    """Also where the plots leave out most of them."""
+    job_id, other = pages.create("running"), pages.create("completed")
+    pages.change(job_id, version=3000)
+    with pages.services.database.write() as session:
+        for version in range(1, 3001):
+            about = {"job_id": job_id, "token": f"1.{version}.a", "incarnation": 1, "version": version}
+            loss = {1000: None, 1001: 0.0, 1002: -1.0}.get(version, 0.5)
+            session.add(Score(**about, at_ms=version, loss=loss, accuracy=0.5, samples=1, voided=version == 1002))
+    assert "lowest test loss 0 at version 1,001" in pages.get(f"/jobs/{job_id}")
+    assert pages.client.get(f"/jobs/{job_id}/data").json()["lowest"] == {"version": 1001, "value": 0.0}
+    assert re.search(r"Lowest test loss.*?<td>0</td>", pages.get(f"/compare?job={job_id}&job={other}"), re.DOTALL)
 
 
 def test_an_unknown_status_names_those_there_are(pages: Pages) -> None:
@@ -219,8 +268,9 @@ def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None
     assert [answer.status_code for answer in made] == [303, 303]
     assert made[0].headers["location"] == made[1].headers["location"]
     assert [job.name for job in pages.services.jobs.list().items] == ["by hand"]
-    again = pages.client.post("/new", data=filled | {"rounds": "6"}, follow_redirects=False)
-    assert again.status_code == 409 and "No job was created" in again.text
+    changed = pages.client.post("/new", data=filled | {"rounds": "6"}, follow_redirects=False)  # after going back
+    assert changed.status_code == 303 and changed.headers["location"] != made[0].headers["location"]
+    assert len(pages.services.jobs.list().items) == 2
 
 
 def test_a_clone_begins_with_what_the_job_had(pages: Pages) -> None:

@@ -96,6 +96,9 @@ def job(**changes: Any) -> Job:
         "created_at": "2026-01-01T12:00:00Z",
         "started_at": "2026-01-01T12:00:05Z",
         "finished_at": None,
+        "paused_at": None,
+        "stopped_s": 0.0,
+        "left_s": 7.5,
         "last_event_id": 7,
     }
     return {**document, **changes}  # type: ignore[typeddict-item,return-value]

@@ -28,17 +28,10 @@ def test_durations_read_like_speech(seconds: float | None, text: str) -> None:
     assert output.duration(seconds) == text
 
 
-def test_time_left_follows_from_speed_and_remaining_samples() -> None:
-    # digits has 1437 samples in 12 rounds of 4 x 32 an epoch: 119.75 samples a round, 75 rounds left
-    assert output.seconds_left(job(samples_per_s=119.75)) == pytest.approx(75)
-    assert output.seconds_left(job(samples_per_s=0.0)) is None
-    assert output.seconds_left(job(status="paused")) is None
-    assert output.seconds_left(job(spec={"dataset": "of the future", "model": "mlp"})) is None
-
-
 def test_elapsed_ends_when_the_job_does() -> None:
     assert output.elapsed(job(), NOW) == "1 min 0 s"
     assert output.elapsed(job(finished_at="2026-01-01T12:00:15.5+00:00"), NOW) == "10 s"
+    assert output.elapsed(job(paused_at="2026-01-01T12:00:20.5+00:00", stopped_s=5.0), NOW) == "10 s"
     assert output.elapsed(job(started_at=None), NOW) == "–"
 
 

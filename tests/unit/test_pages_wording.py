@@ -89,6 +89,7 @@ NAMES = {"w1": "mac-studio"}
             {"restored": True, "version": 300, "parameters": 1},
             "Went on from version 300, the last checkpoint",
         ),
+        ("version", {"version": 1200, "loss": 0.03126}, "Version 1,200 committed, loss 0.03126"),
         ("scored", {"version": 300, "accuracy": 0.9731, "loss": None}, "Version 300 scored 97.31 %, loss –"),
         ("cancelled", {"reason": "Cancelled by a user", "error": None}, "Cancelled by a user"),
         ("paused", {"by": "a user"}, "Paused by a user"),
@@ -102,3 +103,10 @@ NAMES = {"w1": "mac-studio"}
 def test_events_are_told_in_sentences(kind: str, data: dict[str, Any], words: str) -> None:
     event = EventPublic(id=1, type=kind, at=datetime.now(UTC), data=data)
     assert wording.told(event, NAMES) == words
+
+
+def test_what_replicas_are_given_is_called_work_units() -> None:
+    unit = wording.unit_of({"strategy": {"kind": "local"}})
+    moved = {"version": 3, "micro_batch": 12, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False}
+    event = EventPublic(id=1, type="reassigned", at=datetime.now(UTC), data=moved)
+    assert wording.told(event, NAMES, unit) == "Work unit 12 went from mac-studio to w9 after 3.1 s"

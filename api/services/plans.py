@@ -1,0 +1,13 @@
+"""The division of a stored job's samples."""
+
+from typing import Any
+
+from computeshare.catalog import catalog
+from computeshare.sampling import Plan
+
+
+def plan_of(spec: dict[str, Any]) -> Plan:
+    """From its specification's document; a job stays readable when the catalog no longer knows its model."""
+    samples = catalog().datasets[spec["dataset"]].train
+    steps = spec.get("strategy", {}).get("inner_steps", 1)
+    return Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"], steps)
