@@ -11,7 +11,7 @@ JOBS ?= 1
 UV_VERSION := 0.13.9
 unexport PYTHONDONTWRITEBYTECODE # with it every process that starts compiles torch anew: seconds each
 
-.PHONY: help install demo test check e2e bench chaos up down migrate lock clean
+.PHONY: help install demo test lint check e2e bench chaos up down migrate lock clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,11 +33,13 @@ demo: install ## Train DATASET on this machine with WORKERS workers, all in one 
 test: install ## Run the whole test suite, file by file in pytest's order: those that start processes first
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: install ## Format, lint, types, direction of imports, migrations, fast tests
+lint: install ## Format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint ## The same, migrations and fast tests
 	$(BIN)/python -m pytest -n auto tests/unit tests/integration/test_api_database.py
 
 e2e: install ## Run the tests that start processes and a browser
