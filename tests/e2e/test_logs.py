@@ -51,6 +51,7 @@ def test_what_a_worker_said_is_there_after_it_has_left(plane: ControlPlane) -> N
     job_id = plane.create(**DIGITS_MLP, rounds=100_000)
     with plane.worker("e2e", "guest") as worker:
         plane.reach(job_id, 5)
+        plane.until("the first lines", lambda: "joined" in texts(plane, job_id, worker="guest"))
         (seat,) = psutil.Process(worker.pid).children()
         seat.kill()
         died = "the seat's process died: killed by signal 9"
