@@ -242,11 +242,13 @@ def test_metrics_are_typed_and_make_a_table() -> None:
     document = {
         "train_loss": [{"version": 1, "value": 2.0, "at": at}, {"version": 2, "value": 1.0, "at": at}],
         "test_accuracy": [{"version": 2, "value": 0.5, "at": at}],
+        "staleness": [{"version": 2, "value": 1.5, "at": at}],
         "of_a_newer_release": [{"version": 1}],
     }
     found = Metrics.of(document)
     assert found.train_loss[1].value == 1.0 and found.train_loss[1].at == datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert found.to_dict()["test_accuracy"] == {2: 0.5} and found.to_dict()["test_loss"] == {}
+    assert found.staleness[0].value == 1.5
     rows = found.rows()
     assert [(row["version"], row["train_loss"], row["test_accuracy"]) for row in rows] == [
         (1, 2.0, None),
