@@ -69,6 +69,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (errors.ApiError("x", 503), 3),
         (errors.SpecError("x"), 2),
         (errors.SettingsError("x"), 2),
+        (errors.Unreachable("x"), 3),
+        (errors.NoToken("x"), 4),
         (errors.ArtifactError("x"), 1),
         (errors.DatasetError("x"), 1),
     ],
