@@ -128,6 +128,10 @@ class Client:
         """Have a worker finish its work unit and end; forget one that is offline."""
         self._requests.once("DELETE", _worker_path(worker_id))
 
+    def invite(self, queue: str, minutes: int) -> dict[str, Any]:
+        """A link that lets one worker in, once, within `minutes`: the answer alone holds it."""
+        return document(self._requests.once("POST", "/v1/invites", json={"queue": queue, "minutes": minutes}))
+
     def queues(self) -> list[dict[str, Any]]:
         """The queues that have workers or jobs, each with its jobs in the order in which they are served."""
         return items(self._requests.repeatable("GET", "/v1/queues"))[0]
