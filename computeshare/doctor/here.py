@@ -16,8 +16,9 @@ import psutil
 
 from computeshare import __version__
 from computeshare.catalog import catalog
+from computeshare.addresses import without_secret
 from computeshare.commands.output import size
-from computeshare.doctor.machine import Check, Machine, without_password
+from computeshare.doctor.machine import Check, Machine
 from computeshare.errors import SettingsError
 
 DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
@@ -124,7 +125,7 @@ def proxies(machine: Machine) -> Check:
     found = {kind: url for kind, url in getproxies().items() if kind in ("http", "https", "all")}
     if not found:
         return Check("proxies", "ok", "none in the environment")
-    shown = ", ".join(f"{kind} by {without_password(url)}" for kind, url in sorted(found.items()))
+    shown = ", ".join(f"{kind} by {without_secret(url)}" for kind, url in sorted(found.items()))
     hosts = ["127.0.0.1", "localhost"]
     with contextlib.suppress(SettingsError, ValueError):
         hosts.append(urlsplit(machine.settings.resolve_url()).hostname or "")

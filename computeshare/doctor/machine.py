@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from computeshare.addresses import without_secret
 from computeshare.broker import connect
 from computeshare.client import Client
 from computeshare.errors import SettingsError
 from computeshare.handshake import Release, published
+from computeshare.joining import broker_url
 from computeshare.settings import RunFile, Settings
 
 PROBE_S = 180.0
@@ -63,11 +64,11 @@ class Machine:
     @cached_property
     def broker(self) -> "Broker":
         """Raises SettingsError where no broker is known, and what the connection raises."""
-        url = self.settings.resolve_redis_url()
+        url = broker_url(self.settings)
         with connect(url, retries=0) as redis:
             info: dict[str, Any] = dict(redis.info())
             times_s = [_timed(redis.ping) for _ in range(_PINGS)]
-            return Broker(without_password(url), info, statistics.median(times_s), _release(redis))
+            return Broker(without_secret(url), info, statistics.median(times_s), _release(redis))
 
     @cached_property
     def client(self) -> Client:
@@ -94,11 +95,6 @@ class Broker:
     info: Mapping[str, Any]
     answers_in_s: float
     release: Release | None
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _release(redis: Redis) -> Release | None:

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
+from computeshare.addresses import has_secret
 from computeshare.errors import SettingsError
 
 NAME = "computeshare-worker"
@@ -51,19 +51,11 @@ def _typed(value: object) -> str:
 def refuse_secrets(arguments: Sequence[str]) -> None:
     """Raises SettingsError if an address among the arguments has a password in it: everyone may read those."""
     for argument in arguments:
-        if "://" in argument and _has_secret(argument):
+        if "://" in argument and has_secret(argument):
             raise SettingsError(
                 "a service's file can be read by others, so no password goes into it: leave --redis-url out, and write "
                 f"COMPUTESHARE_REDIS_URL='...' into ~/{ENVIRONMENT} (mode 600), which the service reads"
             )
-
-
-def _has_secret(address: str) -> bool:
-    try:
-        url = urlsplit(address)
-    except ValueError:  # no address at all: better one refusal too many
-        return "@" in address
-    return bool(url.password or parse_qs(url.query).keys() & {"password", "token", "key"})
 
 
 def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid: Sequence[str] = ()) -> str:

@@ -115,7 +115,15 @@ def test_the_first_lines_say_where_it_goes_and_how_it_starts(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["redis://:hunter2@host:6379/0", "rediss://ada:hunter2@host", "redis://host?password=hunter2", "redis://:p@[x"],
+    [
+        "redis://:hunter2@host:6379/0",
+        "rediss://ada:hunter2@host",
+        "redis://host?password=hunter2",
+        "redis://:p@[x",
+        "redis://:/hunter2@host",
+        "redis://:#hunter2@host",
+        "redis://:?hunter2@host",
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_password_does_not_go_into_a_file_that_others_can_read(kind: str, url: str) -> None:
