@@ -55,10 +55,13 @@ class Machine:
         command = [sys.executable, "-m", "computeshare.commands.probe", str(self.settings.data_dir)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
-            return dict(json.loads(done.stdout.splitlines()[-1]))
         except subprocess.TimeoutExpired:
             return {"error": f"torch was not there after {PROBE_S:.0f} s"}
-        except (ValueError, IndexError, OSError):
+        except OSError as error:
+            return {"error": f"{sys.executable} cannot be run: {error.strerror}"}
+        try:
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+        except (ValueError, IndexError):
             return {"error": (done.stderr.splitlines() or ["it died without a word"])[-1]}
 
     @cached_property

@@ -87,6 +87,17 @@ def test_a_card_that_torch_cannot_use_is_a_warning(machine: Machine, monkeypatch
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cuda")
     assert here.device(with_probe(machine)).status == "warn"
     assert here.device(with_probe(machine, device="cuda (H200)")).status == "ok"
+    monkeypatch.setattr("computeshare.training.devices.guess", lambda: "mps")
+    assert "this Mac's GPU" in here.device(with_probe(machine)).advice
+    assert here.device(with_probe(machine, device="mps (arm64)")).status == "ok"
+
+
+def test_a_python_that_a_mac_translates_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert here.is_translated() is False or sys.platform == "darwin"
+    monkeypatch.setattr(here, "is_translated", lambda: True)
+    check = here.python(machine)
+    assert (check.status, check.finding.endswith("translated: this is Apple silicon")) == ("warn", True)
+    assert "PYTHON=" in check.advice
 
 
 def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Machine) -> None:
@@ -97,6 +108,11 @@ def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Machine) 
 def test_a_probe_that_dies_is_reported_and_not_believed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert machine.probe == {"error": "it died without a word"}
+
+
+def test_a_probe_that_cannot_be_started_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert machine.probe == {"error": "/no/such/python cannot be run: No such file or directory"}
 
 
 def test_a_probe_that_hangs_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
