@@ -207,3 +207,18 @@ def test_flags_that_would_not_start_print_no_service(
     assert run_worker([*flags, "--print-service"]) == 2
     said = capsys.readouterr()
     assert said.out == "" and told in said.err and "hunter2" not in said.err
+def test_a_service_that_would_find_no_broker_is_printed_with_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+    flags = ["--queue", "family", "--home", str(tmp_path), "--print-service", "launchd"]
+    assert run_worker(flags) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("warning: no broker is known") and "computeshare-worker --join LINK" in said.err
+    assert "--queue</string>" in said.out
+    (tmp_path / "joined.json").write_text('{"invite": "rediss://:hunter2@broker:6379/0"}')
+    assert run_worker(flags) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "hunter2" not in said.out
+
+
