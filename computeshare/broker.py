@@ -1,6 +1,7 @@
 """Connections to the broker (Redis or Valkey)."""
 
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,13 +12,14 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
+from computeshare.addresses import without_secret
 from computeshare.errors import SettingsError
 
 BLOCK_MS = 4000
 """Longest single blocking wait, in milliseconds; below the socket's timeout."""
-
-
 LONGEST_PAUSE_S = 5.0
+_CUT_SHORT = re.compile(r"rediss?://[^/?#]*[/?#].*@", re.DOTALL)
+"""An address of which a part of the password would be taken for the host."""
 
 Answer = TypeVar("Answer")
 log = structlog.get_logger()
@@ -47,18 +49,27 @@ def is_next_door(redis: Redis) -> bool:
     return "path" in redis.connection_pool.connection_kwargs
 
 
-def connect(url: str, retries: int = 60) -> Redis:
+def connect(url: str, retries: int = 60, timeout_s: float = BLOCK_MS / 1000 + 6) -> Redis:
     """A client that rides out an outage of the broker: `retries` attempts with jitter, 5 s apart at most.
 
     Args:
         url: `redis://`, `rediss://` or `unix://`, with the password inside.
         retries: 0 for callers that would rather report the outage at once.
+        timeout_s: how long an answer may take.
     Raises: SettingsError: `url` is none.
     """
-    retry = Retry(ExponentialWithJitterBackoff(base=0.2, cap=5), retries)
+    named = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": min(5.0, timeout_s),
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.2, cap=5), retries),
+        "health_check_interval": 0,
+    }
     try:
-        return Redis.from_url(
-            url, socket_timeout=BLOCK_MS / 1000 + 6, socket_connect_timeout=5, retry=retry, health_check_interval=0
-        )
-    except ValueError as error:
-        raise SettingsError(f"this is no address of a broker: {error}") from error
+        if _CUT_SHORT.match(url):
+            raise ValueError
+        return Redis.from_url(url, **named)
+    except ValueError as error:  # which may quote a part of the password
+        raise SettingsError(
+            f"{without_secret(url)} is no address of a broker: give redis://:PASSWORD@HOST:6379/0, rediss:// or "
+            "unix://; what the password has of / ? # @ is written %2F %3F %23 %40"
+        ) from error

@@ -13,6 +13,14 @@ class SettingsError(ComputeShareError):
     """A setting is missing or wrong."""
 
 
+class Unreachable(SettingsError):
+    """No control plane or broker is known, or none answers there."""
+
+
+class NoToken(SettingsError):
+    """There is no token to send."""
+
+
 class BrokerError(ComputeShareError):
     """The Redis or Valkey server cannot be started or reached."""
 

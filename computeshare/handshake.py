@@ -43,8 +43,10 @@ def disagreement(who: str, theirs: Release, control: Release = OURS) -> str | No
         return None
     older = (theirs.protocol, theirs.series) < (control.protocol, control.series)
     where = f"this {who}'s machine" if older else "the control plane's machine"
+    again = "" if who == "client" else f", then start this {who} again"
     return (
-        f"this {who} runs {theirs}, the control plane {control}: upgrade {where}, there type git pull && make install"
+        f"this {who} runs {theirs}, the control plane {control}: "
+        f"upgrade {where}, there type git pull && make install{again}"
     )
 
 

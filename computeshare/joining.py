@@ -7,8 +7,9 @@ from pathlib import Path
 
 import httpx2
 
-from computeshare.errors import SettingsError
-from computeshare.settings import write_private
+from computeshare.client.reaching import is_loopback
+from computeshare.errors import SettingsError, Unreachable
+from computeshare.settings import Settings, write_private
 
 TIMEOUT_S = 15.0
 NO_INVITE = "this is no invite's link; copy it from the job's page"
@@ -21,35 +22,71 @@ def join(url: str, name: str, home: Path) -> str:
         url: the invite's link.
         name: what this machine is called.
         home: where the address is kept, for its owner alone.
-    Raises: SettingsError: nobody answers there, or the invite lets nobody in.
+    Raises: Unreachable: nobody answers there. SettingsError: the invite lets nobody in, or `home` cannot be written.
     """
     if not re.match(r"https?://[^/]+/(.*/)?join/[^/]+$", url):
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}")
-    kept = home / "joined.json"
     invite = hashlib.sha256(url.encode()).hexdigest()
-    if address := _read(kept).get(invite):
+    known = _kept(home)
+    if address := known.get(invite):
         return address
-    try:
-        answer = httpx2.post(url, json={"name": name[:100]}, timeout=TIMEOUT_S)
-        found = answer.json()
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise SettingsError(f"--join {_shown(url)}: no control plane answers there ({error})") from error
-    except ValueError as error:
-        raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}") from error
-    if not answer.is_success or not isinstance(found, dict) or not isinstance(found.get("redis_url"), str):
-        why = found.get("detail") if isinstance(found, dict) else None
-        raise SettingsError(f"--join {_shown(url)}: {why or NO_INVITE}")
-    address = str(found["redis_url"])
-    write_private(kept, json.dumps(_read(kept) | {invite: address}))
+    _keep(home, known)  # before the invite is spent
+    address = _exchange(url, name)
+    _keep(home, known | {invite: address})
     return address
 
 
-def _read(path: Path) -> dict[str, str]:
+def broker_url(settings: Settings) -> str:
+    """The broker's address for a worker: as the settings have it, else where this machine joined last.
+
+    Raises: Unreachable: none is known.
+    """
     try:
-        found = json.loads(path.read_text())
+        return settings.resolve_redis_url()
+    except Unreachable as error:
+        if known := _kept(settings.home):
+            return list(known.values())[-1]
+        raise Unreachable(f"{error}, or take up an invite: computeshare-worker --join LINK") from error
+
+
+def _exchange(url: str, name: str) -> str:
+    try:
+        # A proxy from the environment cannot reach this machine's loopback.
+        answer = httpx2.post(url, json={"name": name[:100]}, timeout=TIMEOUT_S, trust_env=not is_loopback(url))
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}") from error
+    except httpx2.HTTPError as error:
+        raise Unreachable(f"--join {_shown(url)}: no control plane answers there ({error})") from error
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    said = found if isinstance(found, dict) else {}
+    if answer.status_code >= 500:
+        raise Unreachable(f"--join {_shown(url)}: {said.get('detail') or answer.reason_phrase}: try again later")
+    if not answer.is_success or not isinstance(said.get("redis_url"), str):
+        raise SettingsError(f"--join {_shown(url)}: {said.get('detail') or NO_INVITE}")
+    return str(said["redis_url"])
+
+
+def _kept(home: Path) -> dict[str, str]:
+    """Addresses by the digest of the invite that gave them, the newest last."""
+    try:
+        found = json.loads(_path(home).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _keep(home: Path, known: dict[str, str]) -> None:
+    try:
+        write_private(_path(home), json.dumps(known))
+    except OSError as error:
+        raise SettingsError(f"{_path(home)} cannot be written: {error.strerror or error}") from error
+
+
+def _path(home: Path) -> Path:
+    return home / "joined.json"
 
 
 def _shown(url: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 import structlog
 
@@ -65,6 +66,13 @@ def spare_the_collector() -> None:
     gc.freeze()
 
 
+def when_asked_to_end(handle: Callable[[int, FrameType | None], None]) -> None:
+    """Have SIGTERM, SIGINT and SIGHUP handled, the last one unless it is ignored, as under nohup."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handle)
+
+
 def stop_event() -> threading.Event:
     """An event that SIGTERM, SIGINT and SIGHUP set; a second signal ends the process at once."""
     stop = threading.Event()
@@ -74,8 +82,7 @@ def stop_event() -> threading.Event:
             os._exit(128 + signum)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, handle)
+    when_asked_to_end(handle)
     return stop
 
 

@@ -14,7 +14,7 @@ import platformdirs
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from computeshare.errors import SettingsError
+from computeshare.errors import NoToken, SettingsError, Unreachable
 
 
 def _default_home() -> Path:
@@ -92,32 +92,32 @@ class Settings(BaseSettings):
         return url
 
     def resolve_redis_url(self) -> str:
-        """The broker's address: the setting, else the one that `up` wrote down. Raises SettingsError."""
+        """The broker's address: the setting, else the one that `up` wrote down. Raises Unreachable."""
         if self.redis_url:
             return self.redis_url
         if run := RunFile.read(self.run_path):
             return run.redis_url
-        raise SettingsError(
+        raise Unreachable(
             "no broker is known: start `computeshare up` on this machine, or set COMPUTESHARE_REDIS_URL "
             "(for example redis://:PASSWORD@HOST:6379/0)"
         )
 
     def resolve_url(self) -> str:
-        """The control plane's address for a client. Raises SettingsError."""
+        """The control plane's address for a client. Raises Unreachable."""
         if self.url:
             return self.url.rstrip("/")
         if run := RunFile.read(self.run_path):
             return run.url
-        raise SettingsError("no control plane is known: start `computeshare up`, or set COMPUTESHARE_URL")
+        raise Unreachable("no control plane is known: start `computeshare up`, or set COMPUTESHARE_URL")
 
     def resolve_token(self) -> str:
-        """The bearer token for a client. Raises SettingsError."""
+        """The bearer token for a client. Raises NoToken."""
         if self.token:
             return self.token
         try:
             return self.token_path.read_text().strip()
         except OSError as error:
-            raise SettingsError(f"no token: set COMPUTESHARE_TOKEN, or let {self.token_path} hold it") from error
+            raise NoToken(f"no token: set COMPUTESHARE_TOKEN, or let {self.token_path} hold it") from error
 
     def ensure_token(self) -> str:
         """The control plane's token, made on first use with mode 0600."""

@@ -24,7 +24,7 @@ class Sleeper:
     Args:
         rq_worker: the one that runs seats now.
         tell: registers the worker as it is now; may raise RedisError or VersionError.
-        redis: what leases are handed back over; it is not to wait for a broker that is away.
+        redis: what leases are handed back over; neither it nor `tell` is to wait long for a broker that is away.
     """
 
     def __init__(
@@ -41,12 +41,14 @@ class Sleeper:
     def before(self) -> None:
         """The machine is about to sleep: give the leases back, politely at first."""
         self._minder.asleep = True
+        tick, deadline = threading.Event(), time.monotonic() + BEFORE_SLEEP_S
+        seat = None
         if rq_worker := self._rq_worker():
+            seat = rq_worker.current_seat
             rq_worker.ask_to_leave()
         with contextlib.suppress(RedisError, VersionError):
             self._tell()
-        tick, deadline = threading.Event(), time.monotonic() + BEFORE_SLEEP_S
-        while (rq_worker := self._rq_worker()) and rq_worker.current_seat:
+        while seat and (rq_worker := self._rq_worker()) and rq_worker.current_seat == seat:
             if time.monotonic() > deadline:
                 self._drop_seat(rq_worker, "its machine sleeps")
                 break

@@ -24,7 +24,7 @@ import structlog
 
 from computeshare import evaluator, reducer
 from computeshare.embedded import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
-from computeshare.errors import SettingsError, SpecError
+from computeshare.errors import SettingsError, SpecError, Unreachable
 from computeshare.processes import PARENT, stop_event
 from computeshare.settings import RunFile, Settings, login_path
 from computeshare.types import ENDED
@@ -287,13 +287,13 @@ def running(options: UpOptions) -> Iterator[Stack]:
 
 
 def wait_until_ready(stack: Stack, stop: threading.Event) -> None:
-    """Until every part answers. Raises SettingsError after two minutes, with where to look."""
+    """Until every part answers. Raises Unreachable after two minutes, with where to look."""
     deadline = time.monotonic() + READY_S
     while not stack.is_ready():
         if stop.wait(WATCH_S):
             return
         if time.monotonic() > deadline:
-            raise SettingsError(f"the control plane did not become ready; look at {stack.settings.home / 'logs'}")
+            raise Unreachable(f"the control plane did not become ready; look at {stack.settings.home / 'logs'}")
 
 
 def up(options: UpOptions) -> int:

@@ -4,12 +4,12 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,10 +23,13 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from computeshare import __version__, handshake
+from computeshare.addresses import has_secret
 from computeshare.broker import connect
 from computeshare.commands.live import shown
 from computeshare.commands.run import run_command
-from computeshare.errors import SettingsError, VersionError
+from computeshare.errors import SettingsError, Unreachable, VersionError
+from computeshare.heartbeat import Heartbeat, Outage
+from computeshare.joining import broker_url
 from computeshare.joining import join as accept
 from computeshare.manners import services
 from computeshare.manners.minding import Minder
@@ -34,16 +37,17 @@ from computeshare.manners.resting import manners_of
 from computeshare.manners.sleeping import watch_sleep
 from computeshare.manners.telling import SeatLink
 from computeshare.pacing import parse_rate
-from computeshare.processes import configure_logging, exit_with_parent, hostname
-from computeshare.queue import Orders, WorkerInfo, read_orders, register, unregister
+from computeshare.processes import configure_logging, exit_with_parent, hostname, when_asked_to_end
+from computeshare.queue import WorkerInfo, register
 from computeshare.queue.roster import HEARTBEAT_S
 from computeshare.queue.rq_worker import SeatWorker
 from computeshare.queue.seats import SeatJob
 from computeshare.settings import Settings
-from computeshare.sleeper import Sleeper
 from computeshare.spec import QUEUE_PATTERN
 from computeshare.training import devices
 
+HASTE_S = 1.0
+"""How long an answer of the broker may take while the machine is about to sleep."""
 log = structlog.get_logger()
 
 
@@ -62,78 +66,19 @@ def describe(name: str, device: str, queues: tuple[str, ...]) -> WorkerInfo:
     )
 
 
-class Heartbeat(threading.Thread):
-    """Says that the worker is alive, with the seat it has, until stopped; has it rest when its owner wants that."""
-
-    def __init__(self, redis: Redis, worker: WorkerInfo, minder: Minder | None = None) -> None:
-        super().__init__(name="heartbeat", daemon=True)
-        self.redis, self.worker, self.minder = redis, worker, minder or Minder()
-        self.sleeper = Sleeper(self.minder, lambda: self.rq_worker, self.beat, redis)
-        self.rq_worker: SeatWorker | None = None
-        self.refusal: VersionError | None = None
-        self.obeyed = Orders()
-        self._stop_request = threading.Event()
-
-    def run(self) -> None:
-        while not self._stop_request.is_set():
-            self.sleeper.look()
-            self.minder.look()
-            try:
-                self.beat()
-            except RedisError as error:
-                log.warning("broker away", error=str(error))
-            except VersionError as refusal:  # another control plane has come, or this one was upgraded
-                self.refusal = refusal
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            if self.minder.resting and self.rq_worker:  # which the control plane knows by now
-                self.rq_worker.ask_to_leave()
-            self._stop_request.wait(HEARTBEAT_S)
-
-    def beat(self) -> None:
-        """Register once. Raises VersionError if the control plane is of another version by now."""
-        handshake.check(self.redis, "worker")
-        seat, resting = self.rq_worker.current_seat if self.rq_worker else None, self.minder.resting
-        state = "resting" if resting else "busy" if seat else "idle"
-        power = self.minder.power
-        register(self.redis, replace(self.worker, seat=seat, state=state, resting=resting, power=power))
-        self._obey(read_orders(self.redis, self.worker.id))
-
-    def _obey(self, orders: Orders) -> None:
-        """Do once what the control plane asks; in either case the work unit at hand is finished first."""
-        if orders == self.obeyed:
-            return
-        if orders.dismissed and not self.obeyed.dismissed:
-            log.info("leaving for good", reason=orders.dismissed)
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif orders.leave and self.rq_worker and orders.leave == self.rq_worker.current_seat:
-            log.info("leaving a seat", seat=orders.leave)
-            self.rq_worker.ask_to_leave()
-        else:
-            return
-        self.obeyed = orders
-
-    def stop(self) -> None:
-        """Stop and say goodbye; a worker that was refused stays to be seen for a moment."""
-        self._stop_request.set()
-        with contextlib.suppress(RedisError):  # it expires by itself
-            if self.refusal:
-                register(self.redis, replace(self.worker, state="refused"))
-            else:
-                unregister(self.redis, self.worker.id)
-
-
 def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> None:
     """Compare versions before anything else, however long the broker is away, unless this worker is leaving.
 
     Raises: VersionError: the control plane's is another; the workers' page says so for a while.
     """
+    outage = Outage()
     while not leaving.is_set():
         try:
             handshake.check(redis, "worker")
+            outage.is_over()
             return
         except RedisError as error:
-            log.warning("broker away", error=str(error))
+            outage.lasts(error)
             leaving.wait(HEARTBEAT_S)
         except VersionError:
             with contextlib.suppress(RedisError):
@@ -153,11 +98,10 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
         leaving.set()
         sys.exit(0)  # which is lost where it strikes a finalizer
 
-    for number in (signal.SIGTERM, signal.SIGINT):  # until RQ has handlers of its own
-        signal.signal(number, leave)
+    when_asked_to_end(leave)  # until RQ has handlers of its own
     redis, impatient = connect(redis_url), connect(redis_url, retries=0)
     shake_hands(impatient, worker, leaving)
-    heartbeat = Heartbeat(impatient, worker, minder)
+    heartbeat = Heartbeat(impatient, connect(redis_url, retries=0, timeout_s=HASTE_S), worker, minder)
     link = SeatLink()
     with shown(link, lambda: minder.resting) as face:
         heartbeat.start()
@@ -165,11 +109,12 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
         queues = ",".join(worker.queues)
         log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
         try:
-            _take_seats(heartbeat, lambda: _rq_worker(redis, worker, redis_url=redis_url, link=link, face=face))
+            make = partial(_rq_worker, redis, worker, redis_url=redis_url, link=link, face=face)
+            _take_seats(heartbeat, make, leaving, leave)
         finally:
             heartbeat.stop()
-    if heartbeat.refusal:
-        raise heartbeat.refusal
+            if heartbeat.refusal:
+                raise heartbeat.refusal
 
 
 def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
@@ -177,8 +122,10 @@ def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
     return SeatWorker([queue], worker.id, connection=redis, **named)
 
 
-def _take_seats(heartbeat: Heartbeat, make: Callable[[], SeatWorker]) -> None:
-    """Serve seats with one RQ worker after another, until one was told to leave."""
+def _take_seats(
+    heartbeat: Heartbeat, make: Callable[[], SeatWorker], leaving: threading.Event, leave: Callable[..., None]
+) -> None:
+    """Serve seats with one RQ worker after another, until one was told to leave, or `leave` was between them."""
     pause_s = 0.5
     while True:
         started = time.monotonic()
@@ -191,11 +138,13 @@ def _take_seats(heartbeat: Heartbeat, make: Callable[[], SeatWorker]) -> None:
         finally:
             if rq_worker:
                 rq_worker.kill_horse()
+        when_asked_to_end(leave)  # RQ's handlers are those of a worker that is gone
         if rq_worker and rq_worker.leaving:
             return
         pause_s = 0.5 if time.monotonic() - started > 60 else min(30.0, 2 * pause_s)
         log.warning("starting over", in_s=pause_s)
-        time.sleep(pause_s)
+        if leaving.wait(pause_s):
+            return
 
 
 def command(
@@ -245,9 +194,12 @@ def command(
         settings = settings.model_copy(update={"redis_url": accept(join, name or hostname(), settings.home)})
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
         sys.stdout.write(_service(print_service, context))
+        _warn_where_no_broker_is_known(settings)
         return
     configure_logging()
-    url = settings.resolve_redis_url()
+    url = broker_url(settings)
+    if redis_url and has_secret(redis_url):
+        log.warning("everybody here can read the password in --redis-url: set COMPUTESHARE_REDIS_URL instead")
     os.environ.update(settings.child_environment())
     os.environ.pop("COMPUTESHARE_REDIS_URL", None)
     if device:
@@ -273,6 +225,14 @@ def _service(kind: str, context: typer.Context) -> str:
     }
     unsaid = sorted(name for name in os.environ if name.startswith("COMPUTESHARE_"))
     return services.printed(kind, services.flags(given), sys.executable, Path.home(), unsaid)
+
+
+def _warn_where_no_broker_is_known(settings: Settings) -> None:
+    try:
+        broker_url(settings)
+    except Unreachable as error:
+        elsewhere = f"until then the service waits, unless ~/{services.ENVIRONMENT} names one"
+        print(f"warning: {error}; {elsewhere}", file=sys.stderr)
 
 
 def main() -> None:

@@ -1,11 +1,8 @@
 """Following a job's events over as many connections as it takes."""
 
-import queue
 import random
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 from computeshare.answers import Event, Job, Problem
 from computeshare.client.reaching import NoServer
@@ -35,6 +32,11 @@ class Course:
         if event.type == "job" and "status" in event.data:
             self.ended = event.data["status"] in ENDED
 
+    def cut(self, error: NoServer | Problem) -> str:
+        """Why a connection broke off, be it behind the job's end, where more was to come. Raises Problem: a refusal."""
+        self.ended = False
+        return passing(error)
+
     def lost(self, reason: str) -> Event:
         """What those who follow are told when a connection ends too early."""
         return Event(self.last or 0, "lost", {"reason": reason})
@@ -50,40 +52,3 @@ def passing(error: NoServer | Problem) -> str:
     if isinstance(error, Problem) and error.status < 500:
         raise error
     return str(error)
-
-
-class Follower:
-    """Reads events in a thread of its own, so that whoever waits for one may give up or look elsewhere meanwhile.
-
-    Usable as a context manager; after it, the thread ends with the next event or pause.
-    """
-
-    def __init__(self, follow: Callable[[threading.Event], Iterator[Event]]) -> None:
-        self._follow = follow
-        self._done = threading.Event()
-        self._found: queue.Queue[Event | BaseException | Literal["end"]] = queue.Queue()
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._read, name="events", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-
-    def next(self, timeout_s: float) -> Event | Literal["end"] | None:
-        """The next event, `end` after the last one, None if there was none in time. Raises what following raises."""
-        try:
-            found = self._found.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def _read(self) -> None:
-        try:
-            for event in self._follow(self._done):
-                self._found.put(event)
-            self._found.put("end")
-        except BaseException as error:  # the waiting thread raises it
-            self._found.put(error)

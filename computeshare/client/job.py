@@ -10,7 +10,7 @@ from computeshare.answers import Checkpoint, EpochLedger, Event, JobWorker, Subm
 from computeshare.answers import Job as Document
 from computeshare.client import weights
 from computeshare.client.card import card
-from computeshare.client.following import Follower
+from computeshare.client.follower import Follower
 from computeshare.client.metrics import Metrics
 from computeshare.client.rest import Client
 from computeshare.client.streaming import stream
@@ -202,7 +202,7 @@ class Job:
         return self._client.ledger(self.id)
 
     def _follow_to_end(self, deadline: float | None) -> None:
-        with Follower(lambda stop: self._client.follow(self.document, stop)) as follower:
+        with Follower(self._client, self.document) as follower:
             while (left := _LOOK_S if deadline is None else deadline - time.monotonic()) > 0:
                 event = follower.next(min(left, _LOOK_S))
                 if event == "end":

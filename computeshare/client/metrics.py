@@ -19,7 +19,10 @@ Series = tuple[Point, ...]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes a version."""
+    """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes a version.
+
+    `staleness` is how many versions late a version's updates were, on average; a job of `async` alone has it.
+    """
 
     train_loss: Series = ()
     test_loss: Series = ()
@@ -27,6 +30,7 @@ class Metrics:
     samples_per_s: Series = ()
     bytes_up: Series = ()
     bytes_down: Series = ()
+    staleness: Series = ()
 
     @classmethod
     def of(cls, document: Mapping[str, Sequence[Mapping[str, Any]]]) -> Self:

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,6 +133,10 @@ class Client:
         """Have a worker finish its work unit and end; forget one that is offline."""
         self._requests.once("DELETE", _worker_path(worker_id))
 
+    def invite(self, queue: str, minutes: int) -> dict[str, Any]:
+        """A link that lets one worker in, once, within `minutes`: the answer alone holds it."""
+        return document(self._requests.once("POST", "/v1/invites", json={"queue": queue, "minutes": minutes}))
+
     def queues(self) -> list[dict[str, Any]]:
         """The queues that have workers or jobs, each with its jobs in the order in which they are served."""
         return items(self._requests.repeatable("GET", "/v1/queues"))[0]
@@ -205,27 +208,23 @@ class Client:
         """A job's events above the id `after`, until this one connection ends (see `follow`)."""
         yield from self._requests.listen(_path(job_id, "events"), after, {})
 
-    def follow(self, job: Job, stop: threading.Event | None = None, after: int | None = None) -> Iterator[Event]:
+    def follow(self, job: Job, after: int | None = None) -> Iterator[Event]:
         """Events from now, or from the event `after` on, until the job has ended, over as many connections as it takes.
 
         A lost connection yields an event `lost` and is reopened, later and later up to 5 s, where it broke off.
-        `stop` ends it at the next event or pause.
         """
-        stop, course = stop or threading.Event(), Course.of(job, after)
+        course = Course.of(job, after)
         while not course.ended:
             lost = CLOSED
             try:
                 for event in self.events(job["id"], course.last):
                     course.saw(event)
                     yield event
-                    if stop.is_set():
-                        return
             except (NoServer, Problem) as error:
-                lost = passing(error)
+                lost = course.cut(error)
             if not course.ended:
                 yield course.lost(lost)
-                if stop.wait(course.pause()):
-                    return
+                time.sleep(course.pause())
 
     def logs(
         self, job_id: str, worker: str | None = None, level: str | None = None, limit: int | None = 100

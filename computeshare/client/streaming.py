@@ -9,7 +9,7 @@ import httpx2
 
 from computeshare.answers import Event, Job, Problem, raise_for_problem
 from computeshare.answers import event as read_event
-from computeshare.client.following import CLOSED, Course, passing
+from computeshare.client.following import CLOSED, Course
 from computeshare.client.reaching import NoServer, outages, resumed
 from computeshare.client.rest import Client
 
@@ -26,7 +26,7 @@ async def stream(client: Client, job: Job, after: int | None = None) -> AsyncGen
                         course.saw(event)
                         yield event
             except (NoServer, Problem) as error:
-                lost = passing(error)
+                lost = course.cut(error)
             if not course.ended:
                 yield course.lost(lost)
                 await asyncio.sleep(course.pause())

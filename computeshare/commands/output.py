@@ -4,6 +4,7 @@ What comes from a control plane may hold anything: it is shown as plain text, ne
 """
 
 import json
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +44,12 @@ def print_json(document: object) -> None:
 def plain(text: object) -> str:
     """Text on one line, without anything that a terminal would obey."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+
+
+def how_to_help(queue: str) -> str:
+    """What to type for one more worker of a queue."""
+    name = shlex.quote(plain(queue))
+    return f"here computeshare-worker --queue {name}, elsewhere what computeshare workers invite --queue {name} prints"
 
 
 def title(job: Job) -> str:

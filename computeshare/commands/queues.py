@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.commands.connection import Home, Json, Url, connect
-from computeshare.commands.output import NOTHING, console, plain, print_json
+from computeshare.commands.output import NOTHING, console, how_to_help, plain, print_json
 
 app = typer.Typer(no_args_is_help=True, help="See queues, their workers and jobs.")
 
@@ -28,7 +28,7 @@ def list_queues(url: Url = None, home: Home = None, as_json: Json = False) -> No
     elif found:
         console().print(queue_table(found))
     else:
-        console().print("no queues: a worker or a job makes one, for example computeshare-worker --queue default")
+        console().print(f"no queues: a job makes one, and so does a worker: {how_to_help('default')}", markup=False)
 
 
 def queue_table(queues: Sequence[dict[str, Any]]) -> Table:

@@ -11,7 +11,16 @@ from rich.text import Text
 
 from computeshare.client import NoServer
 from computeshare.commands.output import plain
-from computeshare.errors import ApiError, BrokerError, ComputeShareError, SettingsError, SpecError, VersionError
+from computeshare.errors import (
+    ApiError,
+    BrokerError,
+    ComputeShareError,
+    NoToken,
+    SettingsError,
+    SpecError,
+    Unreachable,
+    VersionError,
+)
 
 FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
 DETACHED = 130
@@ -21,9 +30,9 @@ DETACHED = 130
 def exit_code(error: ComputeShareError) -> int:
     """The exit code that tells a script what kind of error this is."""
     match error:
-        case NoServer() | BrokerError():
+        case NoServer() | BrokerError() | Unreachable():
             return NO_SERVER
-        case ApiError(status=401 | 403):
+        case ApiError(status=401 | 403) | NoToken():
             return NOT_ALLOWED
         case ApiError(status=status) if status >= 500:
             return NO_SERVER

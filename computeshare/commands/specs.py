@@ -58,7 +58,7 @@ def parse(text: str, source: str) -> Document:
         raise SpecError(f"{source} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise SpecError(
-            f'{source} must hold a JSON object, a JobSpec such as {{"dataset": "mnist", "model": "lenet5"}}}}'
+            f'{source} must hold a JSON object, a JobSpec such as {{"dataset": "mnist", "model": "lenet5"}}'
         )
     return document
 

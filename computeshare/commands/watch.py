@@ -17,7 +17,7 @@ from rich.text import Text
 
 from computeshare.answers import Event, Job
 from computeshare.client import Client
-from computeshare.client.following import Follower
+from computeshare.client.follower import Follower
 from computeshare.commands.output import (
     console,
     duration,
@@ -51,7 +51,7 @@ def watch_job(client: Client, job_id: str, stop: threading.Event | None = None, 
     screen = screen or console(stderr=True)
     detached = stop or threading.Event()
     with (
-        Follower(lambda done: client.follow(job, done)) as events,
+        Follower(client, job) as events,
         live_bar(screen) if screen.is_terminal else plain_lines(screen) as show,
     ):
         seen, note = job, ""

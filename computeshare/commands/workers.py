@@ -10,11 +10,11 @@ from rich.text import Text
 
 from computeshare.answers import Problem
 from computeshare.commands.connection import Home, Json, Url, Yes, confirm, connect
-from computeshare.commands.output import NOTHING, age, console, plain, print_json, size
+from computeshare.commands.output import NOTHING, age, console, how_to_help, instant, plain, print_json, size
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False)]
 
-app = typer.Typer(no_args_is_help=True, help="See workers, drain and remove them.")
+app = typer.Typer(no_args_is_help=True, help="See workers; invite, drain and remove them.")
 
 
 @app.command("list")
@@ -32,8 +32,7 @@ def list_workers(
     elif found:
         console().print(worker_table(found, datetime.now(UTC)))
     else:
-        hint = "no workers are online; start one: computeshare-worker --queue default"
-        console().print(hint, markup=False)
+        console().print(f"no workers are online; start one: {how_to_help('default')}", markup=False)
 
 
 @app.command()
@@ -67,6 +66,28 @@ def remove(
         print_json({"id": found, "removed": True})
     else:
         console().print(f"removed {plain(worker)}", markup=False)
+
+
+@app.command()
+def invite(
+    queue: Annotated[str, typer.Option(help="Queue that the invited worker serves.")] = "default",
+    minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long the invite holds.")] = 15,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let one machine in, once. Give --url by the name that it knows the control plane's machine by."""
+    with connect(url, home) as client:
+        made = client.invite(queue, minutes)
+    if as_json:
+        print_json(made)
+        return
+    until = instant(made["expires_at"])
+    when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
+    lines = [plain(made["command"]), f"to be typed on the other machine; works once{when}"]
+    if made["note"]:
+        lines.append(f"but {plain(made['note'])}")
+    console().print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:

@@ -1,6 +1,7 @@
 """Checks of this machine."""
 
 import contextlib
+import ctypes
 import platform
 import shutil
 import socket
@@ -15,18 +16,39 @@ from urllib.request import getproxies, proxy_bypass
 import psutil
 
 from computeshare import __version__
+from computeshare.addresses import without_secret
 from computeshare.catalog import catalog
 from computeshare.commands.output import size
-from computeshare.doctor.machine import Check, Machine, without_password
+from computeshare.doctor.machine import Check, Machine
 from computeshare.errors import SettingsError
 
 DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
 OLDEST_PYTHON, TOO_NEW_PYTHON = (3, 11), (3, 14)
+_UNUSED = {
+    "cuda": "torch cannot use the NVIDIA device here: look at driver and CUDA build",
+    "mps": "torch cannot use this Mac's GPU: it takes macOS 14 or newer, and a torch for arm64",
+}
+"""What to do where torch does not see the device that is there."""
 _PACKAGES = ("torch", "torchvision", "numpy", "redis", "rq", "pydantic", "fastapi", "safetensors")
 
 
 def python(_: Machine) -> Check:
-    return judged_python(sys.version_info[:3])
+    check = judged_python(sys.version_info[:3])
+    if check.status == "ok" and is_translated():
+        advice = "it cannot use the GPU: make install PYTHON=/opt/homebrew/bin/python3.12, or another one for arm64"
+        return Check("python", "warn", f"{check.finding}, translated: this is Apple silicon", advice)
+    return check
+
+
+def is_translated() -> bool:
+    """Whether this process is one for Intel that a Mac with Apple silicon translates."""
+    answer, length = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    try:
+        ask = ctypes.CDLL(None).sysctlbyname
+    except (AttributeError, OSError, TypeError):  # no Mac
+        return False
+    failed = ask(b"sysctl.proc_translated", ctypes.byref(answer), ctypes.byref(length), None, 0)
+    return not failed and answer.value == 1
 
 
 def judged_python(version: tuple[int, ...]) -> Check:
@@ -63,8 +85,8 @@ def device(machine: Machine) -> Check:
     if error := probe.get("error"):
         return Check("device", "fail", str(error), "install torch and torchvision again, as one pair of versions")
     found = f"{probe['device']}, {probe['threads']} threads; torch loads in {probe['seconds']:.0f} s"
-    if guess() == "cuda" and not probe["device"].startswith("cuda"):
-        return Check("device", "warn", found, "torch cannot use the NVIDIA device here: look at driver and CUDA build")
+    if (best := guess()) != "cpu" and not probe["device"].startswith(best):
+        return Check("device", "warn", found, _UNUSED[best])
     if trouble := probe["torchvision"]:
         return Check("device", "warn", f"{found}; torchvision: {trouble}", "install torchvision for this torch")
     return Check("device", "ok", found)
@@ -124,7 +146,7 @@ def proxies(machine: Machine) -> Check:
     found = {kind: url for kind, url in getproxies().items() if kind in ("http", "https", "all")}
     if not found:
         return Check("proxies", "ok", "none in the environment")
-    shown = ", ".join(f"{kind} by {without_password(url)}" for kind, url in sorted(found.items()))
+    shown = ", ".join(f"{kind} by {without_secret(url)}" for kind, url in sorted(found.items()))
     hosts = ["127.0.0.1", "localhost"]
     with contextlib.suppress(SettingsError, ValueError):
         hosts.append(urlsplit(machine.settings.resolve_url()).hostname or "")

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from computeshare.addresses import without_secret
 from computeshare.broker import connect
 from computeshare.client import Client
 from computeshare.errors import SettingsError
 from computeshare.handshake import Release, published
+from computeshare.joining import broker_url
 from computeshare.settings import RunFile, Settings
 
 PROBE_S = 180.0
@@ -54,20 +55,23 @@ class Machine:
         command = [sys.executable, "-m", "computeshare.commands.probe", str(self.settings.data_dir)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
-            return dict(json.loads(done.stdout.splitlines()[-1]))
         except subprocess.TimeoutExpired:
             return {"error": f"torch was not there after {PROBE_S:.0f} s"}
-        except (ValueError, IndexError, OSError):
+        except OSError as error:
+            return {"error": f"{sys.executable} cannot be run: {error.strerror}"}
+        try:
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+        except (ValueError, IndexError):
             return {"error": (done.stderr.splitlines() or ["it died without a word"])[-1]}
 
     @cached_property
     def broker(self) -> "Broker":
         """Raises SettingsError where no broker is known, and what the connection raises."""
-        url = self.settings.resolve_redis_url()
+        url = broker_url(self.settings)
         with connect(url, retries=0) as redis:
             info: dict[str, Any] = dict(redis.info())
             times_s = [_timed(redis.ping) for _ in range(_PINGS)]
-            return Broker(without_password(url), info, statistics.median(times_s), _release(redis))
+            return Broker(without_secret(url), info, statistics.median(times_s), _release(redis))
 
     @cached_property
     def client(self) -> Client:
@@ -94,11 +98,6 @@ class Broker:
     info: Mapping[str, Any]
     answers_in_s: float
     release: Release | None
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _release(redis: Redis) -> Release | None:

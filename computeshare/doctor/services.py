@@ -1,15 +1,16 @@
 """Checks of what this machine reaches: broker, control plane, and who works for it."""
 
-import shlex
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from computeshare.commands.output import duration, size
-from computeshare.doctor.machine import Check, Machine, without_password
+from computeshare.addresses import without_secret
+from computeshare.commands.output import duration, how_to_help, size
+from computeshare.doctor.machine import Check, Machine
 from computeshare.errors import ApiError, ComputeShareError, SettingsError
 from computeshare.handshake import OURS, Release, disagreement
+from computeshare.joining import broker_url
 
 SKEW_S = 5.0
 FULL, NEARLY = 0.97, 0.85
@@ -19,14 +20,14 @@ _OLDEST_BROKER = (6, 2)  # XTRIM MINID
 
 def broker(machine: Machine) -> Check:
     try:
-        url = machine.settings.resolve_redis_url()
+        url = broker_url(machine.settings)
     except SettingsError:
         return Check("broker", "warn", "none is known here", "start `computeshare up`, or set COMPUTESHARE_REDIS_URL")
     try:
         found = machine.broker
     except (RedisError, OSError, ValueError, SettingsError) as error:
         advice = "start `computeshare up`, or look at COMPUTESHARE_REDIS_URL, the network and the password"
-        return Check("broker", "fail", f"{without_password(url)}: {error}", advice)
+        return Check("broker", "fail", f"{without_secret(url)}: {error}", advice)
     info = found.info
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     told = f"{name} at {found.url}, answers in {1000 * found.answers_in_s:.1f} ms"
@@ -130,7 +131,7 @@ def workers(machine: Machine) -> Check:
     waiting = [queue for queue in queues if queue["queued"] + queue["running"] and not queue["workers"]]
     if waiting:
         told = ", ".join(f"{queue['name']} ({queue['queued'] + queue['running']})" for queue in waiting)
-        starts = "; ".join(f"computeshare-worker --queue {shlex.quote(str(queue['name']))}" for queue in waiting)
-        return Check("workers", "warn", f"none is online for the jobs of queue {told}", f"start some: {starts}")
+        advice = "; ".join(how_to_help(str(queue["name"])) for queue in waiting)
+        return Check("workers", "warn", f"none is online for the jobs of queue {told}", f"start some: {advice}")
     online = ", ".join(f"{queue['workers']} on {queue['name']}" for queue in queues if queue["workers"])
     return Check("workers", "ok", online or "no job waits for one")

@@ -7,6 +7,8 @@ import sys
 import threading
 
 REASON = "a job trains on this machine"
+_WEAKLY = 'systemd-inhibit --mode=block-weak "$@" || exec systemd-inhibit "$@"'
+"""Weakly, so that the owner may have the machine sleep; before systemd 257 there is no other way."""
 
 
 def command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
@@ -18,12 +20,12 @@ def command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
         return ["caffeinate", "-i", "-w", str(pid or os.getpid())]
     if platform.startswith("linux"):
         held = ["--what=sleep:idle", "--who=ComputeShare", f"--why={REASON}"]
-        return ["systemd-inhibit", *held, "cat"]
+        return ["/bin/sh", "-c", _WEAKLY, "sh", *held, "cat"]
     return []
 
 
 def stay_awake() -> subprocess.Popen[bytes] | None:
-    """Keep this machine awake until this process ends, however that happens; None where the tool is missing.
+    """Keep this machine awake until this process ends, however that happens; None where no tool is known.
 
     What is returned must be kept: with it the machine may sleep again.
     """

@@ -8,6 +8,7 @@ from datetime import datetime
 import psutil
 import structlog
 
+from computeshare.manners import supplies
 from computeshare.manners.resting import Decision, Manners, Power, may_work
 
 LONG_SLEEP_S = 10.0
@@ -18,8 +19,10 @@ log = structlog.get_logger()
 def read_power() -> Power:
     """This machine's power as the system tells it; a machine without a battery has none to tell of."""
     try:
+        if sys.platform == "linux":
+            return supplies.read(supplies.FOLDER)
         found = psutil.sensors_battery()
-    except (AttributeError, OSError, ValueError):  # no such call there, or nothing that can be read
+    except (AttributeError, OSError, TypeError, ValueError):  # no such call there, or nothing that can be read
         return Power()
     return Power(found.power_plugged, min(100.0, max(0.0, float(found.percent)))) if found else Power()
 

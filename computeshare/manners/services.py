@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
+from computeshare.addresses import has_secret
 from computeshare.errors import SettingsError
 
 NAME = "computeshare-worker"
@@ -17,6 +17,11 @@ KINDS = ("launchd", "systemd")
 ENVIRONMENT = ".config/computeshare/worker.env"
 """Below the home folder: variables that are not for everybody's eyes."""
 _PLAIN = re.compile(r"[A-Za-z0-9@%+=:,./_-]+")
+_UNTIL_USELESS = (
+    '"$0" "$@" & trap "kill $!" TERM; wait $!; code=$?; while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; '
+    "case $code in 2|5) exit 0;; esac; exit $code"
+)
+"""Runs a worker, and ends well where another start would change nothing: launchd starts again what did not."""
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -51,19 +56,11 @@ def _typed(value: object) -> str:
 def refuse_secrets(arguments: Sequence[str]) -> None:
     """Raises SettingsError if an address among the arguments has a password in it: everyone may read those."""
     for argument in arguments:
-        if "://" in argument and _has_secret(argument):
+        if "://" in argument and has_secret(argument):
             raise SettingsError(
                 "a service's file can be read by others, so no password goes into it: leave --redis-url out, and write "
                 f"COMPUTESHARE_REDIS_URL='...' into ~/{ENVIRONMENT} (mode 600), which the service reads"
             )
-
-
-def _has_secret(address: str) -> bool:
-    try:
-        url = urlsplit(address)
-    except ValueError:  # no address at all: better one refusal too many
-        return "@" in address
-    return bool(url.password or parse_qs(url.query).keys() & {"password", "token", "key"})
 
 
 def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid: Sequence[str] = ()) -> str:
@@ -102,7 +99,7 @@ def _systemd(command: Sequence[str], missing: str) -> str:
             "[Service]",
             f"EnvironmentFile=-%h/{ENVIRONMENT}",
             f"ExecStart={' '.join(map(_quoted, command))}",
-            "# 2: the flags are wrong; 5: the control plane is of another version",
+            "# 2: the flags are wrong; 5: the control plane is of another version, start it again after the upgrade",
             "Restart=on-failure",
             "RestartPreventExitStatus=2 5",
             "RestartSec=10",
@@ -125,7 +122,7 @@ def _quoted(argument: str) -> str:
 
 def _launchd(command: Sequence[str], home: Path, missing: str) -> str:
     secrets = shlex.quote(str(home / ENVIRONMENT))
-    script = f'if [ -r {secrets} ]; then set -a; . {secrets}; set +a; fi; exec "$0" "$@"'
+    script = f"if [ -r {secrets} ]; then set -a; . {secrets}; set +a; fi; {_UNTIL_USELESS}"
     path = f"~/Library/LaunchAgents/{LABEL}.plist"
     lines = [
         f"Save this as {path}, then:",
@@ -155,6 +152,8 @@ def _launchd(command: Sequence[str], home: Path, missing: str) -> str:
     <key>SuccessfulExit</key>
     <false/>
   </dict>
+  <key>ProcessType</key>
+  <string>Interactive</string>
   <key>ThrottleInterval</key>
   <integer>10</integer>
   <key>ExitTimeOut</key>

@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from computeshare.loglines import Writer
 from computeshare.logs import tell
 from computeshare.manners.telling import SeatLink
-from computeshare.processes import PARENT, end_soon_after, worker_name
+from computeshare.processes import PARENT, end_soon_after, when_asked_to_end, worker_name
 from computeshare.queue.seats import Seat, SeatJob
 from computeshare.rounds import RoundStore
 
@@ -40,8 +40,8 @@ class SeatWorker(SpawnWorker):
 
     Differs from SpawnWorker: only seats are run; the broker's address reaches the child by environment (RQ writes
     it, password included, into the child's argv), and the child tells how it gets on; the first signal lets the seat
-    finish its work unit, the second ends it; maintenance is the control plane's alone; a seat that dies hands its
-    leases back.
+    finish its work unit, the second ends it; maintenance is the control plane's alone; a seat that dies, or is
+    stopped, hands its leases back.
     """
 
     job_class = SeatJob
@@ -77,7 +77,7 @@ class SeatWorker(SpawnWorker):
     @property
     def current_seat(self) -> str | None:
         """The id of the seat being run."""
-        return next((execution.job_id for execution in self.executions.values()), None)
+        return next((execution.job_id for execution in list(self.executions.values())), None)
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         execution = self.execution
@@ -112,9 +112,12 @@ class SeatWorker(SpawnWorker):
             about = {"event": f"the seat's process was ended: {self._dropped}", "level": "info"}
         tell(self.connection, seat.job, Writer(seat.worker, worker_name()), **about)
 
+    def _handle_stopped_job(self, job: Job, queue: Queue, execution: Execution) -> None:
+        self._hand_back(Seat.parse(job.id), "it was stopped")
+        super()._handle_stopped_job(job, queue, execution)
+
     def _install_signal_handlers(self) -> None:
-        super()._install_signal_handlers()  # type: ignore[no-untyped-call]
-        signal.signal(signal.SIGHUP, self.request_stop)
+        when_asked_to_end(self.request_stop)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """The first signal: leave once the seat, if there is one, has finished its work unit."""

@@ -26,12 +26,13 @@ pytestmark = pytest.mark.e2e
 ENDLESS: dict[str, Any] = {**DIGITS_MLP, "rounds": 100_000, "checkpoint_every": 0, "evaluate_every": 0}
 WITH_BATTERY = """
 import sys
-import psutil
-psutil._pslinux.POWER_SUPPLY_PATH = sys.argv.pop(1)
+from pathlib import Path
+from computeshare.manners import supplies
+supplies.FOLDER = Path(sys.argv.pop(1))
 from computeshare.worker import main
 main()
 """
-"""A worker whose battery is files that the test writes, read as psutil reads the system's."""
+"""A worker whose battery is files that the test writes."""
 _IN_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 """Takes standard input for the terminal it belongs to, so that Ctrl-C reaches it, and becomes the program named."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -76,9 +77,8 @@ def moves_on(plane: ControlPlane, job_id: str) -> None:
 
 
 def charge(folder: Path, percent: int, plugged: bool) -> None:
-    files = {"capacity": str(percent), "energy_now": str(percent), "energy_full": "100"}
-    files["status"] = "Charging" if plugged else "Discharging"
-    for name, values in {"AC": {"online": str(int(plugged))}, "BAT0": files}.items():
+    battery = {"type": "Battery", "capacity": str(percent), "status": "Charging" if plugged else "Discharging"}
+    for name, values in {"AC": {"type": "Mains", "online": str(int(plugged))}, "BAT0": battery}.items():
         (folder / name).mkdir(exist_ok=True)
         for file, text in values.items():
             temporary = folder / name / f".{file}"
@@ -127,12 +127,12 @@ def test_leases_go_back_before_the_machine_sleeps_and_the_worker_is_there_again_
             plane.until("a worker", lambda: plane.job(job_id)["workers"] == 1)
             plane.until("the lock", lambda: manager.holds("delay sleep"))
             if shutil.which("systemd-inhibit"):
-                plane.until("it is kept awake", lambda: manager.holds("block sleep:idle"))
+                plane.until("it is kept awake", lambda: manager.holds("block-weak sleep:idle"))
             started = time.monotonic()
             manager.announce(True)
             plane.until("leave to sleep", lambda: not manager.holds("delay sleep"))
             assert time.monotonic() - started < 5  # logind waits no longer
-            assert psutil.Process(process.pid).children() == [] and not manager.holds("block sleep:idle")
+            assert psutil.Process(process.pid).children() == [] and not manager.holds("block-weak sleep:idle")
             assert listed(plane, "sleeper")["resting"] == "its machine sleeps"
             plane.until("its goodbye", lambda: plane.job(job_id)["workers"] == 0, 5)
             manager.announce(False)

@@ -1,6 +1,7 @@
 """Workers that get no seat: those that cannot start in a job, and those of another version."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -212,6 +213,7 @@ def test_the_refusal_names_both_versions_and_what_to_type_where() -> None:
     older, newer = worker(protocol=PROTOCOL - 1).refusal, worker(protocol=PROTOCOL + 1).refusal
     assert older and newer and "git pull && make install" in older and f"protocol {PROTOCOL - 1}" in older
     assert "this worker's machine" in older and "the control plane's machine" in newer
+    assert all(told.endswith("make install, then start this worker again") for told in (older, newer))
 
 
 def test_a_worker_that_states_no_protocol_is_refused(own: Redis) -> None:
@@ -256,8 +258,9 @@ def test_a_worker_process_of_another_version_prints_the_line_and_exits_with_a_co
     own: Redis, redis_url: str
 ) -> None:
     own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
-    command = [sys.executable, "-m", "computeshare.worker", "--redis-url", f"{redis_url}?db=9", "--device", "cpu"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "computeshare.worker", "--device", "cpu"]
+    environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"{redis_url}?db=9"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, "git pull && make install" in ended.stderr) == (OTHER_VERSION, True)
     assert len(ended.stderr.strip().splitlines()) == 1
 

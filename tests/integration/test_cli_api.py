@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from api.main import create_app
 from api.schemas import CheckpointPublic, JobPublic
+from computeshare import joining
 from computeshare.answers import Checkpoint, Job
 from computeshare.artifacts import Artifacts
 from computeshare.cli import app
@@ -197,6 +198,18 @@ def test_a_checkpoint_is_downloaded_with_the_digest_that_the_job_shows(
     assert np.array_equal(load_file(path)["w"], tensors["w"])
     assert list(tmp_path.iterdir()) == [path]
     client.cancel(job_id)
+
+
+def test_an_invite_made_at_the_command_line_lets_one_machine_in(
+    client: Client, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["workers", "invite", "--queue", "lab"]) == 0
+    typed, until_when, note = capsys.readouterr().out.splitlines()
+    program, flag, queue, join_flag, link = typed.split()
+    assert (program, flag, queue, join_flag) == ("computeshare-worker", "--queue", "lab", "--join")
+    assert "works once until 20" in until_when and note.startswith("but ")  # the broker is this machine's alone
+    assert joining.join(link, "mac", tmp_path) == redis_url
+    assert joining.broker_url(Settings(home=tmp_path, redis_url=None)) == redis_url
 
 
 def test_doctor_finds_the_control_plane_the_broker_and_torch(

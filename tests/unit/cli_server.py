@@ -1,6 +1,7 @@
 """A small real HTTP server on loopback that answers as a test says, for what a client must withstand."""
 
 import json
+import select
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ class Answer:
     Args:
         promised: a Content-Length other than the true one: the connection ends in mid-body.
         hang_up: close the connection without answering.
-        until: keep the connection open after the body until this is set.
+        until: keep the connection open after the body until this is set, or the other side closes it.
     """
 
     body: Any = b""
@@ -47,6 +48,8 @@ class FakeServer:
     requests: list[Request] = field(default_factory=list)
     clock_off_s: float = 0.0
     """How far the clock behind the answers' Date is ahead."""
+    open_streams: int = 0
+    """Connections that are kept open after their body."""
 
     def on(self, request: str, *answers: Answer) -> None:
         self.answers[request] = list(answers)
@@ -58,6 +61,11 @@ class FakeServer:
 def stream(*events: str, until: threading.Event | None = None) -> Answer:
     """An event stream."""
     return Answer("".join(events).encode(), headers={"Content-Type": "text/event-stream"}, until=until)
+
+
+def cut(*events: str) -> Answer:
+    """An event stream whose connection breaks after these."""
+    return Answer("".join(events).encode(), headers={"Content-Type": "text/event-stream", "Content-Length": "100000"})
 
 
 def event(kind: str, data: object, number: int | None = None) -> str:
@@ -140,7 +148,17 @@ def serving() -> Iterator[FakeServer]:
             self.wfile.write(content)
             self.wfile.flush()
             if answer.until:
-                answer.until.wait(30)
+                self._keep_open(answer.until)
+
+        def _keep_open(self, until: threading.Event) -> None:
+            with lock:
+                fake.open_streams += 1
+            deadline = time.monotonic() + 30
+            while not until.wait(0.02) and time.monotonic() < deadline:
+                if select.select([self.connection], [], [], 0)[0]:  # nothing more is sent: it is closed
+                    break
+            with lock:
+                fake.open_streams -= 1
 
         do_GET = do_POST = do_PATCH = do_DELETE = _answer
 

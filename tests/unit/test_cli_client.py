@@ -3,7 +3,6 @@
 import hashlib
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,17 +182,6 @@ def test_following_a_job_that_was_deleted_ends_with_the_problem(server: FakeServ
 def test_following_an_ended_job_asks_for_nothing(server: FakeServer, client: Client) -> None:
     assert list(client.follow(job(status="failed"))) == []
     assert server.requests == []
-
-
-def test_following_ends_when_told_to(server: FakeServer, client: Client) -> None:
-    stop, over = threading.Event(), threading.Event()
-    server.on("GET /v1/jobs/ab12cd34/events", stream(event("job", job()), event("job", job()), until=over))
-    seen = []
-    for each in client.follow(job(), stop):
-        seen.append(each)
-        stop.set()
-    over.set()
-    assert len(seen) == 1
 
 
 def test_a_download_arrives_whole_with_its_digest_and_tells_its_progress(

@@ -69,6 +69,8 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         (errors.ApiError("x", 503), 3),
         (errors.SpecError("x"), 2),
         (errors.SettingsError("x"), 2),
+        (errors.Unreachable("x"), 3),
+        (errors.NoToken("x"), 4),
         (errors.ArtifactError("x"), 1),
         (errors.DatasetError("x"), 1),
     ],
@@ -105,8 +107,9 @@ def test_another_entry_point_gets_the_same_error_handling(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "computeshare.worker", "--home", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COMPUTESHARE_")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert done.stderr.startswith("error: no broker is known: start `computeshare up`")
+    assert "computeshare-worker --join LINK" in done.stderr
 
 
 def test_a_wrong_setting_is_named_as_its_variable(

@@ -87,6 +87,17 @@ def test_a_card_that_torch_cannot_use_is_a_warning(machine: Machine, monkeypatch
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cuda")
     assert here.device(with_probe(machine)).status == "warn"
     assert here.device(with_probe(machine, device="cuda (H200)")).status == "ok"
+    monkeypatch.setattr("computeshare.training.devices.guess", lambda: "mps")
+    assert "this Mac's GPU" in here.device(with_probe(machine)).advice
+    assert here.device(with_probe(machine, device="mps (arm64)")).status == "ok"
+
+
+def test_a_python_that_a_mac_translates_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert here.is_translated() is False or sys.platform == "darwin"
+    monkeypatch.setattr(here, "is_translated", lambda: True)
+    check = here.python(machine)
+    assert (check.status, check.finding.endswith("translated: this is Apple silicon")) == ("warn", True)
+    assert "PYTHON=" in check.advice
 
 
 def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Machine) -> None:
@@ -97,6 +108,11 @@ def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Machine) 
 def test_a_probe_that_dies_is_reported_and_not_believed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert machine.probe == {"error": "it died without a word"}
+
+
+def test_a_probe_that_cannot_be_started_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert machine.probe == {"error": "/no/such/python cannot be run: No such file or directory"}
 
 
 def test_a_probe_that_hangs_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,7 +203,8 @@ def test_queues_with_jobs_and_no_workers_are_named_with_the_command(server: Fake
     server.on("GET /v1/queues", Answer({"items": queues}), Answer({"items": queues[1:]}))
     check = services.workers(of(server, tmp_path))
     assert (check.status, check.finding) == ("warn", "none is online for the jobs of queue mnist (2)")
-    assert check.advice == "start some: computeshare-worker --queue mnist"
+    assert check.advice.startswith("start some: here computeshare-worker --queue mnist, elsewhere")
+    assert "computeshare workers invite --queue mnist" in check.advice
     assert services.workers(of(server, tmp_path)).finding == "2 on busy"
 
 
@@ -235,12 +252,19 @@ def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Mac
     assert services.token(machine).status == services.clock(machine).status == "warn"
 
 
-def test_a_broker_that_does_not_answer_fails_without_showing_the_password(tmp_path: Path) -> None:
-    url = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
+@pytest.mark.parametrize("secret", ["hunter2", "hunt/er2", "hunt#er2", "hunt?er2", "hunt@er2"])
+def test_a_broker_that_does_not_answer_fails_without_showing_the_password(secret: str, tmp_path: Path) -> None:
+    url = f"redis://:{secret}@127.0.0.1:{free_port()}/0"
     check = services.broker(Machine(Settings(home=tmp_path, redis_url=url), 1))
     assert check.status == "fail"
     assert "127.0.0.1" in check.finding
-    assert "hunter2" not in check.finding + check.advice
+    assert "hunt" not in check.finding + check.advice and "er2" not in check.finding
+
+
+def test_a_broker_is_looked_for_where_this_machine_joined_last(machine: Machine) -> None:
+    machine.settings.home.joinpath("joined.json").write_text(f'{{"invite": "redis://:x@127.0.0.1:{free_port()}/0"}}')
+    check = services.broker(machine)
+    assert (check.status, "redis://127.0.0.1:" in check.finding) == ("fail", True)
 
 
 def test_a_broker_address_that_is_none_fails(tmp_path: Path) -> None:

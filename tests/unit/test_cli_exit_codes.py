@@ -2,14 +2,18 @@
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 import typer.main
 from cli_server import Answer, FakeServer, job
 
+from computeshare import stack
 from computeshare.cli import app
-from computeshare.commands.run import run
+from computeshare.commands.run import exit_code, run
+from computeshare.errors import ComputeShareError
+from computeshare.settings import Settings
 
 CREATE = "create --dataset digits --model mlp"
 REQUESTS = {
@@ -112,8 +116,19 @@ def test_the_link_and_the_token_are_printed_or_missing(
     assert run(app, ["login", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["url"].startswith(f"{server.url}/login?key=")
     monkeypatch.delenv("COMPUTESHARE_TOKEN")
-    assert run(app, ["token"]) == 2 and run(app, ["login"]) == 2
+    assert run(app, ["token"]) == 4 and run(app, ["login"]) == 4
     assert "no token: set COMPUTESHARE_TOKEN" in capsys.readouterr().err
+    monkeypatch.delenv("COMPUTESHARE_URL")
+    assert run(app, ["login"]) == 3
+
+
+def test_a_control_plane_that_does_not_become_ready_is_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "READY_S", 0.0)
+    never = stack.Stack(Settings(home=tmp_path), stack.UpOptions())
+    monkeypatch.setattr(stack.Stack, "is_ready", lambda _: False)
+    with pytest.raises(ComputeShareError, match="did not become ready; look at") as caught:
+        stack.wait_until_ready(never, threading.Event())
+    assert exit_code(caught.value) == 3
 
 
 def test_stopping_what_does_not_run_is_3(server: FakeServer, tmp_path: Path) -> None:

@@ -9,6 +9,13 @@ from computeshare.spec import JobSpec
 BASE = {"dataset": "digits", "model": "mlp"}
 
 
+def test_a_document_that_is_no_object_is_answered_with_one_that_is() -> None:
+    with pytest.raises(SpecError, match="must hold a JSON object") as caught:
+        specs.parse("[1]", "standard input")
+    told = str(caught.value)
+    assert specs.check(specs.parse(told[told.index("{") :], "the example")).model == "lenet5"
+
+
 def test_flags_not_given_leave_the_document_alone() -> None:
     assert specs.build(BASE, {"queue": None, "workers.max": None}, []) == BASE
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def test_workers_are_listed_with_what_they_do(server: FakeServer, capsys: pytest
 def test_without_workers_the_list_says_how_to_start_one(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.on("GET /v1/workers?offline=true", Answer({"items": []}))
     assert run(app, ["workers", "list", "--offline"]) == 0
-    assert "computeshare-worker --queue default" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "here computeshare-worker --queue default" in told and "computeshare workers invite --queue default" in told
     server.on("GET /v1/workers?offline=true", Answer({"items": [worker(online=False)]}))
     assert run(app, ["workers", "list", "--offline", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["items"][0]["online"] is False
@@ -119,6 +121,41 @@ def test_a_worker_is_removed(server: FakeServer, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out) == {"id": "ab12cd34ef56", "removed": True}
 
 
+def invited(**changes: Any) -> dict[str, Any]:
+    document = {
+        "id": "1a2b3c4d",
+        "queue": "lab",
+        "status": "pending",
+        "worker": None,
+        "created_at": "2026-01-01T12:00:00Z",
+        "expires_at": "2026-01-01T13:00:00Z",
+        "url": "http://studio.local:8000/join/code",
+        "command": "computeshare-worker --queue lab --join http://studio.local:8000/join/code",
+        "qr": "data:image/svg+xml,",
+        "note": None,
+    }
+    return document | changes
+
+
+def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("POST /v1/invites", Answer(invited(), 201), Answer(invited(note="nobody reaches\x1b the broker"), 201))
+    assert run(app, ["workers", "invite", "--queue", "lab", "--minutes", "60"]) == 0
+    until = datetime(2026, 1, 1, 13, tzinfo=UTC).astimezone()
+    assert capsys.readouterr().out.splitlines() == [
+        invited()["command"],
+        f"to be typed on the other machine; works once until {until:%Y-%m-%d %H:%M}",
+    ]
+    assert json.loads(server.requests[0].body) == {"queue": "lab", "minutes": 60}
+    assert run(app, ["workers", "invite"]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "but nobody reaches\N{REPLACEMENT CHARACTER} the broker"
+    assert json.loads(server.requests[1].body) == {"queue": "default", "minutes": 15}
+    assert run(app, ["workers", "invite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["url"] == invited()["url"]
+    assert run(app, ["workers", "invite", "--minutes", "0"]) == 2
+
+
 def test_a_name_that_nobody_or_more_than_one_has_is_told(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +180,8 @@ def test_queues_are_listed_with_their_jobs_in_order(server: FakeServer, capsys: 
     assert json.loads(capsys.readouterr().out)["items"] == QUEUES
     server.on("GET /v1/queues", Answer({"items": []}))
     assert run(app, ["queues", "list"]) == 0
-    assert "computeshare-worker" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "computeshare-worker" in told and "computeshare workers invite" in told
 
 
 @pytest.mark.parametrize("number", ["10", "-10"])
@@ -162,12 +200,15 @@ def test_a_priority_out_of_range_is_a_wrong_use(server: FakeServer, capsys: pyte
     assert server.requests == []
 
 
-@pytest.mark.parametrize("arguments", [["workers", "list"], ["queues", "list"], ["workers", "drain", "x"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["workers", "list"], ["queues", "list"], ["workers", "drain", "x"], ["workers", "invite"]], ids=str
+)
 def test_exit_codes_tell_what_is_wrong(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in ("/v1/workers?offline=false", "/v1/workers?offline=true", "/v1/queues"):
         server.on(f"GET {path}", Answer({"detail": "no token"}, 401))
+    server.on("POST /v1/invites", Answer({"detail": "no token"}, 401))
     assert run(app, arguments) == 4
     monkeypatch.setenv("COMPUTESHARE_URL", "http://127.0.0.1:9")
     assert run(app, arguments) == 3

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_server import Answer, FakeServer, event, job, serving, stream
+from cli_server import Answer, FakeServer, cut, event, job, serving, stream
 from safetensors.numpy import save
 
 from computeshare.answers import Checkpoint
 from computeshare.client import ArtifactError, ComputeShare, JobFailed, NoServer, Problem, SettingsError
 from computeshare.client.card import card
+from computeshare.client.follower import Follower
 from computeshare.client.metrics import Metrics
 from computeshare.client.weights import WeightsCache
 from computeshare.settings import RunFile
@@ -176,6 +177,24 @@ def test_waiting_is_given_up_after_the_time_allowed_though_the_stream_is_silent(
     over.set()
 
 
+def test_whoever_stops_waiting_lets_go_of_connection_and_thread(server: FakeServer, cs: ComputeShare) -> None:
+    over, waits = threading.Event(), 120  # more than a client has connections
+    server.on(SHOW, Answer(job()))
+    server.on(EVENTS, stream(event("version", {"version": 26}, 8), until=over))
+    found = cs.jobs.get("ab12cd34")
+    for _ in range(waits):
+        with Follower(cs.client, found.document) as follower:
+            first = follower.next(20)
+            assert first not in (None, "end")
+    with pytest.raises(TimeoutError):
+        found.wait(0.1)
+    deadline = time.monotonic() + 20
+    while server.open_streams or any(thread.name == "events" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, f"{server.open_streams} streams are open"
+        time.sleep(0.01)
+    assert len(server.asked(EVENTS)) >= waits and not over.is_set()
+
+
 def test_waiting_outlives_an_outage_and_not_a_refusal(server: FakeServer, cs: ComputeShare) -> None:
     ended = job(status="completed")
     server.on(SHOW, Answer(job()))
@@ -208,16 +227,28 @@ def test_the_whole_timeline_of_a_job_that_has_ended_can_be_read(server: FakeServ
     assert server.asked(EVENTS)[0].headers["Last-Event-ID"] == "0"
 
 
+def test_a_timeline_that_is_cut_behind_the_jobs_end_goes_on(server: FakeServer, cs: ComputeShare) -> None:
+    ended = job(status="completed")
+    server.on(SHOW, Answer(ended))
+    first = cut(event("job", ended), event("created", {}, 1))
+    server.on(EVENTS, first, Answer(hang_up=True), stream(event("job", ended), event("completed", {}, 2)))
+    seen = [one.type for one in cs.jobs.get("ab12cd34").events(after=0)]
+    assert seen == ["job", "created", "lost", "lost", "job", "completed"]
+    assert [request.headers["Last-Event-ID"] for request in server.asked(EVENTS)] == ["0", "1", "1"]
+
+
 def test_metrics_are_typed_and_make_a_table() -> None:
     at = "2026-01-01T12:00:00Z"
     document = {
         "train_loss": [{"version": 1, "value": 2.0, "at": at}, {"version": 2, "value": 1.0, "at": at}],
         "test_accuracy": [{"version": 2, "value": 0.5, "at": at}],
+        "staleness": [{"version": 2, "value": 1.5, "at": at}],
         "of_a_newer_release": [{"version": 1}],
     }
     found = Metrics.of(document)
     assert found.train_loss[1].value == 1.0 and found.train_loss[1].at == datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert found.to_dict()["test_accuracy"] == {2: 0.5} and found.to_dict()["test_loss"] == {}
+    assert found.staleness[0].value == 1.5
     rows = found.rows()
     assert [(row["version"], row["train_loss"], row["test_accuracy"]) for row in rows] == [
         (1, 2.0, None),

@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from cli_server import Answer, FakeServer, event, job, serving, stream
+from cli_server import Answer, FakeServer, cut, event, job, serving, stream
 
 from computeshare.client import ComputeShare, Job, Problem
 from tests.loops import asynchronously
@@ -43,6 +43,17 @@ def test_the_stream_goes_on_where_it_broke_off(server: FakeServer, found: Job) -
     assert [request.headers["Last-Event-ID"] for request in server.asked(EVENTS)] == ["7", "8", "8"]
     assert (found.status, found.version) == ("completed", 100)
     assert server.asked(EVENTS)[0].headers["Authorization"] == "Bearer secret"
+
+
+def test_a_stream_that_is_cut_behind_the_jobs_end_goes_on(server: FakeServer, found: Job) -> None:
+    ended = job(status="completed")
+    first = cut(event("job", ended), event("created", {}, 1))
+    server.on(EVENTS, first, stream(event("job", ended), event("completed", {}, 2)))
+
+    async def read() -> list[str]:
+        return [one.type async for one in found.stream(after=0)]
+
+    assert asynchronously(read()) == ["job", "created", "lost", "job", "completed"]
 
 
 def test_a_refusal_ends_the_stream(server: FakeServer, found: Job) -> None:

@@ -1,5 +1,6 @@
 """When a worker rests: hours, power, battery; and what it makes of flags that make no sense."""
 
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from computeshare.errors import SettingsError
+from computeshare.manners import supplies
 from computeshare.manners.minding import Minder, Naps, read_power
 from computeshare.manners.resting import UNKNOWN, Decision, Manners, Power, manners_of, may_work, parse_hours
 
@@ -129,20 +131,51 @@ def test_a_minder_looks_at_power_and_clock_and_sleep_comes_first() -> None:
     assert minder.resting == ""
 
 
-@pytest.mark.skipif(not hasattr(psutil, "LINUX") or not psutil.LINUX, reason="batteries are files on Linux alone")
+def supply(folder: Path, name: str, **files: str) -> None:
+    (folder / name).mkdir(exist_ok=True)
+    for file, text in files.items():
+        (folder / name / file).write_text(f"{text}\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="batteries are files on Linux alone")
 def test_power_is_read_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil._pslinux.POWER_SUPPLY_PATH", str(tmp_path))
+    monkeypatch.setattr(supplies, "FOLDER", tmp_path)
     assert read_power() == UNKNOWN
-    for name, files in {
-        "AC": {"online": "0"},
-        "BAT0": {"capacity": "37", "status": "Discharging", "energy_now": "37", "energy_full": "100"},
-    }.items():
-        (tmp_path / name).mkdir()
-        for file, text in files.items():
-            (tmp_path / name / file).write_text(text)
+    supply(tmp_path, "ADP1", type="Mains", online="0")
+    assert read_power() == UNKNOWN
+    supply(tmp_path, "BAT0", type="Battery", capacity="37", status="Discharging")
     assert read_power() == Power(False, 37.0)
-    (tmp_path / "AC" / "online").write_text("1")
+    supply(tmp_path, "ADP1", online="1")
     assert read_power() == Power(True, 37.0)
+    supply(tmp_path, "BAT1", type="Battery", scope="System", capacity="63", status="Full")
+    assert read_power() == Power(True, 50.0)
+    supply(tmp_path, "BAT1", capacity="unreadable")
+    assert read_power() == UNKNOWN
+    monkeypatch.setattr(supplies, "FOLDER", tmp_path / "nothing")
+    assert read_power() == UNKNOWN
+
+
+@pytest.mark.parametrize("status", ["Discharging", "Charging"])
+def test_the_battery_of_a_mouse_is_none_of_its_machines(status: str, tmp_path: Path) -> None:
+    supply(tmp_path, "hidpp_battery_0", type="Battery", scope="Device", capacity="5", status=status)
+    assert supplies.read(tmp_path) == UNKNOWN
+    supply(tmp_path, "macsmc-battery", type="Battery", capacity="80", status="Not charging")
+    assert supplies.read(tmp_path) == Power(True, 80.0)
+
+
+@pytest.mark.parametrize(("status", "plugged"), [("Discharging", False), ("Full", True), ("Unknown", None)])
+def test_without_a_mains_supply_the_battery_tells(status: str, plugged: bool | None, tmp_path: Path) -> None:
+    supply(tmp_path, "BAT0", type="Battery", capacity="50", status=status)
+    assert supplies.read(tmp_path).plugged is plugged
+
+
+def test_a_call_that_fails_inside_is_no_news_of_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise TypeError
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(psutil, "sensors_battery", fails, raising=False)
+    assert read_power() == UNKNOWN
 
 
 def test_a_nap_is_what_one_clock_has_more_than_the_other() -> None:

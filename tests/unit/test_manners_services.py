@@ -4,8 +4,10 @@ import configparser
 import os
 import plistlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import xml.dom.minidom
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,7 @@ def test_a_launchd_plist_runs_exactly_the_given_flags_and_comes_back_after_a_fai
     found = plist(GIVEN)
     assert found["ProgramArguments"][-9:] == [PYTHON, "-m", "computeshare.worker", *GIVEN]
     assert found["KeepAlive"] == {"SuccessfulExit": False} and found["RunAtLoad"] is True
+    assert found["ProcessType"] == "Interactive"  # else macOS throttles it
     assert found["StandardErrorPath"] == "/Users/ada/Library/Logs/computeshare-worker.log"
 
 
@@ -100,6 +103,53 @@ def test_what_launchd_runs_has_the_variables_of_the_private_file(tmp_path: Path)
     assert told == ["rediss://:p&w d@host:1/0", "-m", "computeshare.worker", *GIVEN]
 
 
+SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]
+
+
+def launched(shell: str, python: Path, script: str) -> list[str]:
+    """What launchd runs, with a program in the worker's place, by this shell (a Mac's sh is bash)."""
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return [shell, *plist(GIVEN, str(python))["ProgramArguments"][1:]]
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 0), (3, 3), (5, 0), (70, 70)])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_launchd_does_not_start_again_where_that_would_change_nothing(
+    shell: str, code: int, told: int, tmp_path: Path
+) -> None:
+    command = launched(shell, tmp_path / "python", f"exit {code}")
+    assert subprocess.run(command, check=False, timeout=60).returncode == told
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for this signal."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(lines["SigCgt"], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process handles is told by /proc")
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_worker_that_launchd_stops_is_told_and_waited_for(shell: str, tmp_path: Path) -> None:
+    waits = "trap 'read word; echo $word; exit 7' TERM; echo ready; while kill -0 $PPID; do sleep 0.05; done"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = launched(shell, tmp_path / "python", f"exec <> {pipe}; {waits}")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None and service.stdout.readline() == "ready\n"
+            deadline = time.monotonic() + 20
+            while not catches(service.pid, signal.SIGTERM):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            service.terminate()
+            pipe.write_text("the work unit is done\n")
+            assert service.stdout.readline() == "the work unit is done\n"
+            assert service.wait(60) == 7
+        finally:
+            service.kill()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_lines_say_where_it_goes_and_how_it_starts(kind: str) -> None:
     text = printed(kind, GIVEN, PYTHON, Path("/home/ada"), ["COMPUTESHARE_HOME"])
@@ -115,7 +165,15 @@ def test_the_first_lines_say_where_it_goes_and_how_it_starts(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["redis://:hunter2@host:6379/0", "rediss://ada:hunter2@host", "redis://host?password=hunter2", "redis://:p@[x"],
+    [
+        "redis://:hunter2@host:6379/0",
+        "rediss://ada:hunter2@host",
+        "redis://host?password=hunter2",
+        "redis://:p@[x",
+        "redis://:/hunter2@host",
+        "redis://:#hunter2@host",
+        "redis://:?hunter2@host",
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_password_does_not_go_into_a_file_that_others_can_read(kind: str, url: str) -> None:
@@ -180,6 +238,21 @@ def test_the_command_prints_a_service_with_its_other_flags_and_starts_nothing(
     first = ["--queue", "a", "--queue", "b", "--max-up", "5mbit", "--nice", "0", "--only-on-power"]
     assert printed_flags == [*first, "--battery-stop", "0", "--hours", "22-7"]
     assert "write COMPUTESHARE_URL there" in text  # and nothing that flags say already
+
+
+def test_a_service_that_would_find_no_broker_is_printed_with_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+    flags = ["--queue", "family", "--home", str(tmp_path), "--print-service", "launchd"]
+    assert run_worker(flags) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("warning: no broker is known") and "computeshare-worker --join LINK" in said.err
+    assert "--queue</string>" in said.out
+    (tmp_path / "joined.json").write_text('{"invite": "rediss://:hunter2@broker:6379/0"}')
+    assert run_worker(flags) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "hunter2" not in said.out
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import json
 import os
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from computeshare.commands.live import live_line
-from computeshare.manners.awake import command
+from computeshare.manners.awake import command, stay_awake
 from computeshare.manners.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
 from computeshare.manners.telling import DESCRIPTOR, LONGEST, Progress, SeatLink, Speed, Teller
 
@@ -137,8 +139,29 @@ def test_a_hostile_title_is_not_obeyed_and_the_line_stays_one() -> None:
 
 def test_each_system_is_kept_awake_by_its_own_tool() -> None:
     assert command("darwin", 42) == ["caffeinate", "-i", "-w", "42"]
-    assert command("linux")[:2] == ["systemd-inhibit", "--what=sleep:idle"]
+    assert "systemd-inhibit" in command("linux")[2] and "--what=sleep:idle" in command("linux")
     assert command("sunos5") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux alone")
+@pytest.mark.parametrize("knows", [True, False], ids=["systemd 257", "before"])
+def test_the_owner_may_have_the_machine_sleep_where_systemd_knows_how(
+    knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, told = tmp_path / "systemd-inhibit", tmp_path / "told"
+    refuses = 'case "$1" in --mode=*) exit 1;; esac; ' if not knows else ""
+    tool.write_text(f'#!/bin/sh\n{refuses}echo "$1" > {told}.part; mv {told}.part {told}; exec cat\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    keeper = stay_awake()
+    assert keeper is not None and keeper.stdin is not None
+    deadline = time.monotonic() + 20
+    while not told.exists():
+        assert time.monotonic() < deadline and keeper.poll() is None
+        time.sleep(0.01)
+    assert told.read_text() == ("--mode=block-weak\n" if knows else "--what=sleep:idle\n")
+    keeper.stdin.close()  # as when the process ends
+    assert keeper.wait(20) == 0
 
 
 def test_every_question_of_a_macs_power_manager_is_answered_even_if_giving_back_fails() -> None:
