@@ -1,5 +1,6 @@
 """The SQLite database: one file, write-ahead log, writers one after the other."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,10 @@ class Database:
         """Bring the tables to the newest version."""
         path = Path(str(self.engine.url.database))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(0o600)  # it holds secrets; SQLite gives the files beside it the same mode
+        path.touch(0o600)
+        for suffix in ("", "-wal", "-shm"):  # they hold secrets, and an earlier release let others read them
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).chmod(0o600)
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["engine"] = self.engine

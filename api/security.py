@@ -88,7 +88,7 @@ class Guard:
             return _answer(problem(400, "Unknown host", text))
         if _is_too_large(request.headers.get("content-length", "0")):
             return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))
-        path = request.url.path
+        path = request.scope["path"]  # not that of request.url, in which the Host header has a say
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return None
         return self._who(request)
@@ -107,8 +107,11 @@ class Guard:
 
     def _is_own_name(self, host: str) -> bool:
         try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
+            parts = urlsplit(f"//{host}")
+            name = (parts.hostname or "").lower()
         except ValueError:
+            return False
+        if parts.netloc != host:
             return False
         return (name in self._hosts and name != "") or (self._any_address and _is_address(name))
 

@@ -42,3 +42,9 @@ class Token:
         if len(digest16) != 16:
             raise ValueError(f"not a version token: {text!r}")
         return cls(int(incarnation), int(version), digest16)
+
+
+def plain(value: object, lines: bool = False) -> str:
+    """Any value as text without anything that a terminal would obey: on one line, or on as many `lines` as it has."""
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in str(value))

@@ -45,7 +45,6 @@ class Group:
     heading: str
     fields: Sequence[FormField]
     open: bool = True
-    kinds: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +250,8 @@ def _more(text: str) -> Document:
         found = json.loads(text) if text.strip() else {}
     except ValueError as error:
         raise ValueError(f"this is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("this is nested too deep") from error
     if not isinstance(found, dict):
         raise ValueError('give an object of fields, such as {"strategy": {"max_norm": 1.0}}')
     return found

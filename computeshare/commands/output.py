@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from computeshare import types
 from computeshare.answers import ICONS, Job
 
 NOTHING = "–"
+plain = types.plain
 _PIPE_WIDTH = 200
 _STYLES = {
     "queued": "yellow",
@@ -39,11 +41,6 @@ def print_json(document: object) -> None:
     """One JSON document on standard output."""
     json.dump(document, sys.stdout, indent=2)
     sys.stdout.write("\n")
-
-
-def plain(text: object) -> str:
-    """Text on one line, without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
 
 
 def how_to_help(queue: str) -> str:

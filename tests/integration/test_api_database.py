@@ -39,6 +39,17 @@ def test_migrating_again_changes_nothing(database: Database, jobs: Jobs) -> None
     assert jobs.show(job.id) == job
 
 
+def test_a_database_that_others_could_read_is_its_owners_alone_once_it_was_migrated(
+    database: Database, jobs: Jobs, tmp_path: Path
+) -> None:
+    jobs.create(SPEC)
+    files = list(tmp_path.glob("computeshare.db*"))
+    for file in files:
+        file.chmod(0o644)
+    database.migrate()
+    assert [oct(file.stat().st_mode & 0o777) for file in files] == ["0o600"] * 3
+
+
 def test_jobs_and_their_history_outlive_every_migration_there_and_back(database: Database, jobs: Jobs) -> None:
     job = jobs.create(SPEC)
     config = Config()

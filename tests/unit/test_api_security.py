@@ -27,6 +27,9 @@ def test_loopback_names_are_ours(host: str) -> None:
         "10.0.0.5",
         "[::1",
         "localhost@evil.example",
+        "localhost/static/",
+        "localhost?/static/",
+        "localhost#",
         "::",
     ],
 )

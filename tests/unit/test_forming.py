@@ -70,3 +70,9 @@ def test_chosen_codecs_count_only_where_they_are_not_left_to_measurement() -> No
     assert forming.filled(values).document[CODEC] == {"up": "int8", "down": "float32"}
     assert values[CODEC] == CHOSEN
     assert forming.filled(values | {CODEC: "auto"}).document[CODEC] == "auto"
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_what_is_nested_too_deep_is_said(depth: int) -> None:
+    more = f'{{"strategy": {"[" * depth}{"]" * depth}}}'
+    assert forming.filled(forming.of_defaults() | {MORE: more}).errors
