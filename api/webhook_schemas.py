@@ -70,11 +70,7 @@ class WebhookChange(BaseModel):
     new_secret: bool = Field(False, description="make up another secret, and show it in the answer")
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
-
-class WebhookPublic(_Answer):
+class WebhookPublic(BaseModel):
     """A webhook."""
 
     id: str
@@ -94,11 +90,11 @@ class WebhookWithSecret(WebhookPublic):
     secret: str | None
 
 
-class WebhookList(_Answer):
+class WebhookList(BaseModel):
     items: list[WebhookPublic]
 
 
-class AttemptPublic(_Answer):
+class AttemptPublic(BaseModel):
     """One attempt to deliver a notification."""
 
     at: Instant
@@ -107,7 +103,7 @@ class AttemptPublic(_Answer):
     seconds: float
 
 
-class DeliveryPublic(_Answer):
+class DeliveryPublic(BaseModel):
     """A notification and what became of it."""
 
     id: str = Field(description="the header webhook-id: the same for every attempt")
@@ -119,7 +115,7 @@ class DeliveryPublic(_Answer):
     next_attempt_at: Instant | None = Field(description="none unless it is pending")
 
 
-class DeliveryPage(_Answer):
+class DeliveryPage(BaseModel):
     """Deliveries, newest first."""
 
     items: list[DeliveryPublic]

@@ -4,7 +4,9 @@ plane allowed. Pure but for `look_up`.
 
 import ipaddress
 import socket
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from computeshare.errors import ComputeShareError, SettingsError
 
@@ -14,6 +16,8 @@ Resolve = Callable[[str, int], Sequence[str]]
 """The addresses of a host, for a port. Raises OSError."""
 
 MOST_ADDRESSES = 4
+PATIENCE_S = 5.0
+"""How long the addresses of a host may take to be found."""
 VARIABLE = "COMPUTESHARE_WEBHOOK_NETWORKS"
 _INNER = [
     ipaddress.ip_network(text)
@@ -67,13 +71,15 @@ def look_up(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(place[4][0]) for place in found))
 
 
-def reachable(host: str, port: int, allowed: Networks, resolve: Resolve = look_up) -> Sequence[str]:
+def reachable(
+    host: str, port: int, allowed: Networks, resolve: Resolve = look_up, patience_s: float = PATIENCE_S
+) -> Sequence[str]:
     """The addresses to connect to, all of them checked; whoever connects uses these and does not look up again.
 
-    Raises: ForbiddenAddress: one of them may not be reached. OSError: the host is not known.
+    Raises: ForbiddenAddress: one of them may not be reached. OSError: the host is not known, or not in time.
     """
     try:
-        found = resolve(host, port)[:MOST_ADDRESSES]
+        found = _in_time(resolve, host, port, patience_s)[:MOST_ADDRESSES]
     except UnicodeError as error:  # a name that no resolver takes
         raise OSError("not a name of a host") from error
     for address in found:
@@ -85,3 +91,20 @@ def reachable(host: str, port: int, allowed: Networks, resolve: Resolve = look_u
     if not found:
         raise OSError("no address is known")
     return found
+
+
+def _in_time(resolve: Resolve, host: str, port: int, patience_s: float) -> Sequence[str]:
+    """What a resolver says. Nothing can interrupt it: the thread that asks is left to itself if it takes too long."""
+    answer: Future[Sequence[str]] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(resolve(host, port))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="resolver", daemon=True).start()
+    try:
+        return answer.result(patience_s)
+    except TimeoutError as error:
+        raise OSError(f"no address was found within {patience_s:.2g} s") from error

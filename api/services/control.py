@@ -40,7 +40,7 @@ class Loop:
 
     name: str
     interval_s: float
-    turn: Callable[[Redis], object]
+    turn: Callable[[], object]
     turns: int = 0
     failures: int = 0
     trouble: str | None = None
@@ -112,7 +112,7 @@ class Control:
     def _run(self, loop: Loop) -> None:
         while not self._stop.is_set():
             try:
-                loop.turn(self._broker.client())
+                loop.turn()
                 loop.turns += 1
                 loop.failures, loop.trouble, loop.done_at = 0, None, time.monotonic()
             except Exception as error:  # a loop outlives whatever happens in a turn: the next one sees what is missing
@@ -127,20 +127,22 @@ class Control:
             else:
                 self._stop.wait(loop.pause_s())
 
-    def _dispatch(self, redis: Redis) -> None:
+    def _dispatch(self) -> None:
+        redis = self._broker.client()
         if self._lead(redis):
             self._dispatcher.step(redis)
 
-    def _project(self, redis: Redis) -> None:
+    def _project(self) -> None:
         if self.leading:
-            self._projector.step(redis)
+            self._projector.step(self._broker.client())
 
-    def _collect(self, redis: Redis) -> None:
+    def _collect(self) -> None:
         if self.leading:
-            self._collector.step(redis)
+            self._collector.step(self._broker.client())
 
-    def _notify(self, _redis: Redis) -> None:
-        if self.leading:
+    def _notify(self) -> None:
+        dispatcher = self.loops[0]
+        if self.leading or dispatcher.failures:  # without a broker nobody leads, and this needs none
             self._notifier.step()
 
     def _lead(self, redis: Redis) -> bool:

@@ -104,15 +104,19 @@ class Notices:
 
     def spread(self, session: Session) -> int:
         """Write a delivery for each event that a webhook wants and has not been looked at for; returns how many."""
+        address = self._address()  # read from a file: once, and before the write lock is held
         newest = newest_event(session)
         hooks = session.scalars(select(Webhook).where(col(Webhook.active), col(Webhook.event_id) < newest)).all()
         if not hooks:
             return 0
-        written = [self._note(session, *each) for each in self._wanted(session, hooks)]
+        written = [
+            _add(session, hook, name, job.id, event.at_ms, job_facts(job, address), event.data)
+            for hook, name, event, job in self._wanted(session, hooks)
+        ]
         for hook in hooks:
             hook.event_id = newest
         session.flush()
-        for hook_id in set(written):
+        for hook_id in {delivery.webhook_id for delivery in written}:
             self._drop_oldest(session, hook_id)
         return len(written)
 
@@ -134,10 +138,6 @@ class Notices:
             for hook in hooks
             if event.id > hook.event_id and wants(hook, names[event.type], event.job_id, jobs[event.job_id].queue)
         ]
-
-    def _note(self, session: Session, hook: Webhook, name: EventName, event: Any, job: Job) -> str:
-        _add(session, hook, name, job.id, event.at_ms, job_facts(job, self._address()), event.data)
-        return hook.id
 
     @staticmethod
     def _drop_oldest(session: Session, hook_id: str) -> None:

@@ -6,6 +6,7 @@ A webhook is served by one thread at a time, so that a slow receiver holds up no
 import random
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from sqlmodel import col
 from api.database import Database, now_ms
 from api.services.notices import DELIVERY, EVENT, EVENTS, PING, Notices, drop, newest_event, pause_ms
 from api.services.posting import GONE, Outcome, Poster
-from api.tables import Delivery, Webhook
+from api.services.storing import JOB
+from api.tables import Delivery, Webhook, table
 from computeshare import __version__
 from computeshare.failpoints import failpoint
 from computeshare.webhooks import sign
@@ -26,13 +28,14 @@ MOST_AT_ONCE = 16
 """Webhooks that are served at the same time."""
 TURN_S = 20.0
 """How long one may be served while others wait for their turn."""
-REST_S = 60.0
-"""How long one is left alone after it could not be written down what became of a delivery."""
+REST_MS = 60_000
+"""How long one is left alone at most after a failure: half a second after the first, each time twice as long."""
 TIDY_S = 600.0
 KEPT = 500
 """Deliveries of each webhook that are kept, besides those that still wait."""
 ATTEMPTS_KEPT = 20
 CLOSING_S = 2.0
+WEBHOOK = table(Webhook)
 
 log = structlog.get_logger()
 
@@ -55,7 +58,8 @@ class Notifier:
         self._database, self._notices, self._poster = database, notices, poster
         self._stop = threading.Event()
         self._serving: dict[str, threading.Thread] = {}
-        self._resting: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()
+        self._resting: dict[str, int] = {}
         self._seen = -1
         self._tidied = time.monotonic()
 
@@ -69,12 +73,17 @@ class Notifier:
         for hook in self._due():
             if len(self._serving) >= MOST_AT_ONCE:
                 break
-            if hook not in self._serving and self._resting.get(hook, 0.0) < time.monotonic():
+            if hook not in self._serving and self._resting.get(hook, 0) <= now_ms():
                 self._serving[hook] = threading.Thread(target=self._serve, args=(hook,), name="webhook", daemon=True)
                 self._serving[hook].start()
         if time.monotonic() - self._tidied > TIDY_S:
             self._tidied = time.monotonic()
             self.tidy()
+
+    def hurry(self, hook: str) -> None:
+        """Leave a webhook alone no longer: it works, or a user wants to see whether it does."""
+        self._failures.pop(hook, None)
+        self._resting.pop(hook, None)
 
     def close(self) -> None:
         """Begin no other delivery, and wait a moment for those under way: what is cut off is sent again."""
@@ -84,14 +93,19 @@ class Notifier:
             thread.join(max(0.0, until - time.monotonic()))
 
     def tidy(self) -> int:
-        """Forget what was delivered, or given up, long ago; returns how many."""
+        """Forget what was delivered, or given up, long ago, and webhooks of jobs that are gone; returns how many
+        deliveries.
+        """
         ranked = select(
             DELIVERY.c.number,
             func.row_number().over(partition_by=DELIVERY.c.webhook_id, order_by=DELIVERY.c.number.desc()).label("rank"),
         ).where(DELIVERY.c.state != "pending")
         rows = ranked.subquery()
         old = select(rows.c.number).where(rows.c.rank > KEPT).scalar_subquery()
+        jobless = WEBHOOK.c.job_id.is_not(None) & WEBHOOK.c.job_id.not_in(select(JOB.c.id))
+        waiting = select(DELIVERY.c.webhook_id).where(DELIVERY.c.state == "pending")
         with self._database.writing() as connection:
+            connection.execute(delete(WEBHOOK).where(jobless, WEBHOOK.c.id.not_in(waiting)))
             return connection.execute(delete(DELIVERY).where(DELIVERY.c.number.in_(old))).rowcount
 
     def _is_news(self) -> bool:
@@ -126,10 +140,16 @@ class Notifier:
                 failpoint("after_notice")
                 self._note(due, outcome)
                 if not outcome.delivered:
+                    self._rest(hook)
                     return
+                self.hurry(hook)
         except Exception as error:  # the next turn tries again, but it must not send without end what it cannot note
-            self._resting[hook] = time.monotonic() + REST_S
+            self._resting[hook] = now_ms() + REST_MS
             log.warning("notifications rest", webhook=hook, error=str(error)[:300], exc_info=error)
+
+    def _rest(self, hook: str) -> None:
+        self._failures[hook] += 1
+        self._resting[hook] = now_ms() + min(REST_MS, 500 * 2 ** min(self._failures[hook] - 1, 10))
 
     def _next(self, hook: str) -> Due | None:
         mine = (col(Webhook.id) == hook) & col(Webhook.active) & (col(Delivery.state) == "pending")
@@ -154,11 +174,11 @@ class Notifier:
     def _note(self, due: Due, outcome: Outcome) -> None:
         with self._database.write() as session:
             if row := session.get(Delivery, due.number):  # else it was deleted meanwhile
-                note(session, row, outcome, now_ms(), random.random())
+                note(session, row, due.url, outcome, now_ms(), random.random())
 
 
-def note(session: Session, row: Delivery, outcome: Outcome, now: int, chance: float) -> None:
-    """Write down an attempt and what follows from it."""
+def note(session: Session, row: Delivery, url: str, outcome: Outcome, now: int, chance: float) -> None:
+    """Write down an attempt at an address and what follows from it."""
     attempt: dict[str, Any] = {"status": outcome.status, "error": outcome.error, "seconds": round(outcome.seconds, 3)}
     row.attempts = [*row.attempts, {"at_ms": now, **attempt}][-ATTEMPTS_KEPT:]
     row.tries += 1
@@ -170,7 +190,7 @@ def note(session: Session, row: Delivery, outcome: Outcome, now: int, chance: fl
     elif row.state == "pending":
         row.due_ms = now + (pause or 0)
     hook = session.get(Webhook, row.webhook_id)
-    if hook is None:
+    if hook is None or hook.url != url:  # what its address was before says nothing of the new one
         return
     hook.trouble = outcome.error
     if outcome.status == GONE:

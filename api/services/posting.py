@@ -58,7 +58,9 @@ class Poster:
     def _status(self, url: str, headers: Mapping[str, str], body: bytes, deadline: float) -> int:
         place = httpx2.URL(url)
         target = httpcore2.URL(scheme=place.raw_scheme, host=place.raw_host, port=place.port, target=place.raw_path)
-        backend = _Checked(lambda host, port: reachable(host, port, self.allowed, self.resolve), deadline)
+        backend = _Checked(
+            lambda host, port: reachable(host, port, self.allowed, self.resolve, _left(deadline)), deadline
+        )
         fields = {"Host": place.netloc.decode(), "Connection": "close", **headers}
         with (
             httpcore2.ConnectionPool(ssl_context=self.tls, network_backend=backend) as pool,

@@ -1,19 +1,19 @@
 """Webhooks: create, show, change, delete, try out; what was delivered to them."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx2
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy.orm import Session, defer
 from sqlmodel import col
 
 from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, NotFound
 from api.services.addresses import ForbiddenAddress, Networks, Resolve, look_up, reachable
 from api.services.jobs import new_id
-from api.services.notices import Notices, drop, newest_event
+from api.services.notices import DELIVERY, Notices, drop, newest_event
 from api.services.paging import next_cursor, page
 from api.tables import Delivery, Job, Webhook
 from api.webhook_schemas import (
@@ -35,8 +35,16 @@ MOST = 100
 class Webhooks:
     """Methods about one webhook raise NotFound."""
 
-    def __init__(self, database: Database, notices: Notices, allowed: Networks, resolve: Resolve = look_up) -> None:
-        self._database, self._notices = database, notices
+    def __init__(
+        self,
+        database: Database,
+        notices: Notices,
+        allowed: Networks,
+        resolve: Resolve = look_up,
+        hurry: Callable[[str], None] = lambda hook_id: None,
+    ) -> None:
+        """`hurry` is told of a webhook that a user wants to see at work, however often it has failed."""
+        self._database, self._notices, self._hurry = database, notices, hurry
         self._allowed, self._resolve = allowed, resolve
 
     def create(self, request: WebhookRequest) -> WebhookWithSecret:
@@ -84,7 +92,9 @@ class Webhooks:
                 drop(session, hook_id)
             hook.event_id = max(hook.event_id, newest_event(session))
             session.flush()
-            return _with_secret(hook, _waiting(session)[hook_id], hook.secret if change.new_secret else None)
+            changed = _with_secret(hook, _waiting(session)[hook_id], hook.secret if change.new_secret else None)
+        self._hurry(hook_id)
+        return changed
 
     def delete(self, hook_id: str) -> None:
         """Tell it nothing any more, and forget what was delivered."""
@@ -94,9 +104,11 @@ class Webhooks:
     def ping(self, hook_id: str) -> DeliveryPublic:
         """Send a notification that says nothing, to see whether it arrives. Raises Conflict."""
         with self._database.write() as session:
-            delivery = self._notices.ping(session, _active(session, hook_id))
+            row = self._notices.ping(session, _active(session, hook_id))
             session.flush()
-            return _delivery(delivery)
+            delivery = _delivery(row)
+        self._hurry(hook_id)
+        return delivery
 
     def deliveries(self, hook_id: str, cursor: str | None = None, limit: int = 50) -> DeliveryPage:
         """What was delivered to a webhook, or is to be, newest first. Raises BadCursor."""
@@ -107,7 +119,13 @@ class Webhooks:
     def overview(self, limit: int) -> Sequence[tuple[WebhookPublic, Sequence[DeliveryPublic]]]:
         """All webhooks, newest first, each with the newest of its deliveries."""
         with self._database.read() as session:
-            return [(hook, _log(session, hook.id, None, limit).items) for hook in _all(session)]
+            rank = func.row_number().over(partition_by=DELIVERY.c.webhook_id, order_by=DELIVERY.c.number.desc())
+            ranked = select(DELIVERY.c.number, rank.label("rank")).subquery()
+            newest = select(ranked.c.number).where(ranked.c.rank <= limit)
+            found: dict[str, list[DeliveryPublic]] = defaultdict(list)
+            for row in session.scalars(_deliveries(col(Delivery.number).in_(newest))):
+                found[row.webhook_id].append(_delivery(row))
+            return [(hook, found[hook.id]) for hook in _all(session)]
 
     def delivery(self, hook_id: str, delivery_id: str) -> DeliveryPublic:
         """One of them. Raises NotFound."""
@@ -121,7 +139,9 @@ class Webhooks:
             row = _find_delivery(session, hook_id, delivery_id)
             row.state, row.tries, row.due_ms = "pending", 0, now_ms()
             session.flush()
-            return _delivery(row)
+            delivery = _delivery(row)
+        self._hurry(hook_id)
+        return delivery
 
     def _check(self, url: str) -> None:
         """Raises InvalidFields where a webhook may not, or cannot, reach this address."""
@@ -166,9 +186,15 @@ def _all(session: Session) -> list[WebhookPublic]:
 
 
 def _log(session: Session, hook_id: str, cursor: str | None, limit: int) -> DeliveryPage:
-    query = select(Delivery).where(col(Delivery.webhook_id) == hook_id).order_by(col(Delivery.number).desc())
+    query = _deliveries(col(Delivery.webhook_id) == hook_id)
     rows = page(session, query, (int,), cursor, limit)
     return DeliveryPage(items=[_delivery(row[0]) for row in rows], next_cursor=next_cursor(rows))
+
+
+def _deliveries(which: ColumnElement[bool]) -> Select[Delivery]:
+    """Deliveries, newest first, without what was sent."""
+    without_body = defer(col(Delivery.body))  # type: ignore[arg-type] # it is a column, whatever SQLModel says
+    return select(Delivery).options(without_body).where(which).order_by(col(Delivery.number).desc())
 
 
 def _find(session: Session, hook_id: str) -> Webhook:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 from staging import under_way
+from test_page_tools import problems
 from watching import Site, wait_until
 
 from api.webhook_schemas import WebhookRequest
@@ -102,6 +103,7 @@ def test_the_page_of_webhooks_fits_its_window(
     for summary in page.locator(".hook summary").all():
         summary.click()
     expect(page.locator(".hook td .state").first).to_be_visible()
+    assert problems(page) == []
     wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= seen, "the page scrolls sideways"
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)

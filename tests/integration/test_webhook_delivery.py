@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 from dispatching import Clock
-from sqlalchemy import select
+from sqlalchemy import event, select
 from test_failpoints import apart
 
 from api.database import Database
+from api.errors import NotFound
 from api.services import notices as notices_module
 from api.services import notifier as notifier_module
 from api.services.addresses import networks_of
 from api.services.jobs import Jobs
 from api.services.notices import DELIVERY, Notices
 from api.services.notifier import Notifier
-from api.services.posting import Poster
+from api.services.posting import Outcome, Poster
 from api.services.webhooks import Webhooks
 from api.tables import Event
 from api.webhook_schemas import DeliveryPublic, WebhookChange, WebhookRequest, WebhookWithSecret
@@ -43,8 +44,8 @@ class Post:
     def __init__(self, database: Database, folder: Path, timeout_s: float = 5.0) -> None:
         self.database, self.notices = database, Notices(lambda: ADDRESS)
         self.jobs = Jobs(database, folder, before_delete=self.notices.spread)
-        self.webhooks = Webhooks(database, self.notices, HERE)
         self.notifier = Notifier(database, self.notices, Poster(HERE, timeout_s=timeout_s))
+        self.webhooks = Webhooks(database, self.notices, HERE, hurry=self.notifier.hurry)
 
     def hook(self, receiver: Receiver, *events: EventName, **given: Any) -> WebhookWithSecret:
         wanted = {"events": list(events)} if events else {}
@@ -161,6 +162,25 @@ def test_a_ping_is_tried_once(post: Post, receiver: Receiver) -> None:
     assert (content["type"], content["job"]) == ("ping", None)
 
 
+def test_a_receiver_that_keeps_failing_is_asked_ever_more_seldom_until_a_user_asks(
+    post: Post, receiver: Receiver, time_passes: Clock
+) -> None:
+    receiver.statuses = [500]
+    hook = post.hook(receiver, "cancelled")
+    for _ in range(20):
+        post.cancelled()
+    for _ in range(120):  # a minute
+        post.turn()
+        time_passes.ms += 500
+    assert 5 <= len(receiver.heard) <= 8
+    receiver.statuses = [200]
+    post.turn()
+    assert len(receiver.heard) <= 8, "it was not left alone"
+    ping = post.webhooks.ping(hook.id)
+    post.turn()
+    assert post.webhooks.delivery(hook.id, ping.id).state == "delivered"
+
+
 @pytest.mark.parametrize("behaviour", [HANG, TRICKLE], ids=["silent", "trickling"])
 def test_a_receiver_that_is_silent_or_trickles_costs_no_more_than_the_time_it_has(
     behaviour: int, database: Database, tmp_path: Path
@@ -219,6 +239,19 @@ def test_a_receiver_that_is_gone_is_asked_no_more(post: Post, receiver: Receiver
     post.cancelled()
     post.turn()
     assert len(receiver.heard) == 2
+
+
+def test_a_late_answer_of_the_old_address_says_nothing_of_the_new_one(post: Post, receiver: Receiver) -> None:
+    hook = post.hook(receiver, "cancelled")
+    post.cancelled()
+    with post.database.write() as session:
+        post.notices.spread(session)
+    due = post.notifier._next(hook.id)
+    assert due is not None
+    post.webhooks.change(hook.id, WebhookChange(url=f"{receiver.url}/new"))
+    post.notifier._note(due, Outcome(410, "answered 410", 0.1))
+    shown = post.webhooks.show(hook.id)
+    assert (shown.active, shown.trouble, shown.pending) == (True, None, 1)
 
 
 def test_proxies_of_the_environment_are_not_asked(
@@ -379,6 +412,49 @@ def test_a_deleted_webhook_is_told_nothing_and_leaves_nothing(
         assert receiver.heard == [] and connection.execute(select(DELIVERY)).all() == []
 
 
+def test_a_webhook_goes_with_its_job_once_nothing_waits_for_it(post: Post, receiver: Receiver) -> None:
+    job_id = post.jobs.create(SPEC).id
+    mine, others = post.hook(receiver, "cancelled", job_id=job_id), post.hook(receiver, "cancelled")
+    post.jobs.cancel(job_id)
+    post.notifier.tidy()
+    post.jobs.delete(job_id)
+    post.notifier.tidy()
+    assert len(post.webhooks.list().items) == 2, "what waits is delivered first"
+    post.turn()
+    post.notifier.tidy()
+    assert [hook.id for hook in post.webhooks.list().items] == [others.id] and len(receiver.heard) == 2
+    with pytest.raises(NotFound):
+        post.webhooks.show(mine.id)
+
+
+def test_where_the_control_plane_is_is_looked_up_once_however_much_is_told(database: Database, tmp_path: Path) -> None:
+    post = Post(database, tmp_path)
+    asked: list[str] = []
+
+    def address() -> str:
+        asked.append(ADDRESS)
+        return ADDRESS
+
+    post.webhooks.create(WebhookRequest(url="http://127.0.0.1:9/", events=["created", "cancelled"]))
+    for _ in range(3):
+        post.cancelled()
+    with database.write() as session:
+        assert Notices(address).spread(session) == 6
+    assert asked == [ADDRESS]
+
+
+def test_what_is_shown_of_all_webhooks_is_one_query_and_not_what_was_sent(post: Post, receiver: Receiver) -> None:
+    hooks = [post.hook(receiver, "cancelled") for _ in range(3)]
+    jobs = [post.cancelled() for _ in range(4)]
+    post.turn()
+    asked: list[str] = []
+    event.listen(post.database.engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+    shown = post.webhooks.overview(2)
+    assert {hook.id: [d.job_id for d in log] for hook, log in shown} == {h.id: jobs[:1:-1] for h in hooks}
+    read = [statement for statement in asked if "delivery.attempts" in statement]
+    assert len(read) == 1 and not any("delivery.body" in statement for statement in asked)
+
+
 def test_of_too_many_that_wait_the_oldest_are_dropped(
     post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,15 +468,15 @@ def test_of_too_many_that_wait_the_oldest_are_dropped(
 
 
 def test_the_log_is_thinned_and_what_waits_is_kept(
-    post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, time_passes: Clock
 ) -> None:
     monkeypatch.setattr(notifier_module, "KEPT", 2)
     receiver.statuses = [500, 200]
     hooks = [post.hook(receiver, "cancelled"), post.hook(receiver, "cancelled")]
     first = post.cancelled()
-    post.notifier.step()
-    until(lambda: not any(thread.is_alive() for thread in post.notifier._serving.values()))
+    post.turn()
     later = [post.cancelled() for _ in range(4)]
+    time_passes.ms += 1000
     post.turn()
     assert post.notifier.tidy() == 5
     logs = [[(delivery.job_id, delivery.state) for delivery in post.log(hook)] for hook in hooks]

@@ -1,5 +1,6 @@
 """Where webhooks may go, and where not."""
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -63,3 +64,15 @@ def test_only_a_few_addresses_of_a_host_are_tried() -> None:
 def test_a_host_without_an_address_is_unknown() -> None:
     with pytest.raises(OSError, match="no address"):
         reachable("hook.test", 443, [], names())  # type: ignore[arg-type]
+
+
+def test_a_resolver_that_does_not_answer_is_not_waited_for() -> None:
+    over = threading.Event()
+
+    def silent(host: str, port: int) -> Sequence[str]:
+        over.wait(60)
+        return ["8.8.8.8"]
+
+    with pytest.raises(OSError, match=r"within 0\.05 s"):
+        reachable("hook.test", 443, [], silent, patience_s=0.05)
+    over.set()
