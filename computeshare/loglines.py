@@ -13,7 +13,7 @@ Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 """From the least to the most important."""
 SERVICES = ("reducer", "evaluator")
-TEXT_LENGTH, TRACE_LENGTH, VALUE_LENGTH, NAME_LENGTH = 2000, 20_000, 500, 100
+TEXT_LENGTH, TRACE_LENGTH, VALUE_LENGTH, NAME_LENGTH = 2000, 4000, 500, 100
 """Characters of a line's text, of a traceback, of a field's value, of any name."""
 MOST_FIELDS = 20
 RATE_PER_S, BURST = 50.0, 200
@@ -44,7 +44,7 @@ def line_of(event: Mapping[str, Any], writer: Writer, at_ms: int) -> str:
     fields = {_text(name, NAME_LENGTH): _bounded(value) for name, value in event.items() if name not in _NOT_FIELDS}
     data = dict(list(fields.items())[:MOST_FIELDS])
     if trace := event.get("exception"):
-        data["exception"] = _text(end_of(str(trace), TRACE_LENGTH), TRACE_LENGTH)
+        data["exception"] = _text(ends_of(str(trace), TRACE_LENGTH), TRACE_LENGTH)
     line = {"at": at_ms, "level": level_of(event.get("level")), "worker": writer.worker, "name": writer.name}
     return json.dumps({**line, "text": _text(event.get("event", ""), TEXT_LENGTH), "data": data})
 
@@ -56,9 +56,10 @@ def level_of(name: object) -> Level:
     return "error" if name in ("critical", "exception", "fatal") else "info"
 
 
-def end_of(text: str, length: int) -> str:
-    """The end of a text that is too long: of a traceback that says what happened."""
-    return text if len(text) <= length else "…" + text[1 - length :]
+def ends_of(text: str, length: int) -> str:
+    """A text that is too long without its middle: a traceback says first where it began, and last what happened."""
+    first = length // 4
+    return text if len(text) <= length else f"{text[:first]}…{text[first + 1 - length :]}"
 
 
 def _bounded(value: object) -> str | int | float | bool | None:

@@ -28,9 +28,10 @@ from computeshare.loglines import (
     TEXT_LENGTH,
     TRACE_LENGTH,
     VALUE_LENGTH,
-    end_of,
+    ends_of,
     level_of,
 )
+from computeshare.types import plain
 
 BATCH = 500
 """Lines taken from one job's stream at a time."""
@@ -101,7 +102,7 @@ def _fields(data: object) -> Row:
         return {}
     found: Row = {_clean(name, NAME_LENGTH): _value(value) for name, value in list(data.items())[:MOST_FIELDS]}
     if "exception" in data:
-        found["exception"] = _clean(end_of(str(data["exception"]), TRACE_LENGTH), TRACE_LENGTH)
+        found["exception"] = _clean(ends_of(str(data["exception"]), TRACE_LENGTH), TRACE_LENGTH)
     return found
 
 
@@ -112,9 +113,8 @@ def _value(value: object) -> str | int | float | bool | None:
 
 
 def _clean(value: object, length: int) -> str:
-    """Any value as a text of bounded length, on any number of lines, without anything that a terminal would obey."""
-    text = value if isinstance(value, str) else str(value)
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text[:length])
+    """Any value as a text of bounded length."""
+    return plain(str(value)[:length], lines=True)
 
 
 def _readable(job_id: str, raw: Sequence[RawLine]) -> list[Row]:

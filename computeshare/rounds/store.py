@@ -11,8 +11,8 @@ from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.channel import Scripts
 from computeshare.types import Token
 
-LINES_KEPT = 4000
-"""Lines of a job's log that wait for the control plane, about; the oldest give way."""
+LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
+"""Lines of a job's log that wait for the control plane, and the bytes they take, about; the oldest give way."""
 FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "sizes"]
 
 
@@ -138,7 +138,7 @@ class RoundStore:
     def log(self, lines: Sequence[str]) -> bool:
         """Append lines (JSON) to the log of a job that is published still; False if it is not."""
         names = [self.keys.spec(), self.keys.logs()]
-        return bool(self.scripts.call("log", names, [LINES_KEPT, *lines]))
+        return bool(self.scripts.call("log", names, [LINES_KEPT, LINE_BYTES_KEPT, *lines]))
 
     def purge(self) -> None:
         """Delete every key of the job. The spec goes first, so that no script brings one back."""

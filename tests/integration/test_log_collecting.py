@@ -224,6 +224,17 @@ def test_only_the_newest_lines_of_a_job_are_kept(
     assert texts(logs, job) == list(map(str, range(20, 30))) and len(texts(logs, other)) == 10
 
 
+def test_long_lines_are_thinned_by_what_they_take(
+    redis: Redis, jobs: Jobs, job: str, database: Database, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(redis, job, *[f"{number} {'x' * 1000}" for number in range(20)], trace="y" * 400)
+    put(redis, job, "the last")
+    Collector(database).step(redis)
+    monkeypatch.setattr(thinning, "LINE_BYTES_KEPT", 10_000)
+    assert thinning.thin(database) == 13 and thinning.thin(database) == 0
+    assert [text.split()[0] for text in texts(logs, job)] == [*map(str, range(13, 20)), "the"]
+
+
 def test_a_flood_is_thinned_while_it_comes(
     redis: Redis, job: str, collector: Collector, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

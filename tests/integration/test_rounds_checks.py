@@ -1,11 +1,13 @@
 """Checks of the scripts that others overlap with, or that only a rare order of events needs: a direct test each."""
 
+from typing import Any
+
 from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, of, parts, send
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES
-from computeshare.rounds.store import LINES_KEPT
+from computeshare.rounds.store import LINE_BYTES_KEPT, LINES_KEPT
 
 # Reducers
 
@@ -26,6 +28,15 @@ def test_a_log_is_appended_to_a_job_that_is_there_and_keeps_its_newest_lines(red
     assert LINES_KEPT <= redis.xlen(name) < 1.1 * LINES_KEPT
     store.purge()
     assert not store.log(["too late"]) and not redis.exists(name)
+
+
+def test_a_log_that_nobody_reads_takes_no_more_bytes_than_it_may(redis: Redis, store: RoundStore) -> None:
+    for number in range(6):
+        assert store.log([*["x" * 10_000] * 99, str(number)])
+    taken: Any = redis.memory_usage(store.keys.logs(), samples=0)
+    assert LINE_BYTES_KEPT / 2 < taken <= LINE_BYTES_KEPT
+    newest: Any = redis.xrevrange(store.keys.logs(), count=1)
+    assert newest[0][1] == {b"data": b"5"}
 
 
 def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Claim, join: Join) -> None:

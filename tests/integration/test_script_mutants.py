@@ -111,6 +111,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("leave", 'if redis.call("EXISTS", KEYS[1]) == 1 then', "if true then"),
     ("log", 'if redis.call("EXISTS", KEYS[1]) == 0 then return 0 end', ""),
     ("log", '"MAXLEN", "~", ARGV[1], ', ""),
+    ("log", "> tonumber(ARGV[2]) do", "> tonumber(ARGV[2]) and false do"),
+    ("log", 'math.floor(redis.call("XLEN", KEYS[2]) * 3 / 4)', "0"),
     ("open", 'redis.call("EXISTS", KEYS[1]) == 1 or ', ""),
     ("open", ' or redis.call("EXISTS", KEYS[9]) == 0', ""),
     ("open", 'if redis.call("GET", KEYS[2]) ~= ARGV[1] then return 0 end', ""),

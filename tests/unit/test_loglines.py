@@ -63,12 +63,13 @@ def test_a_line_holds_what_was_said_and_who_said_it() -> None:
 
 def test_however_much_is_said_a_line_is_bounded() -> None:
     event = {f"field {i}": "v" * 100_000 for i in range(1000)}
-    event |= {"event": "t" * 100_000, "exception": "x" * 100_000 + "ValueError: the end"}
+    event |= {"event": "t" * 100_000, "exception": "Traceback" + "x" * 100_000 + "ValueError: the end"}
     line = json.loads(line_of(event, WRITER, 0))
     trace = line["data"].pop("exception")
     assert len(line["text"]) == TEXT_LENGTH and len(line["data"]) == MOST_FIELDS
     assert {len(value) for value in line["data"].values()} == {VALUE_LENGTH}
-    assert len(trace) == TRACE_LENGTH and trace.endswith("ValueError: the end")
+    assert len(trace) == TRACE_LENGTH <= 4096 and trace.count("…") == 1
+    assert trace.startswith("Traceback") and trace.endswith("ValueError: the end")
 
 
 def test_values_that_json_has_no_word_for_become_text() -> None:
