@@ -50,7 +50,7 @@ class Services:
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
-        self.invites = Invites(self.database, settings.resolve_redis_url)
+        self.invites = Invites(self.database, settings.resolve_public_redis_url)
         self.health = Health(self.database, self.broker, self.control)
         self.telemetry = Telemetry(self.database, self.broker)
 

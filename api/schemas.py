@@ -292,7 +292,9 @@ class InvitePublic(_Answer):
 
     id: str
     queue: str
-    status: Literal["pending", "joined", "expired"]
+    status: Literal["pending", "taken", "joined", "expired"] = Field(
+        description="taken: the machine has the broker's address; joined: it was heard of on the queue since"
+    )
     worker: str | None = Field(description="what the machine that took it up calls itself")
     created_at: Instant
     expires_at: Instant
@@ -317,6 +319,9 @@ class JoinRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    key: str | None = Field(
+        None, min_length=16, max_length=200, description="made up by the machine: with it a lost answer is given again"
+    )
 
 
 class Admission(_Answer):

@@ -171,6 +171,8 @@ class Invite(SQLModel, table=True):
     used_ms: int | None = Field(default=None, sa_type=Millis)
     worker: str | None = None
     """What the machine that took it up calls itself."""
+    key: str | None = None
+    """sha256 of what that machine alone knows: whoever says it gets the same answer again."""
 
 
 class VersionRow(SQLModel, table=True):
@@ -326,6 +328,7 @@ class WorkerStat(SQLModel, table=True):
     """A worker's part in a job; the row stays when the worker leaves."""
 
     __tablename__ = "worker_stat"
+    __table_args__ = (Index("ix_worker_stat_samples", "worker", "samples"),)
 
     job_id: str = _job()
     worker: str = Field(primary_key=True)

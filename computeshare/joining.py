@@ -3,13 +3,14 @@
 import hashlib
 import json
 import re
+import secrets
 from pathlib import Path
 
 import httpx2
 
 from computeshare.client.reaching import is_loopback
 from computeshare.errors import SettingsError, Unreachable
-from computeshare.settings import Settings, write_private
+from computeshare.settings import Settings, derive, write_private
 
 TIMEOUT_S = 15.0
 NO_INVITE = "this is no invite's link; copy it from the job's page"
@@ -31,7 +32,7 @@ def join(url: str, name: str, home: Path) -> str:
     if address := known.get(invite):
         return address
     _keep(home, known)  # before the invite is spent
-    address = _exchange(url, name)
+    address = _exchange(url, {"name": name[:100], "key": _key(home, invite)})
     _keep(home, known | {invite: address})
     return address
 
@@ -49,10 +50,10 @@ def broker_url(settings: Settings) -> str:
         raise Unreachable(f"{error}, or take up an invite: computeshare-worker --join LINK") from error
 
 
-def _exchange(url: str, name: str) -> str:
+def _exchange(url: str, introduction: dict[str, str]) -> str:
     try:
         # A proxy from the environment cannot reach this machine's loopback.
-        answer = httpx2.post(url, json={"name": name[:100]}, timeout=TIMEOUT_S, trust_env=not is_loopback(url))
+        answer = httpx2.post(url, json=introduction, timeout=TIMEOUT_S, trust_env=not is_loopback(url))
     except (httpx2.InvalidURL, ValueError) as error:
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}") from error
     except httpx2.HTTPError as error:
@@ -67,6 +68,14 @@ def _exchange(url: str, name: str) -> str:
     if not answer.is_success or not isinstance(said.get("redis_url"), str):
         raise SettingsError(f"--join {_shown(url)}: {said.get('detail') or NO_INVITE}")
     return str(said["redis_url"])
+
+
+def _key(home: Path, invite: str) -> str:
+    """What this machine alone says with an invite, the same at each attempt: a lost answer is given again to it."""
+    path = home / "joining.key"
+    if not path.exists():
+        write_private(path, secrets.token_hex(32))
+    return derive(path.read_text(), invite)
 
 
 def _kept(home: Path) -> dict[str, str]:

@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     home: Path = Field(default_factory=_default_home, description="database, checkpoints, token, run.json")
     data: Path | None = Field(None, description="data sets in torchvision's layout; default HOME/data")
     redis_url: str | None = Field(None, description="broker; default: the embedded one of `computeshare up`")
+    public_redis_url: str | None = Field(None, description="broker's address for invited machines; default REDIS_URL")
     database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
@@ -101,6 +102,10 @@ class Settings(BaseSettings):
             "no broker is known: start `computeshare up` on this machine, or set COMPUTESHARE_REDIS_URL "
             "(for example redis://:PASSWORD@HOST:6379/0)"
         )
+
+    def resolve_public_redis_url(self) -> str:
+        """The broker's address as machines elsewhere are to use it. Raises SettingsError."""
+        return self.public_redis_url or self.resolve_redis_url()
 
     def resolve_url(self) -> str:
         """The control plane's address for a client. Raises Unreachable."""

@@ -26,7 +26,7 @@ Code = Annotated[str, Path(max_length=100, description="the last part of the inv
 def create_invite(body: InviteRequest, service: InvitesDep, request: Request, response: Response) -> InviteCreated:
     """Make a link that lets one worker in, once; it is not shown again."""
     invite, code = service.create(body.queue, body.minutes)
-    url = str(request.url_for("show_invite", code=code))
+    url = _link(request, code)
     response.headers["Location"] = f"/v1/invites/{invite.id}"
     return InviteCreated(
         **invite.model_dump(),
@@ -62,14 +62,18 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
         invite = service.find(code)
     except NotFound as error:
         return missing(request, "There is no such invite", str(error))
-    return render(request, "join.html", invite=invite, command=command(invite.queue, str(request.url)))
+    return render(request, "join.html", invite=invite, command=command(invite.queue, _link(request, code)))
 
 
 @router.post("/join/{code}")
 def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: Request) -> Admission:
-    """Exchange an invite for the broker's address: for workers, which need no token for it. Works once."""
+    """Exchange an invite for the broker's address: for workers, which need no token for it. Works for one machine."""
     host = request.client.host if request.client else ""
-    return service.take_up(code, body.name, is_loopback(host))
+    return service.take_up(code, body.name, body.key, is_loopback(host))
+
+
+def _link(request: Request, code: str) -> str:
+    return str(request.url_for("show_invite", code=code))
 
 
 def command(queue: str, url: str) -> str:

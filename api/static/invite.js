@@ -1,10 +1,11 @@
-// Adding a machine: an invite is made, shown, counted down, and watched until somebody has taken it up.
+// Adding a machine: an invite is made, shown, counted down, and watched until the machine is there.
 
 import { duration } from "./format.js";
 import { now } from "./live.js";
 
 const panel = document.getElementById("invite");
 const LOOK_MS = 2000;
+const WAITING = ["pending", "taken"];
 const part = (name) => document.getElementById(`invite-${name}`);
 let invite = null;
 let timer = null;
@@ -19,7 +20,7 @@ async function ask(path, options) {
 async function make() {
   part("problem").textContent = "";
   try {
-    const body = JSON.stringify({ queue: panel.dataset.queue });
+    const body = JSON.stringify({ queue: panel.dataset.queue ?? part("queue").value.trim() });
     invite = await ask("/v1/invites", { method: "POST", headers: { "Content-Type": "application/json" }, body });
   } catch (error) {
     part("problem").textContent = `No invite was made: ${error.message}`;
@@ -36,7 +37,12 @@ async function make() {
 
 function show() {
   const left = (Date.parse(invite.expires_at) - now()) / 1000;
-  const words = { pending: "Waiting for the machine", joined: `${invite.worker} has joined`, expired: "The invite has expired" };
+  const words = {
+    pending: "Waiting for the machine",
+    taken: `${invite.worker} has taken it up, and is not heard of yet`,
+    joined: `${invite.worker} has joined`,
+    expired: "The invite has expired",
+  };
   const status = invite.status === "pending" && left <= 0 ? "expired" : invite.status;
   part("status").textContent = words[status];
   part("left").textContent = status === "pending" ? `${duration(left)} left` : "";
@@ -50,7 +56,7 @@ async function look() {
   } catch {
     // The server is away: the next turn asks again.
   }
-  if (show() !== "pending") clearInterval(timer);
+  if (!WAITING.includes(show())) clearInterval(timer);
 }
 
 part("make").addEventListener("click", make);

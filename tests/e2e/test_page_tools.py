@@ -1,5 +1,6 @@
 """What readers of the pages do: look their own way, compare, invite a machine, make a job, ask why one was dropped."""
 
+import secrets
 from typing import Any
 
 import httpx2
@@ -8,6 +9,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from staging import arrived, start, under_way
 from watching import Site
+
+from api.database import now_ms
+from api.services.machines import remember
+from computeshare.queue import WorkerInfo
 
 pytestmark = pytest.mark.e2e
 
@@ -110,7 +115,25 @@ def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, o
     assert wide <= 390
     link = command.text_content().rpartition(" ")[2]
     assert httpx2.post(link, json={"name": "anna's mac"}).is_success
+    expect(page.locator("#invite-status")).to_have_text("anna's mac has taken it up, and is not heard of yet")
+    heard_of(site, "anna's mac", "mnist")
     expect(page.locator("#invite-status")).to_have_text("anna's mac has joined")
+
+
+def heard_of(site: Site, name: str, queue: str) -> None:
+    worker = WorkerInfo(secrets.token_hex(6), name, "cpu", (queue,), {}, 1, "home", 1, last_seen_ms=now_ms())
+    with site.services.database.writing() as connection:
+        remember(connection, worker, now_ms())
+
+
+def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_typed(site: Site, opened: Any) -> None:
+    page = opened("/workers", viewport={"width": 390, "height": 800})
+    page.get_by_text("Add a machine").click()
+    expect(page.locator("#invite-queue")).to_have_value("default")
+    page.locator("#invite-queue").fill("lonely")
+    page.get_by_role("button", name="Make an invite").click()
+    expect(page.locator("#invite-command")).to_contain_text("computeshare-worker --queue lonely --join http")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
 def test_what_an_invite_links_to_can_be_read_without_logging_in(site: Site, browser: Any) -> None:
