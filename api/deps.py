@@ -98,7 +98,6 @@ FleetDep = Annotated[Fleet, _one("fleet")]
 WebhooksDep = Annotated[Webhooks, _one("webhooks")]
 HealthDep = Annotated[Health, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
-DatabaseDep = Annotated[Database, _one("database")]
 ServicesDep = Annotated[Services, Depends(services)]
 
 Cursor = Annotated[str | None, Query(max_length=1000, description="next_cursor of the page before")]

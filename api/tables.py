@@ -448,6 +448,6 @@ class Machine(SQLModel, table=True):
     drained_ms: int | None = Field(default=None, sa_type=Millis)
     """Since when it gets no seat, on a user's word."""
     dismissed_ms: int | None = Field(default=None, sa_type=Millis)
-    """Since when it is asked to leave for good; the row goes once it has."""
+    """Since when it is asked to leave for good; the row stays, for it may be back before it has heard of that."""
     tallies: list[list[int]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """`[time, samples counted for it by then]`, every few minutes of the last hour, oldest first."""

@@ -9,7 +9,7 @@ from api.schemas import QueueList, WorkerList, WorkerPublic
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
-WorkerId = Annotated[str, Path(max_length=100, description="the worker's id, as in the list of workers")]
+WorkerId = Annotated[str, Path(max_length=100, description="the worker's id, as in a list of workers")]
 
 
 @router.get("/workers")

@@ -174,7 +174,8 @@ class Dispatcher:
             )
             for job, demand in zip(stored.jobs, demands, strict=True)
         }
-        return decide_seats(demands, workers, held, past, out.now), situations
+        due = {job_id: its.due for job_id, its in share.items()}
+        return decide_seats(demands, workers, held, past, out.now, due), situations
 
     def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[Held]:
         issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]
@@ -190,7 +191,7 @@ class Dispatcher:
                 state=states.get(seat.id, "pending"),
                 waiting_ms=now - self._idle_since.get(seat.id, now),
                 stopped_ms=None if seat.stopped_ms is None else now - seat.stopped_ms,
-                leaving=seat.leaving_ms is not None,
+                leaving_ms=None if seat.leaving_ms is None else now - seat.leaving_ms,
                 left_to=seat.left_to,
             )
             for seat in stored.seats

@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -30,28 +31,21 @@ class Fleet:
     def workers(self, offline: bool = False) -> WorkerList:
         """Those online, by name; then, if asked for, the others that were seen, the last first."""
         there = sorted(list_workers(self._broker.client()), key=lambda worker: (worker.name, worker.id))
-        with self._database.read() as session:
-            rows = {row.worker: row for row in session.scalars(select(Machine))}
-            figures = _Figures.of(session, list(rows.values()), now_ms())
+        rows, figures = self._known()
         items = [_online(worker, rows.get(worker.id), figures) for worker in there]
         if offline:
             items += [_offline(row, figures) for row in _gone(list(rows.values()), there)]
         return WorkerList(items=items)
-
-    def worker(self, worker_id: str) -> WorkerPublic:
-        """One of them. Raises NotFound."""
-        for one in self.workers(offline=True).items:
-            if one.id == worker_id:
-                return one
-        raise _unknown(worker_id)
 
     def drain(self, worker_id: str, drained: bool) -> WorkerPublic:
         """Give a worker no seat any more, or seats again; it leaves the one it has after its work unit.
 
         Raises: NotFound; Conflict: it was asked to leave for good.
         """
-        self._decide(worker_id, drained_ms=now_ms() if drained else None)
-        return self.worker(worker_id)
+        row = self._decide(worker_id, drained_ms=now_ms() if drained else None)
+        there = next((one for one in list_workers(self._broker.client()) if one.id == worker_id), None)
+        _, figures = self._known()
+        return _online(there, row, figures) if there else _offline(row, figures)
 
     def remove(self, worker_id: str) -> None:
         """Ask a worker that is online to leave for good; forget one that is not. Raises NotFound."""
@@ -59,8 +53,9 @@ class Fleet:
         if worker_id in there:
             self._decide(worker_id, again=True, dismissed_ms=now_ms())
             return
+        mine = (MACHINE.c.worker == worker_id) & MACHINE.c.dismissed_ms.is_(None)
         with self._database.writing() as connection:
-            if not connection.execute(MACHINE.delete().where(MACHINE.c.worker == worker_id)).rowcount:
+            if not connection.execute(MACHINE.delete().where(mine)).rowcount:
                 raise _unknown(worker_id)
 
     def queues(self) -> QueueList:
@@ -79,8 +74,14 @@ class Fleet:
             ]
         )
 
-    def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> None:
-        """Write down a decision about a worker, which the dispatcher may not have written down yet.
+    def _known(self) -> tuple[dict[str, Machine], "_Figures"]:
+        """The machines that were seen, by worker, and what is counted of all."""
+        with self._database.read() as session:
+            rows = {row.worker: row for row in session.scalars(select(Machine))}
+            return rows, _Figures.of(session, list(rows.values()), now_ms())
+
+    def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> Any:
+        """Write down a decision about a worker, which the dispatcher may not have written down yet; returns its row.
 
         Args:
             again: whether it can be made once more of a worker that was asked to leave.
@@ -96,9 +97,11 @@ class Fleet:
                 raise _unknown(worker_id)
             if row.dismissed_ms and not again:
                 raise Conflict(f"worker {worker_id} was asked to leave for good: start it again to have it back")
-            values = {name: (row and value and getattr(row, name)) or value for name, value in values.items()}
-            connection.execute(update(MACHINE).where(MACHINE.c.worker == worker_id).values(values))
+            values = {name: (value and getattr(row, name)) or value for name, value in values.items()}
+            mine = update(MACHINE).where(MACHINE.c.worker == worker_id).values(values)
+            row = connection.execute(mine.returning(*MACHINE.c)).one()
         self._wake()
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,8 @@ class _Figures:
     @classmethod
     def of(cls, session: Session, machines: Sequence[Machine], now: int) -> "_Figures":
         rate = func.sum(col(WorkerStat.samples_per_s))
-        query = select(col(WorkerStat.worker), rate).where(col(WorkerStat.left_ms).is_(None))
+        query = select(col(WorkerStat.worker), rate).join(Job, col(Job.id) == col(WorkerStat.job_id))
+        query = query.where(col(WorkerStat.left_ms).is_(None), col(Job.status) == "running")
         rates = {worker: float(value) for worker, value in session.execute(query.group_by(col(WorkerStat.worker)))}
         totals = samples_counted(session.connection())
         hour = {row.worker: last_hour(row.tallies, totals.get(row.worker, 0), now) for row in machines}
@@ -133,10 +137,11 @@ class _Figures:
 
 
 def _gone(rows: Sequence[Machine], there: Sequence[WorkerInfo]) -> list[Machine]:
-    """The machines that are not there, the last seen first; of one host and name the last."""
+    """The machines that are not there and may come back, the last seen first; of one host and name the last."""
     online, seen = {worker.id for worker in there}, {(worker.host, worker.name) for worker in there}
+    gone = [row for row in rows if row.worker not in online and not row.dismissed_ms]
     found = []
-    for row in sorted((row for row in rows if row.worker not in online), key=lambda row: -row.last_seen_ms):
+    for row in sorted(gone, key=lambda row: -row.last_seen_ms):
         if (row.host, row.name) not in seen:
             seen.add((row.host, row.name))
             found.append(row)

@@ -64,8 +64,8 @@ class Roll:
             return
         for gone, new in successions(connection.execute(select(MACHINE)).all(), there).items():
             _succeed(connection, gone, new)
-        left = MACHINE.c.dismissed_ms.is_not(None) | (MACHINE.c.noted_ms < now - KEPT_MS)
-        connection.execute(delete(MACHINE).where(left, MACHINE.c.worker.not_in(list(there))))
+        forgotten = (MACHINE.c.noted_ms < now - KEPT_MS) & MACHINE.c.worker.not_in(list(there))
+        connection.execute(delete(MACHINE).where(forgotten))
 
 
 def successions(rows: Sequence[Any], online: Collection[str]) -> dict[str, str]:

@@ -59,6 +59,8 @@ def _leave(connection: Connection, leave: Leave, now: int) -> None:
         about = {"worker": seat.worker, "why": leave.why, "to": leave.to}
         event = {"job_id": seat.job, "stream_id": None, "type": "recalled", "at_ms": now, "data": about}
         connection.execute(insert(table(Event)), event)
+        changed = {"revision": JOB.c.revision + 1, "updated_ms": now}
+        connection.execute(update(JOB).where(JOB.c.id == seat.job).values(changed))
         log.info("seat to leave", seat=seat.id, why=leave.why, to=leave.to)
 
 

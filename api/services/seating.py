@@ -9,6 +9,8 @@ STUCK_MS = 15_000
 """A seat that its worker, alive and idle, has not begun after this long is handed out again."""
 LEAVE_MS = 10_000
 """How long the seats of a job that ended or was paused may take to leave by themselves."""
+LONGEST_LEAVE_MS = 600_000
+"""How long a worker that was asked to leave a seat may work at its unit: one that hangs would keep it for good."""
 LONGEST_PAUSE_MS = 30_000
 """The longest wait before a worker whose seats keep ending is given another one in the same job."""
 BRIEF_MS = 4000
@@ -62,7 +64,8 @@ class Held:
     """A seat that was given out and has not ended, as far as SQLite knows; `state` is RQ's word for it.
 
     `waiting_ms` is how long its worker has been idle meanwhile, `stopped_ms` how long ago its job ended or was paused
-    (None: neither). `leaving` once its worker was asked to leave, for the job `left_to` if for one.
+    (None: neither). `leaving_ms` is how long ago its worker was asked to leave (None: it was not), `left_to` for which
+    job, if for one.
     """
 
     id: str
@@ -72,8 +75,12 @@ class Held:
     state: str
     waiting_ms: int = 0
     stopped_ms: int | None = None
-    leaving: bool = False
+    leaving_ms: int | None = None
     left_to: str | None = None
+
+    @property
+    def leaving(self) -> bool:
+        return self.leaving_ms is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,7 @@ def decide_seats(
     held: Sequence[Held],
     past: Sequence[Past] = (),
     out: Collection[Pair] = (),
+    due: Mapping[str, int] | None = None,
 ) -> list[Action]:
     """Compare the seats that jobs want with the workers that are alive.
 
@@ -147,10 +155,11 @@ def decide_seats(
         held: every seat that has not ended yet.
         past: the seats that ended in the last minutes: the more of them, the longer the pause.
         out: who gets no seat in which job.
+        due: the shares, by job, where they are known already.
     Returns: seats to close, seats whose workers are to leave, then seats to issue.
     """
     floor = _Floor.of(demands, workers, held, past, out)
-    owners = settle(floor.wants, shares(floor.wants), floor.owners, floor.may_change)
+    owners = settle(floor.wants, shares(floor.wants) if due is None else due, floor.owners, floor.may_change)
     actions: list[Action] = list(floor.closed)
     actions += [action for seat in floor.kept if (action := floor.recalled(seat, owners))]
     for demand in demands:
@@ -259,7 +268,8 @@ def _close(seat: Held, worker: Available | None, demand: Demand | None) -> Close
     if demand is None:
         overdue = seat.stopped_ms is None or seat.stopped_ms > LEAVE_MS
         return Close(seat.id, "stopped", stop=True) if overdue or seat.state == "queued" else None
-    if worker.resting and seat.state == "queued":
+    hangs = seat.leaving_ms is not None and seat.leaving_ms > LONGEST_LEAVE_MS
+    if hangs or (worker.resting and seat.state == "queued"):
         return Close(seat.id, "stopped", stop=True)
     stuck = seat.state != "pending" and seat.waiting_ms > STUCK_MS
     return Close(seat.id, "lost", stop=True) if stuck else None

@@ -11,6 +11,7 @@ from redis.exceptions import OutOfMemoryError
 from computeshare import keys
 from computeshare.handshake import OURS, PROTOCOL, Release, disagreement
 from computeshare.manners.resting import UNKNOWN, Power
+from computeshare.types import plain
 
 ALIVE_MS = 10_000
 """A worker that has not been heard of for this long is dead."""
@@ -108,30 +109,33 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
         return None
     try:
         values = {name.decode(): value.decode()[:1000] for name, value in raw.items()}
-        queues = tuple(str(queue)[:64] for queue in json.loads(values["queues"]))
-        versions = {str(name)[:64]: str(version)[:64] for name, version in json.loads(values["versions"]).items()}
         return WorkerInfo(
-            worker_id,
-            values["name"][:100],
-            values["device"][:100],
-            queues,
-            versions,
-            int(values["memory_bytes"]),
-            values["host"][:100],
-            int(values["pid"]),
-            values["seat"] or None,
-            values["state"][:32],
-            last_seen_ms,
-            int(values.get("protocol", 0)),
-            _plain(values.get("resting", ""))[:200],
-            _power(values.get("power", "{}")),
+            id=worker_id,
+            name=_short(values["name"], 100),
+            device=_short(values["device"], 100),
+            queues=tuple(_short(queue, 64) for queue in json.loads(values["queues"])),
+            versions={_short(name, 64): _short(text, 64) for name, text in json.loads(values["versions"]).items()},
+            memory_bytes=_whole(values["memory_bytes"]),
+            host=_short(values["host"], 100),
+            pid=_whole(values["pid"]),
+            seat=_short(values["seat"], 100) or None,
+            state=_short(values["state"], 32),
+            last_seen_ms=last_seen_ms,
+            protocol=_whole(values.get("protocol", "0")),
+            resting=_short(values.get("resting", ""), 200),
+            power=_power(values.get("power", "{}")),
         )
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+def _short(value: object, length: int) -> str:
+    return plain(value)[:length]
+
+
+def _whole(text: str) -> int:
+    """A number that JSON and SQLite can say. Raises ValueError."""
+    return max(0, min(2**53, int(text)))
 
 
 def _power(text: str) -> Power:

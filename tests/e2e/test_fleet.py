@@ -1,5 +1,6 @@
 """Real workers that are drained, removed, shared among jobs and taken over, in mid-job; and the page that does it."""
 
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,7 +107,8 @@ def context(browser: Browser, site: Site) -> Iterator[BrowserContext]:
 
 
 def studio(site: Site, name: str = "mac-studio") -> WorkerInfo:
-    worker = WorkerInfo("ab12cd34ef56", name, "Apple M2 Ultra (MPS)", ("lab",), {"torch": "2.15"}, 64 * 10**9, "s", 7)
+    device, versions = "Apple M2 Ultra (MPS)", {"torch": "2.15"}
+    worker = WorkerInfo(secrets.token_hex(6), name, device, ("lab",), versions, 64 * 10**9, "s", 7)
     register(site.redis, worker)
     return worker
 

@@ -1,7 +1,7 @@
 """Workers that are drained, removed and seen again; queues; priorities and fair shares, against a real broker."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,22 @@ from typing import Any
 import pytest
 from dispatching import Clock, online, seats, set_rq_status
 from redis import Redis
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
+from sqlmodel import col
 from starlette.testclient import TestClient
 
 from api.broker import Broker
 from api.database import Database
 from api.errors import Conflict, NotFound
+from api.services import seating
 from api.services.dispatcher import Dispatcher
 from api.services.fleet import Fleet
 from api.services.history import History
 from api.services.jobs import Jobs
 from api.services.machines import HOUR_MS, KEPT_MS, MACHINE, NOTED_MS, TALLY_MS, last_hour
-from api.services.seating import REBALANCE_MS, TAKE_OVER_MS
+from api.services.placing import place
+from api.services.seating import REBALANCE_MS, TAKE_OVER_MS, Leave
+from api.services.sharing import Want, shares
 from api.services.storing import JOB
 from api.tables import WorkerStat
 from computeshare import keys
@@ -205,6 +209,8 @@ def test_of_two_workers_of_one_name_beside_each_other_only_the_drained_one_rests
     unregister(redis, one.id)
     stage.turn()
     assert [(worker.id, worker.drained) for worker in named(fleet, name)] == [(other.id, False)]
+    undrained = fleet.drain(one.id, drained=False)  # though the other's line is all that is shown of both
+    assert (undrained.id, undrained.online, undrained.drained) == (one.id, False, False)
 
 
 def test_a_worker_that_is_removed_is_asked_to_end_and_then_forgotten(
@@ -217,7 +223,7 @@ def test_a_worker_that_is_removed_is_asked_to_end_and_then_forgotten(
         fleet.remove(worker)
     stage.dispatcher.step(redis)
     assert "removed" in str(read_orders(redis, worker).dismissed)
-    assert fleet.worker(worker).leaving
+    assert [one.leaving for one in named(fleet, f"mac-{worker}")] == [True]
     with pytest.raises(Conflict, match="start it again"):
         fleet.drain(worker, drained=True)
     stage.workers.clear()
@@ -225,9 +231,55 @@ def test_a_worker_that_is_removed_is_asked_to_end_and_then_forgotten(
     set_rq_status(redis, seat, "finished")
     unregister(redis, worker)
     stage.dispatcher.step(redis)
-    for action in (lambda: fleet.worker(worker), lambda: fleet.remove(worker), lambda: fleet.drain(worker, True)):
-        with pytest.raises(NotFound, match=worker):
-            action()
+    assert named(fleet, f"mac-{worker}") == []
+    with pytest.raises(NotFound, match=worker):
+        fleet.remove(worker)
+
+
+def test_a_worker_that_was_removed_while_it_was_cut_off_is_asked_to_end_when_it_is_back(
+    stage: Stage, fleet: Fleet, create: Create, redis: Redis
+) -> None:
+    worker = stage.worker()
+    stage.turn()
+    fleet.remove(worker)
+    stage.workers.clear()
+    unregister(redis, worker)  # before it has read its orders
+    stage.turn(2 * NOTED_MS // 1000)
+    redis.delete(keys.orders(worker))
+    job = create()
+    online(redis, stage.queue, worker=worker)
+    stage.turn()
+    assert "removed" in str(read_orders(redis, worker).dismissed)
+    assert stage.serving().get(job) is None
+    unregister(redis, worker)
+
+
+HOSTILE = [
+    ("memory_bytes", str(2**80)),
+    ("memory_bytes", "9" * 900),
+    ("pid", str(-(2**80))),
+    ("protocol", str(2**80)),
+    ("queues", r'["\ud800", "\u001b[2J"]'),
+    ("queues", "[" * 990),
+    ("queues", f"[{'[' * 490}{']' * 490}]"),
+    ("versions", r'{"torch\ud800": "\ud800"}'),
+    ("power", "[" * 990),
+    ("name", "\x1b[2J\u202e"),
+    ("host", "\x00"),
+]
+
+
+@pytest.mark.parametrize(("field", "said"), HOSTILE, ids=lambda text: text[:20])
+def test_whatever_a_worker_says_of_itself_others_get_their_seats_and_are_listed(
+    field: str, said: str, stage: Stage, fleet: Fleet, create: Create, redis: Redis
+) -> None:
+    hostile, worker, job = online(redis, stage.queue), stage.worker(), create(workers={"min": 1, "max": 2})
+    redis.hset(keys.worker(hostile), field, said)
+    stage.turn(2)
+    assert worker in stage.serving()[job]
+    listed = fleet.workers(offline=True).model_dump_json()
+    assert worker in listed and not any(evil in listed for evil in ("\\u001b", "\\u0000", "\u202e"))
+    unregister(redis, hostile)
 
 
 def test_a_worker_that_is_offline_is_forgotten_by_hand_or_after_thirty_days(
@@ -296,6 +348,32 @@ def test_a_higher_priority_takes_workers_over_and_gives_them_back(
     assert [(data["before"], data["priority"]) for data in changed] == [(10, -1)]
 
 
+def test_the_shares_are_worked_out_once_a_turn(stage: Stage, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+
+    def counted(wants: Sequence[Want]) -> dict[str, int]:
+        turns.append(stage.clock.ms)
+        return shares(wants)
+
+    stage.worker()
+    create()
+    monkeypatch.setattr(seating, "shares", counted)
+    stage.turn(3)
+    assert len(turns) == len(set(turns)) == 3
+
+
+def test_being_asked_to_leave_is_news_of_the_job(
+    stage: Stage, create: Create, jobs: Jobs, database: Database, clock: Clock
+) -> None:
+    stage.worker()
+    job = create()
+    stage.turn(2)
+    before = jobs.revision(job)
+    with database.writing() as connection:
+        place(connection, Leave(seats(database)[0].id, None, "drained"), clock.ms)
+    assert jobs.revision(job) == before + 1
+
+
 def test_after_a_restart_of_the_control_plane_no_worker_changes_over_at_once(
     stage: Stage, create: Create, tmp_path: Path
 ) -> None:
@@ -359,6 +437,24 @@ def test_shares_are_of_the_last_hour_and_of_the_job(
     count(other, 200)
     found = {worker.id: worker for worker in fleet.workers().items}
     assert (found[one].share, found[other].share, found[one].job_share) == (0.0, 1.0, 0.6)
+
+
+def test_a_worker_is_as_fast_as_it_is_in_jobs_that_run(
+    stage: Stage, fleet: Fleet, create: Create, database: Database, jobs: Jobs
+) -> None:
+    worker = stage.worker()
+    runs, paused = stage.begin(create()), create()
+    jobs.pause(paused)
+    with database.write() as session:
+        session.add_all([WorkerStat(job_id=job, worker=worker, samples_per_s=5.0) for job in (runs, paused)])
+    assert [one.samples_per_s for one in named(fleet, f"mac-{worker}")] == [5.0]
+
+
+def test_counting_every_workers_samples_reads_an_index_alone(database: Database) -> None:
+    with database.engine.connect() as connection:
+        query = select(col(WorkerStat.worker), func.sum(col(WorkerStat.samples))).group_by(col(WorkerStat.worker))
+        (plan,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}").all()
+    assert "USING COVERING INDEX ix_worker_stat_samples" in plan[-1]
 
 
 def test_what_a_deleted_job_had_counted_makes_no_share_negative() -> None:

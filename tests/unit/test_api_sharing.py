@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.services.seating import (
+    LONGEST_LEAVE_MS,
     REBALANCE_MS,
     TAKE_OVER_MS,
     Action,
@@ -92,7 +93,7 @@ class World:
         seat = next(one for one in self.held if one.id == action.seat_id)
         self.held.remove(seat)
         if isinstance(action, Leave):
-            self.held.append(replace(seat, leaving=True, left_to=action.to))
+            self.held.append(replace(seat, leaving_ms=0, left_to=action.to))
             self.asked_at[seat.id] = self.turns
             for job in (seat.job_id, action.to):
                 if job:
@@ -211,7 +212,7 @@ def test_a_newcomer_gets_a_worker_of_a_job_that_has_two_more_but_not_before_ten_
 
 
 def test_a_worker_that_is_leaving_for_a_job_is_not_asked_again_and_no_other_is() -> None:
-    leaving = replace(serving("w1", "a"), leaving=True, left_to="b")
+    leaving = replace(serving("w1", "a"), leaving_ms=0, left_to="b")
     seats = [leaving, serving("w2", "a", 2)]
     jobs = [demand("a"), waited(demand("b"), 10**6)]
     assert decide_seats(jobs, reds(2), seats) == []
@@ -265,7 +266,7 @@ def test_a_drained_worker_leaves_its_seat_and_gets_none() -> None:
     drained = [Available("w1", ("red",), off="drained"), Available("w2", ("red",), off="drained")]
     actions = decide_seats([demand("a")], drained, [serving("w1", "a")])
     assert actions == [Leave("w1-a-1", None, "drained")]
-    asked = replace(serving("w1", "a"), leaving=True)
+    asked = replace(serving("w1", "a"), leaving_ms=0)
     assert decide_seats([demand("a")], drained, [asked]) == []
     assert decide_seats([demand("a")], drained[:1], [replace(asked, state="finished")]) == [
         Close(asked.id, "left", stop=False)
@@ -286,3 +287,13 @@ def test_the_reason_says_who_is_served_first_and_who_is_drained() -> None:
     )
     off = [replace(workers[0], off="drained")]
     assert shortage(low, off, []) == "Needs 1 worker on queue mnist, 1 is online; 1 is drained"
+
+
+def test_a_worker_that_hangs_when_it_is_to_leave_is_stopped_so_that_the_other_job_gets_it() -> None:
+    jobs = [demand("a"), waited(demand("b"), 10**6)]
+    asked = [replace(serving("w1", "a"), leaving_ms=LONGEST_LEAVE_MS, left_to="b"), serving("w2", "a", 2)]
+    assert decide_seats(jobs, reds(2), asked) == []
+    overdue = [replace(asked[0], leaving_ms=LONGEST_LEAVE_MS + 1), asked[1]]
+    assert decide_seats(jobs, reds(2), overdue) == [Close("w1-a-1", "stopped", stop=True), Issue("b", "w1", 1)]
+    drained = [Available("w1", ("red",), off="drained")]
+    assert decide_seats(jobs[:1], drained, overdue[:1]) == [Close("w1-a-1", "stopped", stop=True)]
