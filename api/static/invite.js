@@ -1,5 +1,6 @@
 // Adding a machine: an invite is made, shown, counted down, and watched until the machine is there.
 
+import { ask } from "./asking.js";
 import { duration } from "./format.js";
 import { now } from "./live.js";
 
@@ -10,18 +11,10 @@ const part = (name) => document.getElementById(`invite-${name}`);
 let invite = null;
 let timer = null;
 
-async function ask(path, options) {
-  const answer = await fetch(path, options);
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.detail);
-  return body;
-}
-
 async function make() {
   part("problem").textContent = "";
   try {
-    const body = JSON.stringify({ queue: panel.dataset.queue ?? part("queue").value.trim() });
-    invite = await ask("/v1/invites", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    invite = await ask("POST", "/v1/invites", { queue: panel.dataset.queue ?? part("queue").value.trim() });
   } catch (error) {
     part("problem").textContent = `No invite was made: ${error.message}`;
     return;
@@ -52,7 +45,7 @@ function show() {
 async function look() {
   if (document.hidden) return;
   try {
-    invite = { ...invite, ...(await ask(`/v1/invites/${invite.id}`)) };
+    invite = { ...invite, ...(await ask("GET", `/v1/invites/${invite.id}`)) };
   } catch {
     // The server is away: the next turn asks again.
   }
