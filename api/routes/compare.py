@@ -30,13 +30,14 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
     try:
         jobs = [services.jobs.show(job_id) for job_id in chosen]
         results = [result(job, services.history.lowest_loss(job.id), now) for job in jobs]
-        data = _data(views, chosen)
+        data, tables = _data(views, chosen), [views.table(job.id) for job in jobs]
     except NotFound as error:
         return missing(request, "These jobs cannot be compared", str(error))
     return render(
         request,
         "compare.html",
         results=results,
+        tables=tables,
         differences=differing([job.spec for job in jobs]),
         moving=any(job.status not in ENDED for job in jobs),
         late=any(job.spec["strategy"]["kind"] == "async" for job in jobs),

@@ -151,7 +151,7 @@ class Views:
             timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
             checkpoints=[c for n, c in enumerate(saved) if n < CHECKPOINTS_SHOWN or c.best],
             names={worker.id: worker.name for worker in workers if worker.name},
-            rows=rows(self._history.metrics(job_id, points=TABLE_POINTS)) if table else [],
+            rows=self.table(job_id) if table else [],
             parent=self._parent(job),
             spent=spent,
             estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,
@@ -170,6 +170,10 @@ class Views:
     def plots(self, job_id: str, points: int = PLOT_POINTS) -> dict[str, Columns]:
         """The series to draw."""
         return self._history.columns(job_id, points)
+
+    def table(self, job_id: str) -> list[Row]:
+        """What the plots draw, as a table."""
+        return rows(self._history.metrics(job_id, points=TABLE_POINTS))
 
     def lowest_loss(self, job_id: str) -> Lowest | None:
         """The lowest test loss, and its version."""

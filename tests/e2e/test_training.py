@@ -241,6 +241,15 @@ def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None
         worker.kill()
 
 
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """As if the suite ran in a terminal: what is started under nohup ignores that one closes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_a_worker_whose_terminal_closes_leaves_no_orphan(plane: ControlPlane) -> None:
     job_id = plane.create(**{**DIGITS, "queue": "hangup"}, rounds=100_000)
     with plane.worker("hangup", "closed") as worker:

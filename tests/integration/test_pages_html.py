@@ -286,6 +286,13 @@ def test_compared_jobs_show_what_differs(pages: Pages) -> None:
     html = pages.get(f"/compare?job={one}&job={other}")
     assert "<code>rounds</code></th><td>7</td><td>9</td>" in html
     assert "<code>dataset</code>" not in html
+    with pages.services.database.write() as session:
+        about = {"job_id": other, "token": "1.1.a", "incarnation": 1, "version": 1, "voided": False}
+        session.add(Score(**about, at_ms=1, loss=0.125, accuracy=0.75, samples=1))
+    pages.change(other, version=1)
+    tables = pages.get(f"/compare?job={one}&job={other}").split('id="values-tables"')[1].split("</details>")[0]
+    assert tables.count("Nothing to show yet.") == 1
+    assert re.search(r'<th scope="row" class="number">1</th>.*>0.125</td>.*>75.00 %</td>', tables)
     assert "0 were chosen" in pages.get("/compare", 404)
     assert "1 were chosen" in pages.get(f"/compare?job={one}&job={one}", 404)
     assert "there is no job nosuchid" in pages.get(f"/compare?job={one}&job=nosuchid", 404)
