@@ -20,19 +20,17 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
     """Bring a job's rows in line with its checkpoint files; does nothing where they agree."""
     artifacts = Artifacts(artifacts_dir, job_id)
     with database.engine.connect() as connection:
-        saved = _known(connection, job_id, CheckpointRow)
-        tokens = artifacts.tokens()  # looked at last: files are there before their rows
-        gone = saved - {str(token) for token in tokens}
-        if not gone and not _news(connection, artifacts, job_id, tokens):
+        if not any(_differences(connection, artifacts, job_id)):
             return
     with database.writing() as connection:
+        gone, news = _differences(connection, artifacts, job_id)
         rows = table(CheckpointRow)
         connection.execute(delete(rows).where(rows.c.job_id == job_id, rows.c.token.in_(gone)))
         state = load(connection, job_id)
         if state is None:
             return  # deleted meanwhile
         was, fold, now = state["status"], Fold(state, Rates()), now_ms()
-        for token in _news(connection, artifacts, job_id, tokens):
+        for token in news:
             if token.version > state["version"]:
                 continue  # its events are still to come
             try:
@@ -45,10 +43,12 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
         store(connection, state, fold.changes, was)
 
 
-def _news(connection: Connection, artifacts: Artifacts, job_id: str, tokens: list[Token]) -> list[Token]:
-    """The checkpoints that SQLite does not know, or knows without their score."""
+def _differences(connection: Connection, artifacts: Artifacts, job_id: str) -> tuple[set[str], list[Token]]:
+    """The tokens of rows whose files are gone; the checkpoints that SQLite does not know, or not with their score."""
     saved, scored = (_known(connection, job_id, model) for model in (CheckpointRow, Score))
-    return [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
+    tokens = artifacts.tokens()  # looked at last: files are there before their rows
+    news = [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
+    return saved - {str(token) for token in tokens}, news
 
 
 def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score]) -> set[str]:
