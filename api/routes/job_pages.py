@@ -15,8 +15,9 @@ from api.schemas import JobPublic
 from api.services import wording
 from api.services.logviews import log_view
 from api.services.paging import BadCursor
+from api.services.plans import mean_round
 from api.services.series import Columns, Lowest
-from api.services.views import elapsed_s, mean_round
+from api.services.views import elapsed_s
 from computeshare import showing
 from computeshare.types import ENDED, Outcome
 
@@ -152,4 +153,4 @@ def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None
     """What the script needs to begin with."""
     shown = job.model_dump(mode="json", exclude={"spec", "error"})
     best = lowest._asdict() if lowest else None
-    return {"job": shown, "round_samples": mean_round(job), "series": series, "lowest": best}
+    return {"job": shown, "round_samples": mean_round(job.spec), "series": series, "lowest": best}

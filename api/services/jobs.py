@@ -19,7 +19,7 @@ from api.database import Database, now_ms
 from api.errors import Conflict, KeyReused, NotFound
 from api.schemas import JobPage, JobPublic
 from api.services.paging import next_cursor, page
-from api.services.plans import plan_of
+from api.services.plans import mean_round
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED, JobStatus
@@ -372,8 +372,7 @@ def _left_s(job: Job) -> float | None:
     """What the remaining rounds take at the present speed."""
     if job.status != "running" or not job.samples_per_s:
         return None
-    plan = plan_of(job.spec)
-    return (job.rounds_total - job.version) * plan.samples / plan.rounds_per_epoch / job.samples_per_s
+    return (job.rounds_total - job.version) * mean_round(job.spec) / job.samples_per_s
 
 
 _SAME_NAMES = JobPublic.model_fields.keys() & Job.model_fields.keys()

@@ -22,7 +22,7 @@ from api.schemas import (
 )
 from api.services.history import History
 from api.services.jobs import Jobs
-from api.services.plans import plan_of
+from api.services.plans import mean_round
 from api.services.series import Columns, Lowest
 from api.services.submissions import Spent, Submissions
 from api.services.wording import rate
@@ -107,16 +107,10 @@ class JobView:
     def speed(self, now: datetime) -> str:
         """Rounds a minute: at present, or on average where the job has ended."""
         if self.job.status == "running":
-            return f"{rate(60 * self.job.samples_per_s / mean_round(self.job))} rounds a minute"
+            return f"{rate(60 * self.job.samples_per_s / mean_round(self.job.spec))} rounds a minute"
         if self.job.finished_at and (took_s := elapsed_s(self.job, now)):
             return f"{rate(60 * self.job.version / took_s)} rounds a minute on average"
         return ""
-
-
-def mean_round(job: JobPublic) -> float:
-    """Samples of a job's round; the last one of an epoch may be short."""
-    plan = plan_of(job.spec)
-    return plan.samples / plan.rounds_per_epoch
 
 
 def elapsed_s(job: JobPublic, now: datetime) -> float:

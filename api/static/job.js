@@ -103,14 +103,19 @@ function countTraffic(snapshot) {
   if (versions) sent = snapshot;
 }
 
+// Has the page show a newer snapshot.
+function take(snapshot) {
+  if (snapshot.chosen !== job.chosen) location.reload(); // rounds and their number are others now
+  job = snapshot;
+  tell(snapshot);
+  show();
+}
+
 const HANDLERS = {
   job(snapshot) {
-    if (snapshot.chosen !== job.chosen) return location.reload(); // rounds and their number are others now
     const other = MATTERS.some((name) => snapshot[name] !== job[name]);
-    job = snapshot;
-    tell(snapshot);
+    take(snapshot);
     countTraffic(snapshot);
-    show();
     refresh(other);
   },
   version({ at, data }) {
@@ -197,11 +202,7 @@ async function rest() {
   if (!document.hidden) return;
   source?.close();
   try {
-    const fresh = await read(`/v1/jobs/${job.id}`);
-    if (fresh.chosen !== job.chosen) return location.reload();
-    job = fresh;
-    tell(job);
-    show();
+    take(await read(`/v1/jobs/${job.id}`));
   } catch {
     // The next look may find the server.
   }
