@@ -8,6 +8,7 @@ from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from api.database import Database
+from api.services.bans import pass_on
 from api.services.storing import WORKER
 from api.tables import Machine, table
 from computeshare.queue import WorkerInfo
@@ -125,4 +126,5 @@ def _succeed(connection: Connection, gone: str, new: str) -> None:
     values = {"first_seen_ms": before.first_seen_ms, "drained_ms": drained}
     connection.execute(update(MACHINE).where(MACHINE.c.worker == new).values(values))
     connection.execute(delete(MACHINE).where(MACHINE.c.worker == gone))
+    pass_on(connection, gone, new)
     log.info("worker came again", before=gone, now=new, drained=before.drained_ms is not None)

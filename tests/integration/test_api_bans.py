@@ -17,6 +17,7 @@ from api.services.jobs import Jobs
 from api.services.outbox import Courier
 from api.services.projector import Projector
 from computeshare.keys import JobKeys
+from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 
@@ -87,6 +88,37 @@ def test_a_lifted_ban_is_forgotten_by_the_broker_too_and_seats_come_again(
     assert sorted(seat.worker for seat in seats(database)) == sorted(WORKERS)
     assert history.timeline(job)[0].type in ("unbanned", "joined")
     assert [e.data for e in history.timeline(job) if e.type == "unbanned"] == [{"worker": LIAR, "by": "a user"}]
+
+
+def test_a_ban_stays_with_the_machine_when_its_worker_starts_anew_until_it_is_lifted_there(
+    redis: Redis,
+    dispatcher: Dispatcher,
+    database: Database,
+    history: History,
+    bans: Bans,
+    jobs: Jobs,
+    job: str,
+    queue: str,
+    clock: Clock,
+) -> None:
+    dispatcher.step(redis)
+    unregister(redis, LIAR)
+    clock.ms += 1000
+    dispatcher.step(redis)
+    again = WorkerInfo("c" * 12, f"mac-{LIAR}", "cpu", (queue,), {}, 1, "host", 2)
+    register(redis, again)
+    for _ in range(15):
+        clock.ms += 1000
+        dispatcher.step(redis)
+    assert [seat.worker for seat in seats(database, "issued")] == [HONEST]
+    before, after = history.worker(job, LIAR), history.worker(job, again.id)
+    assert (before.banned, before.strikes, before.refused) == (None, 0, 5)
+    assert (after.banned, after.strikes, after.active, after.name) == ("checksum", 5, False, "liar")
+    bans.lift(job, again.id)
+    dispatcher.step(redis)
+    assert sorted(seat.worker for seat in seats(database, "issued")) == sorted([HONEST, again.id])
+    assert history.worker(job, again.id).banned is None
+    assert jobs.show(job).reason is None or "banned" not in jobs.show(job).reason
 
 
 def test_only_a_ban_that_there_is_can_be_lifted(bans: Bans, job: str) -> None:
