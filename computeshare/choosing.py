@@ -1,6 +1,7 @@
 """Which codecs a job takes, and how many inner steps, by what its workers measured: chosen once, before it opens. Pure.
 
-Sending is to stay under a tenth of the time on the slowest link, with as little lost on the way as that allows.
+Sending, with the encoding and decoding it takes, is to stay under a tenth of the time of the worker that it holds up
+most, with as little lost on the way as that allows.
 """
 
 import math
@@ -13,8 +14,10 @@ from computeshare.methods import LocalStrategy
 from computeshare.spec import CodecName, CodecSpec, JobSpec
 
 SENDING = 0.1
-"""The most that sending and receiving may take of a worker's time."""
-IDLE = 0.02
+"""The most that sending, receiving and what both take of the processors may take of a worker's time."""
+PLANNED = SENDING / 2
+"""What is chosen for: what was measured for a second or two varies, and workers wait for the slowest of them, too."""
+IDLE = 0.005
 """The most that replicas may idle for want of whole rounds, if more inner steps can help it."""
 MOST_STEPS = 500
 """More inner steps than this are not chosen: replicas drift apart."""
@@ -29,6 +32,16 @@ PAIRS: tuple[CodecSpec, ...] = (
 CANDIDATES: tuple[CodecName, ...] = ("float32", "float16", "int8", "topk")
 
 
+class Coded(BaseModel):
+    """What an update comes to with one codec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int = Field(ge=0, description="bytes")
+    encode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds, error feedback included")
+    decode_s: float = Field(ge=0, allow_inf_nan=False)
+
+
 class Measured(BaseModel):
     """What one worker measured on its own machine and link."""
 
@@ -37,7 +50,7 @@ class Measured(BaseModel):
     compute_s: float = Field(gt=0, allow_inf_nan=False, description="seconds for a micro-batch")
     up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
     down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
-    message_bytes: Mapping[CodecName, int] = Field(description="of one update, by codec; all the candidates")
+    messages: Mapping[CodecName, Coded] = Field(description="one update, by codec; all the candidates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +61,26 @@ class Choice:
     inner_steps: int | None
     """For strategy `local`."""
     sending: float
-    """Share of its time that the worker with the slowest link will send and receive."""
+    """Share of its time in which the worker that it holds up most waits for messages, or makes or reads them."""
     slowest: Measured
 
     @property
     def reason(self) -> str:
         """Why, for whoever watches the job."""
-        up, compute = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
-        size = self.slowest.message_bytes[self.codec.up] / 1e6
+        up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
+        size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
         verdict = "" if self.sending <= SENDING else "; nothing that was tried takes less than a tenth"
         return (
             f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB, the slowest link sends "
-            f"{up:.3g} Mbit/s, a micro-batch takes {compute:.3g} ms there, so that sending takes {self.sending:.0%} of "
-            f"the time{verdict}"
+            f"{up:.3g} Mbit/s, a micro-batch takes {compute_ms:.3g} ms there, so that sending, with encoding and "
+            f"decoding, takes {self.sending:.0%} of the time{verdict}"
         )
 
 
 def choose(spec: JobSpec, measured: Sequence[Measured]) -> Choice:
-    """The first pair of codecs that keeps sending under a tenth of everybody's time; if none does, what sends least.
+    """The first pair of codecs with which sending takes as little as is planned of everybody's time; if there is none,
+    the one with which it takes least.
 
     With strategy `local` the job's own inner steps are the fewest: where no pair suffices with them, they grow, with
     codecs that every job's bits bear before those that make them depend on who took part.
@@ -75,7 +89,7 @@ def choose(spec: JobSpec, measured: Sequence[Measured]) -> Choice:
         measured: by each worker that will take part; at least one.
     """
     choices = list(_choices(spec, measured))
-    return next((one for one in choices if one.sending <= SENDING), None) or min(choices, key=lambda one: one.sending)
+    return next((one for one in choices if one.sending <= PLANNED), None) or min(choices, key=lambda one: one.sending)
 
 
 def _choices(spec: JobSpec, measured: Sequence[Measured]) -> Iterator[Choice]:
@@ -119,13 +133,20 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
 
 
 def _seconds(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> tuple[float, float]:
-    """A worker's seconds of sending and receiving in a round, and of computing its units' first micro-batches."""
-    units = math.ceil(spec.plan.units_per_round / workers)
-    up = units * one.message_bytes[pair.up] / one.up_bytes_per_s
-    return up + one.message_bytes[pair.down] / one.down_bytes_per_s, units * one.compute_s
+    """A worker's seconds of sending and receiving in a round, and of computing its units' first micro-batches.
+
+    The reducer, which works while the workers wait, is taken to be as fast as this worker: it decodes every update,
+    encodes the difference, and decodes that as every worker does.
+    """
+    in_round = spec.plan.units_per_round
+    units = math.ceil(in_round / workers)
+    up, down = one.messages[pair.up], one.messages[pair.down]
+    link = units * up.size / one.up_bytes_per_s + down.size / one.down_bytes_per_s
+    coding = units * up.encode_s + in_round * up.decode_s + down.encode_s + 2 * down.decode_s
+    return link + coding, units * one.compute_s
 
 
 def _steps(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> int:
-    """How many inner steps keep sending under a tenth of this worker's time."""
+    """How many inner steps keep sending to what is planned of this worker's time."""
     sending, computing = _seconds(spec, pair, one, workers)
-    return math.ceil(sending * (1 - SENDING) / SENDING / computing)
+    return math.ceil(sending * (1 - PLANNED) / PLANNED / computing)

@@ -18,7 +18,7 @@ from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.catalog import catalog
 from computeshare.commands.run import run_command
-from computeshare.loglines import Writer
+from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog
 from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
 from computeshare.rounds import RoundStore
@@ -41,6 +41,7 @@ class Evaluator:
         self._announced: set[tuple[str, str]] = set()
         self._specs: dict[str, JobSpec | None] = {}
         self._loaded: tuple[str, Any] | None = None
+        self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
         """Score until told to stop; an outage of the broker is waited out."""
@@ -49,7 +50,8 @@ class Evaluator:
                 if not self._turn():
                     self.stop.wait(LOOK_S)
             except RedisError as error:
-                log.warning("broker away, or it refuses", error=str(error))
+                if (before := self._remarks.passes(type(error).__name__)) is not None:
+                    log.warning("broker away, or it refuses", error=str(error), others_since_last_told=before)
                 self.stop.wait(random.uniform(0.5, 1.5))
 
     def _turn(self) -> bool:

@@ -1,12 +1,14 @@
-"""What a worker measures before a job's codecs are chosen: its link to the broker, its speed, the size of an update."""
+"""What a worker measures before a job's codecs are chosen: its link to the broker, its speed, what an update takes."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from computeshare.choosing import CANDIDATES, Measured
-from computeshare.codecs import CODECS
-from computeshare.codecs.messages import encode_update
+import numpy as np
+
+from computeshare.choosing import CANDIDATES, Coded, Measured
+from computeshare.codecs import CODECS, Codec
+from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.layout import Layout
 from computeshare.rounds import Member
 from computeshare.types import Vector
@@ -14,23 +16,36 @@ from computeshare.types import Vector
 LARGEST_PROBE = 8 << 20
 SMALLEST_PROBE = 64 << 10
 LONG_ENOUGH_S = 1.0
-TIMES = 3
+MOST_MICRO_BATCHES = 64
 
-Compute = Callable[[int], tuple[Vector, Vector]]
-"""A micro-batch's update (d,) and buffers (b,)."""
+Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
+"""The update (d,) and buffers (b,) that some micro-batches end with."""
 
 
 def measure(member: Member, compute: Compute, layout: Layout) -> Measured:
-    """Compute a few micro-batches, encode the last one's update by every candidate, and try the link."""
-    compute(0)  # the first one takes longer
-    began = time.perf_counter()
-    for micro_batch in range(1, TIMES + 1):
-        vector, buffers = compute(micro_batch)
-    compute_s = (time.perf_counter() - began) / TIMES
-    messages = {name: encode_update(CODECS[name], vector, buffers, layout, 0) for name in CANDIDATES}
+    """Compute micro-batches, encode and decode what they end with by every candidate, and try the link."""
+    compute([0])  # the first one takes longer
+    count, took = 1, 0.0
+    while took < LONG_ENOUGH_S and count < MOST_MICRO_BATCHES:
+        count *= 4
+        began = time.perf_counter()
+        vector, buffers = compute(range(count))
+        took = time.perf_counter() - began
+    messages = {name: coded(CODECS[name], vector, buffers, layout) for name in CANDIDATES}
     up, down = link(member)
-    sizes = {name: sum(map(len, message)) for name, message in messages.items()}
-    return Measured(compute_s=compute_s, up_bytes_per_s=up, down_bytes_per_s=down, message_bytes=sizes)
+    return Measured(compute_s=took / count, up_bytes_per_s=up, down_bytes_per_s=down, messages=messages)
+
+
+def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Coded:
+    """An update (d,) with its buffers (b,) encoded and decoded: the second time, as what comes first takes longer."""
+    encoder, out = UpdateEncoder(codec, layout, feedback_of(codec, layout)), np.empty_like(vector)
+    for _ in range(2):
+        began = time.perf_counter()
+        message = encoder.whole(vector, buffers, 0)
+        encoded = time.perf_counter()
+        decode_update(codec, message, layout, out)
+        decoded = time.perf_counter()
+    return Coded(size=sum(map(len, message)), encode_s=encoded - began, decode_s=decoded - encoded)
 
 
 def link(member: Member) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
-from computeshare.loglines import Writer
+from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog
 from computeshare.processes import (
     configure_logging,
@@ -59,6 +59,7 @@ class Reducer:
         self._claims: dict[str, Claim] = {}
         self._lost: set[Claim] = set()
         self._looked = 0.0
+        self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
         """Serve until told to stop; an outage of the broker is waited out."""
@@ -67,7 +68,8 @@ class Reducer:
             try:
                 self._turn()
             except RedisError as error:
-                log.warning("broker away, or it refuses", error=str(error))
+                if (before := self._remarks.passes(type(error).__name__)) is not None:
+                    log.warning("broker away, or it refuses", error=str(error), others_since_last_told=before)
                 self.stop.wait(random.uniform(0.5, 1.5))
         for job_id in list(self.jobs):
             with contextlib.suppress(RedisError):

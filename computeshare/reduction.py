@@ -2,11 +2,9 @@
 
 import dataclasses
 import shutil
-import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +13,12 @@ import structlog
 
 from computeshare.artifacts import Artifacts
 from computeshare.catalog import catalog
-from computeshare.chain import Chain, route
+from computeshare.chain import Chain
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
-from computeshare.codecs.messages import add_delta, decode_weights, is_news, update_parts
+from computeshare.codecs.messages import is_news, update_parts
 from computeshare.deciding import Decider, Undecided
-from computeshare.errors import ArtifactError, Diverged, LostClaim, ShapeError
+from computeshare.errors import ArtifactError, Diverged, LostClaim
 from computeshare.failpoints import failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
@@ -30,6 +28,7 @@ from computeshare.quorum import Progress, decide, needed, tolerated
 from computeshare.rounds import Claim, Link, Received, RoundState
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
+from computeshare.standing import Standing, Version, behind
 from computeshare.strategies import sync
 from computeshare.strategies.dividing import Divider, Walked
 from computeshare.types import Blob, Token, Vector
@@ -43,16 +42,6 @@ LOOK_S = 0.25
 """Longest time between looks at a round that may close without all of its micro-batches."""
 HELD_S = 5.0
 """How long a job that the disk holds up waits before the disk is tried again, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What the reducer holds of a version."""
-
-    token: Token
-    held: "Held"
-    sha256: str = ""
-    """Of its weights; empty: not known."""
 
 
 class JobReducer:
@@ -104,7 +93,7 @@ class JobReducer:
         if state is None or self.current is None:
             if not self._prepare():
                 return False
-            if state is None or self._went_back(state):
+            if state is None or self.standing.went_back(state):
                 self._open()
                 return True
             self._resume(state)
@@ -167,13 +156,13 @@ class JobReducer:
         from computeshare.training import devices, models
 
         self.spec, self.plan = spec, spec.plan
-        self.up, self.down = CODECS[spec.codecs.up], CODECS[spec.codecs.down]
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout: Layout = models.layout_of(module)
         self._parts = update_parts(self.layout)
-        bearable = tolerated(spec.sharers)
-        self.gatherer = Gatherer(self.rounds, self.up, self.layout, spec.plan, self._helper, bearable)
+        up, bearable = CODECS[spec.codecs.up], tolerated(spec.sharers)
+        self.gatherer = Gatherer(self.rounds, up, self.layout, spec.plan, self._helper, bearable)
         self.steps = Steps(spec, self.layout)
+        self.standing = Standing(self.rounds, self.artifacts, spec, self.steps, self.gatherer)
         self.divider = Divider() if spec.scales_steps else None
         self.kind = devices.kind(torch.device("cpu"))
         return True
@@ -182,14 +171,14 @@ class JobReducer:
 
     def _open(self) -> None:
         """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
-        restored = self._restore()
+        restored = self.standing.on_disk()
         if restored is None and self.rounds.origin():
             raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         manifest = self.artifacts.manifest(restored.token) if restored else None
         carried = manifest.carried if manifest else ()
         incarnation = self.artifacts.next_incarnation()
         version = restored.token.version if restored else 0
-        begun = restored.held if restored else self.steps.load(self._initial(), b"")
+        begun = restored.held if restored else self.standing.initial()
         blob, held = self.steps.blob(begun.master, begun.weights)
         sha256 = self.layout.digest(held.weights)
         token = Token(incarnation, version, sha256[:16])
@@ -208,92 +197,13 @@ class JobReducer:
         about = {"version": version, "from_checkpoint": restored is not None, "parameters": self.layout.parameters}
         log.info("opened", job=self.rounds.job_id, **about)
 
-    def _initial(self) -> Weights:
-        """The weights that the job's seed gives."""
-        from computeshare.training import models
-
-        spec = self.spec
-        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
-        return models.weights_of(module, self.layout)
-
-    def _restore(self) -> Version | None:
-        """The newest whole checkpoint on disk; the optimizer takes over its state."""
-        for token in reversed(self.artifacts.tokens()):
-            try:
-                weights = self.layout.gather(self.artifacts.tensors(token))
-                if self.layout.digest(weights) != self.artifacts.manifest(token).sha256:
-                    raise ArtifactError("its weights are not those that its manifest names")
-                return Version(token, self.steps.load(weights, self.artifacts.state(token)))
-            except (ArtifactError, ShapeError, struct.error) as error:
-                log.error("checkpoint passed over", job=self.rounds.job_id, token=str(token), error=str(error))
-        return None
-
-    def _went_back(self, state: RoundState) -> bool:
-        """Whether the broker went back behind what is durable; its round is then given up."""
-        newest = self.artifacts.tokens()[-1:]
-        if not newest or newest[0].version <= state.version:
-            return False
-        restored = self._restore()  # the newest may be damaged
-        return restored is not None and restored.token.version > state.version and self.rounds.discard(state)
-
     def _resume(self, state: RoundState) -> None:
-        """Take over a running job from Redis: its weights, and its optimizer's state or what that came from."""
-        tokens, snapshot = self.rounds.chain()
-        weights, delta_bytes = self._load_weights(state.token, tokens, snapshot)
-        if weights is None:
-            raise LostClaim(f"the weights of version {state.token} are gone")
-        whole_bytes = 4 * self.layout.parameters
-        self.chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
-        raw = self.rounds.load(self.rounds.keys.state(str(state.token)))
-        held = self._replay(state, weights) if raw is None else self.steps.load(weights, b"".join(raw))
-        self.current = Version(state.token, held)
+        """Take over a running job from what the broker holds of it."""
+        self.current, self.chain = self.standing.in_broker(state)
         log.info("took over", job=self.rounds.job_id, version=state.version)
         if self.spec.wants_checkpoint(state.version):
             # The reducer before may have died between commit and file.
             self._checkpoint(self.current, self._following(state.version, state.carried))
-
-    def _load_weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
-        """A version's weights as workers hold them, None if they are gone, and the bytes of the differences to them."""
-        load, keys = self.rounds.load, self.rounds.keys
-        if not self.steps.chained:
-            message = load(keys.weights(str(token)))
-            return None if message is None else decode_weights(self.down, message, self.layout), 0
-        way = route(chain, snapshot, "", str(token))
-        if way is None or way.snapshot is None or (message := load(keys.weights(way.snapshot))) is None:
-            return None, 0
-        weights, delta_bytes = decode_weights(CODECS["float32"], message, self.layout), 0
-        for one in way.deltas:
-            if (delta := load(keys.delta(one))) is None:
-                return None, 0
-            weights = add_delta(self.down, delta, self.layout, weights)
-            delta_bytes += sum(map(len, delta))
-        return weights, delta_bytes
-
-    def _replay(self, state: RoundState, weights: Weights) -> "Held":
-        """Repeat the step that led to the current version, from the state before and the round's submissions."""
-        base = state.base
-        raw = self.rounds.load(self.rounds.keys.state(str(base))) if base else None
-        held_before = self._load_weights(base, *self.rounds.chain())[0] if base else None
-        if base is None or raw is None or held_before is None:
-            raise LostClaim(f"the state before version {state.token} is gone")
-        before = self.steps.load(held_before, b"".join(raw))
-        counted, sizes = self.rounds.counted(state)
-        samples = [self.plan.unit_size(unit, sizes) for _, unit in counted]
-
-        def read(bucket: int) -> Iterator[Vector]:
-            return (self._replayed(one, bucket, state.token) for one in counted)
-
-        gradient = self.steps.combine(read, samples, [_behind(token, base) for token, _ in counted])
-        held = dataclasses.replace(before, master=self.steps.optimizer.step(before.master, gradient), weights=weights)
-        if not self.rounds.store_state(base, counted, state.token, self.steps.dump(held.master)):
-            raise LostClaim(f"version {state.token} has been succeeded meanwhile")
-        return held
-
-    def _replayed(self, one: tuple[str, int], bucket: int, token: Token) -> Vector:
-        values = self.gatherer.again(one, bucket)
-        if values is None:
-            raise LostClaim(f"the state of version {token} has been stored meanwhile")
-        return values
 
     # The round
 
@@ -320,7 +230,7 @@ class JobReducer:
         clock = _Clock()
         counted = [parts[m] for m in sorted(parts)]
         samples = [self.plan.unit_size(part.micro_batch, base.sizes) for part in counted]
-        staleness = [_behind(part.base, base.token) for part in counted]
+        staleness = [behind(part.base, base.token) for part in counted]
         try:
             gradient, buffers = self._gathered(base, parts, samples, staleness)
         except Refused:
@@ -471,11 +381,6 @@ def _first_to_come(parts: dict[int, Received], count: int) -> dict[int, Received
     if len(parts) <= count:
         return parts
     return dict(sorted(parts.items(), key=lambda one: (one[1].at, one[0]))[:count])
-
-
-def _behind(base: str, current: Token) -> int:
-    """How many versions before the current one an update was computed on."""
-    return current.version - Token.parse(base).version
 
 
 class _Clock:

@@ -18,34 +18,25 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import connect, is_next_door, when_there_is_room
-from computeshare.codecs import CODECS, DELTAS
-from computeshare.codecs.messages import (
-    UpdateEncoder,
-    add_delta,
-    decode_weights,
-    feedback_of,
-    in_parts,
-    is_news,
-    weights_parts,
-    weights_room,
-)
-from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
+from computeshare.errors import ArtifactError, Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
-from computeshare.layout import Weights
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog, log_warnings
 from computeshare.manners.telling import Progress, Teller
 from computeshare.measuring import measure
-from computeshare.methods import AsyncStrategy, SyncStrategy
+from computeshare.methods import AsyncStrategy, LocalStrategy, SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
 from computeshare.processes import configure_logging, keep_freed_memory, spare_the_collector, worker_name
 from computeshare.queue import Seat
-from computeshare.rounds import Grant, Member, Pulled, Receipt, RoundStore, Terms, Waiting
+from computeshare.receiving import Inbox
+from computeshare.rounds import Grant, Member, Receipt, RoundStore, Terms, Waiting
 from computeshare.sending import Outbox
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
-from computeshare.types import Blob, Token, Vector
+from computeshare.types import Token, Vector
 from computeshare.wire import Wire
 
 AHEAD = 8
@@ -94,7 +85,8 @@ class SeatSession:
         self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
         self.data_dir = data_dir
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
-        terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers)
+        at_first = 1 if isinstance(spec.strategy, LocalStrategy) else 0  # it is long: others may come meanwhile
+        terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers, at_first)
         limit = os.environ.get("COMPUTESHARE_MAX_UP")
         pacer = Pacer(parse_rate(limit)) if limit else None
         self.wire = Wire(redis, pacer=pacer, interrupt=self._is_called_off)
@@ -102,9 +94,6 @@ class SeatSession:
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
         self.is_working = False  # computing, or sending what came of it
-        self.weights: Weights | None = None  # where versions are published as differences: those at hand,
-        self.weights_token = ""  # and of which version they are
-        self.bytes_down = 0
         self.waiting_s = 0.0
         self.submitted_at = 0.0
         self.usual_wait_s = 0.0  # from a submission to the next version; 0: there is more to do before that
@@ -156,8 +145,6 @@ class SeatSession:
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
         module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
         self.layout = models.layout_of(module)
-        self.parts, self.room = weights_parts(self.layout), weights_room(self.layout)
-        self.with_news = is_news(self.layout)
         self.module = module
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
@@ -169,13 +156,13 @@ class SeatSession:
         rounds = RoundStore(self.redis, self.seat.job)
         if self.spec.codec == "auto":
             from computeshare.training.models import weights_of
-            from computeshare.training.units import first_step
+            from computeshare.training.units import try_out
 
             replica = self.make_replica(self.spec)
             replica.load(weights_of(self.module, self.layout))
 
-            def compute(micro_batch: int) -> tuple[Vector, Vector]:
-                update = first_step(replica, micro_batch)
+            def compute(micro_batches: Sequence[int]) -> tuple[Vector, Vector]:
+                update = try_out(replica, micro_batches)
                 return update.vector, update.buffers
 
             found = when_there_is_room(lambda: measure(self.member, compute, self.layout), self.stop)
@@ -188,10 +175,11 @@ class SeatSession:
             if raw is None:
                 return "the job is gone"
             self.spec = JobSpec.model_validate_json(raw)
-        self.up, self.down = CODECS[self.spec.codecs.up], CODECS[self.spec.codecs.down]
+        codecs = self.spec.codecs
         self.plan = self.spec.plan
-        self.feedback = feedback_of(self.up, self.layout)
-        self.outbox = Outbox(self.member, UpdateEncoder(self.up, self.layout, self.feedback, self.compress))
+        self.inbox = Inbox(self.member, codecs.down, self.layout)
+        self.feedback = feedback_of(CODECS[codecs.up], self.layout)
+        self.outbox = Outbox(self.member, UpdateEncoder(CODECS[codecs.up], self.layout, self.feedback, self.compress))
         self.replica = self.make_replica(self.spec)
         return None
 
@@ -253,14 +241,14 @@ class SeatSession:
         grant = self.member.lease(loaded)
         while not self.stop.is_set():
             if grant.weights:
-                self.replica.load(self._decoded(grant))
+                self.replica.load(self.inbox.decoded(grant))
                 loaded = grant.token
                 self.usual_wait_s = time.perf_counter() - self.submitted_at if self.submitted_at else 0.0
             elif grant.answer == "leased":
                 self.usual_wait_s = 0.0
             match grant.answer:
                 case "stale":
-                    weights, grant = self._pull(grant.token)
+                    weights, grant = self.inbox.pull(grant.token)
                     if grant.answer == "stale":
                         continue  # superseded while it was on its way
                     if weights is None:
@@ -288,45 +276,13 @@ class SeatSession:
             raise JobGone(f"the weights of version {token} are gone")
         return grant
 
-    def _pull(self, token: str) -> tuple[Weights | None, Grant]:
-        """A version's weights, None if they are gone, and a lease on its round."""
-        if self.spec.codecs.down not in DELTAS:
-            message, grant = self.member.pull(token, self.parts, self.room)
-            return None if message is None else self._whole(message), grant
-        pulled, grant = self.member.follow(self.weights_token, token, self.parts, self.room)
-        return None if pulled is None else self._followed(token, pulled), grant
-
-    def _decoded(self, grant: Grant) -> Weights:
-        """The weights that came with the news of a version."""
-        if self.spec.codecs.down not in DELTAS:
-            return self._whole(grant.weights)
-        return self._followed(grant.token, Pulled(None, [grant.weights]))
-
-    def _whole(self, message: Sequence[Blob]) -> Weights:
-        self.bytes_down += _bytes([message])
-        return decode_weights(self.down, message, self.layout)
-
-    def _followed(self, token: str, pulled: Pulled) -> Weights:
-        """The weights of a version, from what leads to it, kept for the next differences. Raises CodecError."""
-        self.bytes_down += _bytes([*([pulled.whole] if pulled.whole else []), *pulled.deltas])
-        weights = decode_weights(CODECS["float32"], pulled.whole, self.layout) if pulled.whole else self.weights
-        assert weights is not None  # a way that begins with those at hand was given because they are
-        for message in pulled.deltas:
-            weights = add_delta(self.down, message, self.layout, weights)
-        if not token.endswith(self.layout.digest(weights)[:16]):
-            raise CodecError(
-                f"the differences that lead to version {token} give other weights: the broker has lost some"
-            )
-        self.weights, self.weights_token = weights, token
-        return weights
-
     def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
         """Sleep until the next version, or until it is worth asking for a lease again."""
         started = time.perf_counter()
         self._look_ahead(loaded)
         timeout_ms = min(ask_again_ms, LONGEST_WAIT_MS)
-        if self.with_news:
-            grant = self.member.wait_for(loaded, Waiting(timeout_ms, self.parts))
+        if self.inbox.with_news:
+            grant = self.member.wait_for(loaded, Waiting(timeout_ms, self.inbox.parts))
         else:
             token = self.member.wait(timeout_ms)
             grant = Grant("stale", token, 0, ()) if token and token != loaded else self.member.lease(loaded)
@@ -399,14 +355,14 @@ class SeatSession:
 
     def _is_called_off(self) -> bool:
         """Whether nobody has any use for what is being sent."""
-        return self.is_working and not self.keeper.goes_on()
+        return self.is_working and not self.keeper.takes_more()
 
     def _submit(self, token: str, seconds: dict[str, float]) -> Grant | None:
         started = time.perf_counter()
         seconds["uploading"] = self.uploading_s
         report: dict[str, Any] = {
             "bytes_up": self.outbox.bytes,
-            "bytes_down": self.bytes_down,
+            "bytes_down": self.inbox.bytes,
             "seconds": {name: round(s, 6) for name, s in seconds.items()},
         }
         waiting = self._expected()
@@ -415,7 +371,7 @@ class SeatSession:
         self.submitted_at = time.perf_counter()
         self.uploading_s = self.submitted_at - started
         self._remark(receipt, token)
-        self.bytes_down, self.waiting_s = 0, 0.0
+        self.inbox.bytes, self.waiting_s = 0, 0.0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
         if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
@@ -437,11 +393,7 @@ class SeatSession:
     def _expected(self) -> Waiting | None:
         """How to wait for the next version right after a submission; None if there may be more to do before."""
         takes_any = isinstance(self.spec.strategy, AsyncStrategy)  # as many as there are, in any order
-        if not self.with_news or not self.usual_wait_s or takes_any or self.stop.is_set():
+        if not self.inbox.with_news or not self.usual_wait_s or takes_any or self.stop.is_set():
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)
-        return Waiting(timeout_ms, self.parts)
-
-
-def _bytes(messages: Sequence[Sequence[Blob]]) -> int:
-    return sum(len(part) for message in messages for part in message)
+        return Waiting(timeout_ms, self.inbox.parts)

@@ -108,8 +108,8 @@ class Steps:
         full = Weights(master, mean, self._layout.counted(before.counters))
         if not self.chained:
             return self._whole(master, full)
-        delta = Weights(master - before.parameters, full.buffers, full.counters)
-        parts = [*encode_weights(self._down, delta, self._layout, version * len(self._layout.buckets))]
+        seed = version * len(self._layout.buckets)
+        parts = [*encode_weights(self._down, full, self._layout, seed, before.parameters)]
         return parts, Held(master, add_delta(self._down, parts, self._layout, before))
 
     def blob(self, master: Vector, weights: Weights) -> tuple[list[Blob], Held]:

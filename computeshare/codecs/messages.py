@@ -13,7 +13,7 @@ from computeshare.codecs.feedback import Feedback
 from computeshare.codecs.float32 import Float32
 from computeshare.errors import CodecError
 from computeshare.layout import BUCKET, Layout, Weights
-from computeshare.types import Blob, Message, Vector
+from computeshare.types import Blob, Counters, Message, Vector
 
 _EXACT = Float32()
 PART_BYTES = 4 * BUCKET
@@ -119,13 +119,20 @@ def weights_room(layout: Layout) -> list[memoryview]:
     return [room[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
 
 
-def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0) -> Iterator[Blob]:
-    """A version's weights as a message, or what is to be added to the parameters of another, with its own rest.
+def encode_weights(
+    codec: Codec, weights: Weights, layout: Layout, seed: int = 0, before: Vector | None = None
+) -> Iterator[Blob]:
+    """A version's weights as a message. Each part is encoded once it is asked for.
 
-    Each part is encoded once it is asked for.
+    Args:
+        before: parameters (d,); in the place of its own go what is to be added to these.
     """
+    scratch = _scratch(layout)
     for index, bucket in enumerate(layout.buckets):
-        yield codec.encode(weights.parameters[bucket], seed + index)
+        values = weights.parameters[bucket]
+        if before is not None:
+            values = np.subtract(values, before[bucket], out=scratch[: values.size])
+        yield codec.encode(values, seed + index)
     yield _EXACT.encode(weights.buffers)
     yield frame.pack(weights.counters.astype("<i8", copy=False))
 
@@ -133,11 +140,7 @@ def encode_weights(codec: Codec, weights: Weights, layout: Layout, seed: int = 0
 def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:
     """The weights in a message, bit for bit as every other receiver gets them. Raises CodecError."""
     parts = _whole(message, weights_parts(layout))
-    return Weights(
-        _decoded(codec, parts, layout, None),
-        _EXACT.decode(parts[-2], layout.buffers),
-        np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8"),
-    )
+    return Weights(_decoded(codec, parts, layout, None), *_rest(parts, layout))
 
 
 def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -> Weights:
@@ -145,8 +148,13 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
 
     Raises CodecError.
     """
-    delta = decode_weights(codec, message, layout)
-    return Weights(before.parameters + delta.parameters, delta.buffers.copy(), delta.counters.copy())
+    parts = _whole(message, weights_parts(layout))
+    after, scratch = np.empty_like(before.parameters), _scratch(layout)
+    for bucket, part in zip(layout.buckets, parts, strict=False):  # the parts after the last bucket's are others
+        size = bucket.stop - bucket.start
+        np.add(before.parameters[bucket], codec.decode(part, size, scratch[:size]), out=after[bucket])
+    buffers, counters = _rest(parts, layout)
+    return Weights(after, buffers.copy(), counters.copy())
 
 
 def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
@@ -171,6 +179,17 @@ def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | 
     for bucket, part in zip(layout.buckets, parts, strict=False):  # the parts after the last bucket's are others
         codec.decode(part, bucket.stop - bucket.start, vector[bucket])
     return vector
+
+
+def _rest(parts: Sequence[Blob], layout: Layout) -> tuple[Vector, Counters]:
+    """The buffers and counters of a version's weights, maybe as views of the message."""
+    counters = np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8")
+    return _EXACT.decode(parts[-2], layout.buffers), counters
+
+
+def _scratch(layout: Layout) -> Vector:
+    """Room for the values of any one bucket."""
+    return np.empty(max((where.stop - where.start for where in layout.buckets), default=0), np.float32)
 
 
 def _whole(message: Message, count: int) -> list[Blob]:

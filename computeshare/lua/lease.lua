@@ -1,6 +1,7 @@
 -- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
 -- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
--- A micro-batch is slow once the round is older than its deadline, which the commit before worked out.
+-- A micro-batch is slow once the round is older than its deadline, which the commit before worked out; where it worked out
+-- none, once its lease is older than the worker that asks would need for the round, three times over.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
 --       10 suspects   11 news of the version after the token's
 -- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
@@ -8,6 +9,7 @@
 --       7 fewest workers that may make a round (0: any), each of them its share at most
 --       8 fewest sessions there must be   9 whether the news are read right after this (1 or 0): then the lease is on the
 --       version after the token's, where that is the current one and there are news of it
+--       10 most units for a worker that was not measured yet (0: its share)
 -- Where the round has sizes, a unit goes to the worker that its size was made for; to another only once that one is
 -- gone, has work of the round already, or is late.
 -- Returns {answer, current token, ms until it is worth asking again, sizes of the round's units by commas,
@@ -32,7 +34,8 @@ local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local first, count, cursor, total = tonumber(round[3]), tonumber(round[4]), tonumber(round[5]), tonumber(round[8])
 local share = math.ceil(tonumber(round[11]) / math.max(1, redis.call("HLEN", KEYS[2])))
-local speed = tonumber(redis.call("HGET", KEYS[7], ARGV[2])) or tonumber(ARGV[6])
+local measured = tonumber(redis.call("HGET", KEYS[7], ARGV[2]))
+local speed = measured or tonumber(ARGV[6])
 local granted, moved = {}, {}
 local again = 4000
 
@@ -52,8 +55,11 @@ if ARGV[7] ~= "0" then
   if share < 1 then return {"wait", token, 1000} end
 end
 
+if not measured and ARGV[10] ~= "0" then share = math.min(share, tonumber(ARGV[10])) end
+
 local deadline = tonumber(round[10] or 0)
-local slow = tonumber(round[7]) + (deadline > 0 and deadline or 250 + 3 * speed * total)
+local patience = deadline > 0 and deadline or 250 + 3 * speed * total
+local slow = tonumber(round[7]) + patience
 local owners, busy = {}, {}
 for owner in (round[13] or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
 if #owners > 0 then
@@ -104,7 +110,8 @@ if #granted == 0 then
   for i = 1, #held, 2 do
     local session, expires, leased, worker = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)$")
     expires, leased = tonumber(expires), tonumber(leased)
-    local take = #granted < share and (expires <= now or (ARGV[4] == "1" and session ~= ARGV[3] and slow <= now
+    local late = deadline > 0 and slow or leased + patience -- the first weights may take long to arrive
+    local take = #granted < share and (expires <= now or (ARGV[4] == "1" and session ~= ARGV[3] and late <= now
       and redis.call("HEXISTS", KEYS[4], held[i]) == 0))
     if take then
       granted[#granted + 1] = held[i]
@@ -113,7 +120,7 @@ if #granted == 0 then
     else
       again = math.min(again, expires - now)
       if ARGV[4] == "1" and session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], held[i]) == 0 then
-        again = math.min(again, slow - now)
+        again = math.min(again, late - now)
       end
     end
   end

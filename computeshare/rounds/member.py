@@ -86,6 +86,8 @@ class Terms:
     """How many workers must share a round, each its part at most; 0: any."""
     fewest: int = 1
     """How many workers must be there at a time."""
+    unmeasured: int = 0
+    """Most units at a time for a worker of unknown speed; 0: its share of the round."""
 
 
 class Member:
@@ -148,7 +150,7 @@ class Member:
 
         Args:
             nonce: that of the submission that they are staged for; empty: nothing is.
-        Returns: the job's status, `gone`, or `fenced`.
+        Returns: the job's status, `lost` where others have done or got all of them, `gone`, or `fenced`.
         """
         k = self.keys
         names = [k.round(), k.sessions(), k.leases(), k.backups()]
@@ -312,7 +314,7 @@ class Member:
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
         names += [k.events(), k.banned(), k.suspects(), k.news(token)]
         arguments: list[Argument] = [token, self.worker_id, self.session, int(terms.backup)]
-        arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest, int(and_news)]
+        arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest, int(and_news), terms.unmeasured]
         return self._channel.script("lease", names, arguments)
 
     @staticmethod

@@ -41,6 +41,10 @@ def compute(
     return replica.compute(unit, goes_on, take)
 
 
-def first_step(replica: Replica | LocalReplica, micro_batch: int) -> Update | LocalUpdate:
-    """What one micro-batch alone yields."""
-    return replica.walk([micro_batch]) if isinstance(replica, LocalReplica) else replica.compute(micro_batch)
+def try_out(replica: Replica | LocalReplica, micro_batches: Sequence[int]) -> Update | LocalUpdate:
+    """What some micro-batches end with, at least one: the last one's update, or where their steps led."""
+    if isinstance(replica, LocalReplica):
+        return replica.walk(micro_batches)
+    for micro_batch in micro_batches[:-1]:
+        replica.compute(micro_batch)
+    return replica.compute(micro_batches[-1])

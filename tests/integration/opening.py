@@ -41,8 +41,8 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
 
 @pytest.fixture
 def join(redis: Redis, claim: Claim) -> Join:
-    def join(worker: str, session: str | None = None, backup: bool = True, sharers: int = 0, fewest: int = 1) -> Member:
-        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", Terms(backup, sharers, fewest))
+    def join(worker: str, session: str | None = None, **terms: Any) -> Member:
+        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", Terms(**terms))
         assert member.join(f"seat of {worker}", {"name": worker}) == "running"
         return member
 
@@ -92,19 +92,20 @@ def events(store: RoundStore, kind: str) -> list[dict[str, Any]]:
     return [json.loads(fields[b"data"]) for _, fields in entries if fields[b"type"].decode() == kind]
 
 
-def age(store: RoundStore, by_ms: int) -> None:
-    """Make every lease of the round older, as the server's clock would."""
+def age(store: RoundStore, by_ms: int, runs_out: bool = True) -> None:
+    """Make the round and its leases older, as the server's clock would; `runs_out`: nobody extends them meanwhile."""
     for key in (store.keys.leases(), store.keys.backups()):
         held: Any = store.redis.hgetall(key)
         for micro_batch, lease in held.items():
             session, expires, leased, worker = lease.decode().split("|")
-            store.redis.hset(key, micro_batch, f"{session}|{int(expires) - by_ms}|{int(leased) - by_ms}|{worker}")
+            left = int(expires) - by_ms * runs_out
+            store.redis.hset(key, micro_batch, f"{session}|{left}|{int(leased) - by_ms}|{worker}")
     store.redis.hincrby(store.keys.round(), "opened", -by_ms)
 
 
 def late(store: RoundStore) -> None:
     """Make the round older than any deadline, though no lease has run out."""
-    store.redis.hincrby(store.keys.round(), "opened", -3_600_000)
+    age(store, 3_600_000, runs_out=False)
 
 
 def free(store: RoundStore) -> list[bytes]:

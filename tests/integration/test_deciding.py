@@ -13,7 +13,7 @@ from api.services.parsing import Entry
 from api.services.rates import Rates
 from computeshare import deciding
 from computeshare.artifacts import Artifacts
-from computeshare.choosing import Measured
+from computeshare.choosing import Coded, Measured
 from computeshare.deciding import Decider, Undecided
 from computeshare.errors import LostClaim
 from computeshare.measuring import link
@@ -31,10 +31,13 @@ SPEC = JobSpec.model_validate(
     }
 )
 MEASURED = Measured(
-    compute_s=0.01,
+    compute_s=0.03,
     up_bytes_per_s=2_500_000,
     down_bytes_per_s=2_500_000,
-    message_bytes={"float32": 69_000, "float16": 35_000, "int8": 17_000, "topk": 400},
+    messages={
+        name: Coded(size=size, encode_s=0.0001, decode_s=0.0001)
+        for name, size in {"float32": 69_000, "float16": 35_000, "int8": 17_000, "topk": 400}.items()
+    },
 )
 
 

@@ -135,6 +135,23 @@ def test_a_round_is_shared_out_evenly(join: Join) -> None:
     assert grants == [(0, 1), (2, 3), ()]
 
 
+def test_a_worker_of_unknown_speed_gets_no_more_units_than_its_terms_say(join: Join) -> None:
+    first, other = join("first", unmeasured=1), join("other")
+    assert first.lease(str(ZERO)).micro_batches == (0,)
+    assert other.lease(str(ZERO)).micro_batches == (1, 2)
+    assert send(first, ZERO, 0) == "accepted"
+    join("third", unmeasured=1)
+    assert first.lease(str(ZERO)).micro_batches == (3,)
+    assert send(first, ZERO, 3, nonce="another") == "accepted" and send(other, ZERO, 1, 2, nonce="o") == "accepted"
+
+
+def test_once_its_speed_is_known_a_worker_gets_its_share(claim: Claim, join: Join) -> None:
+    first = join("first", unmeasured=1)
+    assert first.lease(str(ZERO)).micro_batches == (0,)
+    assert send(first, ZERO, 0) == "accepted"
+    assert first.lease(str(ZERO)).micro_batches == (1, 2, 3)
+
+
 def test_a_lease_on_another_version_is_stale_and_names_the_current_one(join: Join) -> None:
     grant = join("a").lease(str(ONE))
     assert (grant.answer, grant.token) == ("stale", str(ZERO))
@@ -174,6 +191,20 @@ def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(store:
     assert send(slow, ZERO, 0, 1, nonce="s") == "accepted"
     assert send(quick, ZERO, 0, 1, nonce="late") == "duplicate"
     assert all(event["backup"] for event in events(store, "reassigned"))
+
+
+def test_while_there_is_no_deadline_a_backup_task_waits_as_long_as_the_lease_is_young(
+    store: RoundStore, join: Join
+) -> None:
+    slow, quick = join("slow"), join("quick")
+    store.redis.hincrby(store.keys.round(), "opened", -3_600_000)  # so long did the first weights take
+    assert slow.lease(str(ZERO)).micro_batches == (0, 1)
+    assert send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches, nonce="q") == "accepted"
+    store.redis.hset(store.keys.speeds(), "quick", "1000")
+    early = quick.lease(str(ZERO))
+    assert (early.answer, early.ask_again_ms > 1000) == ("wait", True)
+    age(store, 15_000)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
 
 
 def test_the_deadline_of_backup_tasks_follows_the_arrivals(claim: Claim, join: Join) -> None:

@@ -263,6 +263,19 @@ def test_a_backup_is_kept_too(claim: Claim, join: Join) -> None:
     assert max(expiries(claim).values()) < claim.now_ms()
 
 
+def test_work_that_others_have_done_or_taken_is_lost(claim: Claim, join: Join) -> None:
+    slow, quick = join("slow"), join("quick")
+    assert lease(slow, ZERO) == (0, 1)
+    assert send(quick, ZERO, *lease(quick, ZERO)) == "accepted"
+    while 0 not in lease(quick, ZERO):
+        age(claim, 400)
+    assert (slow.extend([0, 1]), quick.extend([0, 1])) == ("running", "running")
+    assert send(quick, ZERO, 0, nonce="first") == "accepted"
+    assert (slow.extend([0]), slow.extend([0, 1])) == ("lost", "running")
+    assert send(quick, ZERO, 1, nonce="second") == "accepted"
+    assert slow.extend([0, 1]) == "lost" and slow.extend(()) == "running"
+
+
 def test_a_session_that_was_replaced_keeps_no_lease(claim: Claim, join: Join, store: RoundStore) -> None:
     old = join("a", "one")
     lease(old, ZERO)

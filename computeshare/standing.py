@@ -1,0 +1,136 @@
+"""Where a job stands, as a reducer finds it: on disk, in the broker, or at its beginning."""
+
+import dataclasses
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from computeshare.artifacts import Artifacts
+from computeshare.catalog import catalog
+from computeshare.chain import Chain, route
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import add_delta, decode_weights
+from computeshare.errors import ArtifactError, LostClaim, ShapeError
+from computeshare.gathering import Gatherer
+from computeshare.layout import Weights
+from computeshare.rounds import Claim, RoundState
+from computeshare.spec import JobSpec
+from computeshare.types import Token, Vector
+
+if TYPE_CHECKING:
+    from computeshare.stepping import Held, Steps
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a reducer holds of a version."""
+
+    token: Token
+    held: "Held"
+    sha256: str = ""
+    """Of its weights; empty: not known."""
+
+
+class Standing:
+    """Finds the version that a job has come to; `steps` takes over the optimizer's state that goes with it."""
+
+    def __init__(self, rounds: Claim, artifacts: Artifacts, spec: JobSpec, steps: "Steps", gatherer: Gatherer) -> None:
+        self._rounds, self._artifacts, self._spec, self._steps = rounds, artifacts, spec, steps
+        self._gatherer, self._layout, self._plan = gatherer, gatherer.layout, gatherer.plan
+        self._down = CODECS[spec.codecs.down]
+
+    def initial(self) -> "Held":
+        """The weights that the job's seed gives."""
+        from computeshare.training import models
+
+        spec = self._spec
+        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        return self._steps.load(models.weights_of(module, self._layout), b"")
+
+    def on_disk(self) -> Version | None:
+        """The newest whole checkpoint."""
+        for token in reversed(self._artifacts.tokens()):
+            try:
+                weights = self._layout.gather(self._artifacts.tensors(token))
+                if self._layout.digest(weights) != self._artifacts.manifest(token).sha256:
+                    raise ArtifactError("its weights are not those that its manifest names")
+                return Version(token, self._steps.load(weights, self._artifacts.state(token)))
+            except (ArtifactError, ShapeError, struct.error) as error:
+                log.error("checkpoint passed over", job=self._rounds.job_id, token=str(token), error=str(error))
+        return None
+
+    def went_back(self, state: RoundState) -> bool:
+        """Whether the broker went back behind what is durable; its round is then given up."""
+        newest = self._artifacts.tokens()[-1:]
+        if not newest or newest[0].version <= state.version:
+            return False
+        found = self.on_disk()  # the newest may be damaged
+        return found is not None and found.token.version > state.version and self._rounds.discard(state)
+
+    def in_broker(self, state: RoundState) -> tuple[Version, Chain]:
+        """The version of a running round and its chain, from the weights and the optimizer's state, or what made that.
+
+        Raises LostClaim: something of it is gone, for another reducer goes on, or the broker has lost it.
+        """
+        tokens, snapshot = self._rounds.chain()
+        weights, delta_bytes = self._weights(state.token, tokens, snapshot)
+        if weights is None:
+            raise LostClaim(f"the weights of version {state.token} are gone")
+        whole_bytes = 4 * self._layout.parameters
+        chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
+        raw = self._rounds.load(self._rounds.keys.state(str(state.token)))
+        held = self._repeated(state, weights) if raw is None else self._steps.load(weights, b"".join(raw))
+        return Version(state.token, held), chain
+
+    def _weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
+        """A version's weights as workers hold them, None if they are gone, and the bytes of the differences to them."""
+        load, keys = self._rounds.load, self._rounds.keys
+        if not self._steps.chained:
+            message = load(keys.weights(str(token)))
+            return None if message is None else decode_weights(self._down, message, self._layout), 0
+        way = route(chain, snapshot, "", str(token))
+        if way is None or way.snapshot is None or (message := load(keys.weights(way.snapshot))) is None:
+            return None, 0
+        weights, delta_bytes = decode_weights(CODECS["float32"], message, self._layout), 0
+        for one in way.deltas:
+            if (delta := load(keys.delta(one))) is None:
+                return None, 0
+            weights = add_delta(self._down, delta, self._layout, weights)
+            delta_bytes += sum(map(len, delta))
+        return weights, delta_bytes
+
+    def _repeated(self, state: RoundState, weights: Weights) -> "Held":
+        """Repeat the step that led to the current version, from the state before and the round's submissions."""
+        base = state.base
+        raw = self._rounds.load(self._rounds.keys.state(str(base))) if base else None
+        held_before = self._weights(base, *self._rounds.chain())[0] if base else None
+        if base is None or raw is None or held_before is None:
+            raise LostClaim(f"the state before version {state.token} is gone")
+        before = self._steps.load(held_before, b"".join(raw))
+        counted, sizes = self._rounds.counted(state)
+        samples = [self._plan.unit_size(unit, sizes) for _, unit in counted]
+
+        def read(bucket: int) -> Iterator[Vector]:
+            return (self._again(one, bucket, state.token) for one in counted)
+
+        gradient = self._steps.combine(read, samples, [behind(token, base) for token, _ in counted])
+        held = dataclasses.replace(before, master=self._steps.optimizer.step(before.master, gradient), weights=weights)
+        if not self._rounds.store_state(base, counted, state.token, self._steps.dump(held.master)):
+            raise LostClaim(f"version {state.token} has been succeeded meanwhile")
+        return held
+
+    def _again(self, one: tuple[str, int], bucket: int, token: Token) -> Vector:
+        values = self._gatherer.again(one, bucket)
+        if values is None:
+            raise LostClaim(f"the state of version {token} has been stored meanwhile")
+        return values
+
+
+def behind(base: str, current: Token) -> int:
+    """How many versions before the current one an update was computed on."""
+    return current.version - Token.parse(base).version
