@@ -1,5 +1,6 @@
 """A browser, and a control plane with its broker for it to look at."""
 
+import re
 import shutil
 import socket
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from watching import Site, Watched, wait_until
+from watching import WINDOWS, Site, Watched, Window, picture, wait_until
 
 from api.main import create_app
 from computeshare.broker import connect
@@ -75,14 +76,28 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         broker.stop()
 
 
+@pytest.fixture(params=WINDOWS, ids=str)
+def window(request: pytest.FixtureRequest) -> Window:
+    """Each of the windows in turn."""
+    found: Window = request.param
+    return found
+
+
 @pytest.fixture
-def opened(browser: Browser, site: Site) -> Iterator[Any]:
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How this test's pages are opened: in its window, if it has one."""
+    found: dict[str, Any] = request.getfixturevalue("window").options if "window" in request.fixturenames else {}
+    return found
+
+
+@pytest.fixture
+def opened(browser: Browser, site: Site, options: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Any]:
     """Opens pages as a logged-in browser; at the end none of them may have complained about anything."""
     contexts: list[BrowserContext] = []
     watched: list[Watched] = []
 
-    def open_page(path: str, **options: Any) -> Page:
-        context = browser.new_context(**options)
+    def open_page(path: str, **more: Any) -> Page:
+        context = browser.new_context(**{**options, **more})
         contexts.append(context)
         one = Watched(context)
         watched.append(one)
@@ -91,6 +106,8 @@ def opened(browser: Browser, site: Site) -> Iterator[Any]:
         return one.page
 
     yield open_page
+    for one in watched if options else ():
+        picture(one.page, f"actions/{re.sub(r'[^a-z0-9]+', '-', request.node.name).strip('-')}")
     problems = [problem for one in watched for problem in one.problems]
     for context in contexts:
         context.close()

@@ -10,7 +10,7 @@ import pytest
 from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from playwright.sync_api import Browser, Page, expect
-from watching import Site, wait_until
+from watching import Site, in_every_window, wait_until
 
 from api.services import wording
 from api.services.logs import Which
@@ -112,8 +112,8 @@ class Panel:
 
 
 @pytest.fixture
-def panel(site: Site, browser: Browser) -> Iterator[Panel]:
-    context = browser.new_context()
+def panel(site: Site, browser: Browser, options: dict[str, Any]) -> Iterator[Panel]:
+    context = browser.new_context(**options)
     panel = Panel(site, context.new_page())
     yield panel
     context.close()
@@ -135,6 +135,7 @@ def test_lines_appear_live_and_escaped_below_those_the_server_made(panel: Panel)
     assert panel.page.locator(".log-lines img").count() == 0
 
 
+@in_every_window
 def test_filters_choose_lines_and_stay_in_the_address(panel: Panel) -> None:
     panel.put("calm")
     panel.put("alarming", level="warning")
@@ -154,6 +155,7 @@ def test_filters_choose_lines_and_stay_in_the_address(panel: Panel) -> None:
     expect(panel.rows.nth(1)).to_contain_text("alarming too")
 
 
+@in_every_window
 def test_a_reader_who_scrolls_up_is_left_alone_until_following_again(panel: Panel) -> None:
     panel.put(*(f"line {number}" for number in range(100)))
     panel.stored("line 99")

@@ -1,21 +1,19 @@
 """The pages in a real browser, on the real application; events are written to the stream as the training would."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from feed import Feed
 from playwright.sync_api import Browser, Page, expect
 from staging import arrived, start, under_way
-from watching import Site, wait_until
+from watching import SCREENSHOTS, Site, Window, in_every_window, picture, wait_until
 
 from api.services import wording
 from computeshare.queue import WorkerInfo, register
 
 pytestmark = pytest.mark.e2e
 
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 
 
@@ -96,6 +94,7 @@ def test_a_queued_job_says_what_it_needs_and_how_to_give_it(site: Site, opened: 
     expect(page.locator(".plot.without-data")).to_have_count(4)
 
 
+@in_every_window
 def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
@@ -111,9 +110,10 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     assert site.services.jobs.show(feed.job_id).status == "cancelled"
 
 
+@in_every_window
 def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
-    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#state .state-paused")).to_have_text("Paused")
     expect(page.locator("#state")).to_contain_text("Paused by a user")
@@ -129,9 +129,10 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     expect(page.locator("#state")).to_contain_text("Running")
 
 
+@in_every_window
 def test_a_pause_of_some_hours_is_two_clicks_and_says_when_it_ends(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
-    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page = opened(f"/jobs/{feed.job_id}")
     page.get_by_text("Pause for …").click()
     page.get_by_role("button", name="8 hours").click()
     expect(page.locator("#state")).to_contain_text(re.compile("Goes on by itself in (8 h|7 h 59 min)"))
@@ -203,11 +204,12 @@ def test_a_pause_shows_though_slow_parts_of_before_are_still_on_their_way(site: 
     expect(page.locator("#state .state-paused")).to_have_text("Paused")
 
 
+@in_every_window
 def test_a_fork_is_a_click_and_a_form_away_and_leads_back_to_its_parent(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     feed.checkpoint()
     arrived(site, feed)
-    page = opened(f"/jobs/{feed.job_id}", viewport={"width": 390, "height": 800})
+    page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="Fork version 20").click()
     page.get_by_role("button", name="Close").click()
     expect(page.locator("#fork")).not_to_be_visible()
@@ -226,6 +228,7 @@ def test_a_fork_is_a_click_and_a_form_away_and_leads_back_to_its_parent(site: Si
     expect(page).to_have_url(f"{site.url}/jobs/{feed.job_id}")
 
 
+@in_every_window
 @pytest.mark.parametrize("live", [True, False], ids=["failed before the eyes", "failed before it was opened"])
 def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: Any, live: bool) -> None:
     feed = under_way(site, 20)
@@ -427,36 +430,27 @@ def online(site: Site) -> None:
         register(site.redis, worker)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_their_window(site: Site, opened: Any, showcase: dict[str, str], width: int, scheme: str) -> None:
+def test_pages_fit_their_window(site: Site, opened: Any, showcase: dict[str, str], window: Window) -> None:
     online(site)
-    page = opened("/", viewport={"width": width, "height": 900}, color_scheme=scheme)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page = opened("/")
     for name, path in showcase.items():
         page.goto(site.url + path)
         if name == "job":
             expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "600")
-        wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert wide <= seen, f"{name} scrolls sideways"
-        page.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
+        picture(page, f"{name}-{window}", whole=True)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_form_of_a_fork_fits_its_window(
-    site: Site, opened: Any, showcase: dict[str, str], width: int, scheme: str
-) -> None:
-    page = opened(showcase["job-completed"], viewport={"width": width, "height": 900}, color_scheme=scheme)
+def test_the_form_of_a_fork_fits_its_window(site: Site, opened: Any, showcase: dict[str, str], window: Window) -> None:
+    page = opened(showcase["job-completed"])
     page.get_by_role("button", name="Fork version").click()
     box = page.locator("#fork").bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    page.screenshot(path=SCREENSHOTS / f"fork-{width}-{scheme}.png")
+    assert box["x"] >= 0 and box["x"] + box["width"] <= window.width
+    picture(page, f"fork-{window}")
     page.locator("#fork-close").click()
     table = page.locator("#checkpoints-scroll")
     widths = table.evaluate("one => [one.scrollWidth, one.clientWidth]")
     assert widths[0] <= widths[1], "the checkpoints scroll sideways"
-    page.locator("#checkpoints").screenshot(path=SCREENSHOTS / f"checkpoints-{width}-{scheme}.png")
+    page.locator("#checkpoints").screenshot(path=SCREENSHOTS / f"checkpoints-{window}.png")
 
 
 def test_plots_take_the_colours_of_the_scheme(site: Site, opened: Any, showcase: dict[str, str]) -> None:

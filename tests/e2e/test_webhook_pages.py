@@ -2,21 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 from staging import under_way
 from test_page_tools import problems
-from watching import Site, wait_until
+from watching import Site, Window, in_every_window, picture, wait_until
 
 from api.webhook_schemas import WebhookRequest
 from tests.receiving import Receiver, receiving
 
 pytestmark = pytest.mark.e2e
-
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,8 +42,9 @@ def hooked(site: Site, receiver: Receiver, pings: int = 1) -> str:
     return hook
 
 
+@in_every_window
 def test_a_webhook_is_added_tried_switched_off_and_deleted(site: Site, opened: Any, receiver: Receiver) -> None:
-    page = opened("/webhooks", viewport={"width": 390, "height": 800})
+    page = opened("/webhooks")
     page.get_by_role("button", name="Add a webhook").click()
     page.get_by_label("Address").fill(receiver.url)
     page.get_by_label("Worker joined").check()
@@ -87,31 +85,20 @@ def test_an_address_that_is_refused_is_said_where_it_was_typed(site: Site, brows
     context.close()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_of_webhooks_fits_its_window(
-    site: Site,
-    opened: Any,
-    receiver: Receiver,
-    width: int,
-    scheme: str,
-) -> None:
+def test_the_page_of_webhooks_fits_its_window(site: Site, opened: Any, receiver: Receiver, window: Window) -> None:
     hooked(site, receiver, pings=2)
     receiver.statuses = [500]
     hooked(site, receiver)
-    page = opened("/webhooks", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = opened("/webhooks")
     for summary in page.locator(".hook summary").all():
         summary.click()
     expect(page.locator(".hook td .state").first).to_be_visible()
     assert problems(page) == []
-    wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert wide <= seen, "the page scrolls sideways"
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"webhooks-{width}-{scheme}.png", full_page=True)
+    picture(page, f"webhooks-{window}", whole=True)
     page.get_by_role("button", name="Add a webhook").click()
     box = page.locator("#new-hook").bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    page.screenshot(path=SCREENSHOTS / f"webhooks-form-{width}-{scheme}.png")
+    assert box["x"] >= 0 and box["x"] + box["width"] <= window.width
+    picture(page, f"webhooks-form-{window}")
 
 
 def test_the_page_can_be_read_without_javascript(site: Site, opened: Any, receiver: Receiver) -> None:
@@ -171,6 +158,7 @@ def test_the_browser_says_when_a_job_ends_or_is_held_once_it_was_asked_to(site: 
     assert page.evaluate("() => window.shown") == [[job["title"], text] for text in texts]
 
 
+@in_every_window
 def test_the_wish_to_be_notified_is_kept_for_each_job(site: Site, opened: Any) -> None:
     feeds = [under_way(site, 20) for _ in range(2)]
     jobs = [site.services.jobs.show(feed.job_id).model_dump(mode="json") for feed in feeds]

@@ -1,15 +1,49 @@
-"""The control plane that a browser looks at, and pages that remember what went wrong."""
+"""The control plane that a browser looks at, the windows it looks through, and pages that remember what went wrong."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext
+import pytest
+from playwright.sync_api import BrowserContext, Page
 from redis import Redis
 
 from api.deps import Services
 from computeshare.settings import Settings, login_path
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a reader looks through."""
+
+    width: int
+    """In CSS pixels."""
+    scheme: str
+
+    def __str__(self) -> str:
+        return f"{self.width}-{self.scheme}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of a browser's context."""
+        return {"viewport": {"width": self.width, "height": 900}, "color_scheme": self.scheme}
+
+
+WINDOWS = [Window(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
+in_every_window = pytest.mark.usefixtures("window")
+"""For a test of something that readers do: its pages are opened in each of the windows, and pictures are kept."""
+
+
+def picture(page: Page, name: str, whole: bool = False) -> None:
+    """Keep a picture of a page, or of the whole of it, which must not scroll sideways."""
+    page.wait_for_load_state()  # a click may have led there
+    wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= seen, f"{name} scrolls sideways"
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
 
 
 @dataclass
