@@ -70,7 +70,10 @@ class Evaluator:
     def _spec(self, job_id: str) -> JobSpec | None:
         if job_id not in self._specs and (raw := RoundStore(self.redis, job_id).spec()):
             try:
-                self._specs[job_id] = JobSpec.model_validate_json(raw)
+                spec = JobSpec.model_validate_json(raw)
+                if spec.codec == "auto":
+                    return None  # until it is chosen, and with it how many rounds there are
+                self._specs[job_id] = spec
             except ValidationError as error:  # another release's, for one: the other jobs can be scored
                 log.error("cannot read the specification", job=job_id, error=str(error))
                 self._specs[job_id] = None

@@ -42,7 +42,10 @@ def test_only_versions_that_were_asked_for_and_the_last_are_scored(
     start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], every: int, scored: list[int]
 ) -> None:
     spec = JobSpec(dataset="digits", model="mlp", rounds=10, checkpoint_every=5, evaluate_every=every)
-    evaluator, store, artifacts = start(spec)
+    undecided = JobSpec(dataset="digits", model="mlp", rounds=12, codec="auto", evaluate_every=every)
+    evaluator, store, artifacts = start(undecided)
+    assert not evaluator._turn()
+    store.publish(spec.model_dump_json())
     unreadable = RoundStore(store.redis, f"0{store.job_id}")  # of another release; its turn comes first
     unreadable.publish("{}")
     tokens = [save(artifacts, spec, version) for version in (3, 4, 5, 8, 9, 10)]
