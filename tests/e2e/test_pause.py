@@ -53,7 +53,7 @@ def check(plane: ControlPlane, job_id: str, alone: dict[str, Any]) -> list[dict[
 
 def leave_its_workers_to_another(plane: ControlPlane) -> dict[str, Any]:
     """A job is paused, another trains meanwhile, the first is resumed; returns the other, which was left alone."""
-    job_id = paused_in_mid_run(plane)
+    job_id = paused_in_mid_run(plane, workers={"min": 2, "max": 2})  # no round before both have joined
     workers = plane.get(f"/v1/jobs/{job_id}/workers")["items"]
     assert [worker["left_reason"] for worker in workers] == ["the job is paused"] * 2  # nobody was killed
     other = plane.create(**DIGITS)
