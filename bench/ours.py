@@ -203,14 +203,13 @@ def _column(database: sqlite3.Connection, query: str, job_id: str) -> list[Any]:
 
 def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict[int, float]:
     """Test accuracy of a job's checkpoints, by version."""
-    from computeshare.catalog import catalog
     from computeshare.training import datasets, models, scoring
 
     if not tokens:
         return {}
     artifacts = Artifacts(plane.stack.settings.artifacts_dir, job_id)
     split = datasets.open_split(spec.dataset, "test", plane.data_dir, spec.shape)
-    module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+    module = models.of(spec)
     layout = models.layout_of(module)
     return {
         token.version: scoring.score(module, layout, layout.gather(artifacts.tensors(token)), split).accuracy

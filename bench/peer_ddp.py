@@ -157,13 +157,12 @@ def _train(told: Rank) -> None:
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
-    from computeshare.catalog import catalog
     from computeshare.training import datasets, models
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
     split = datasets.open_split(spec.dataset, "train", Path(told.data_dir), spec.shape)
-    module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+    module = models.of(spec)
     dist.init_process_group("gloo", init_method=told.address, rank=told.rank, world_size=told.ranks)
     dist.barrier()
     report = Report(told.rank)

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from computeshare.catalog import catalog
 from computeshare.spec import JobSpec
 from computeshare.training import datasets, models
 from computeshare.training.scoring import score
@@ -24,8 +23,7 @@ class Plain:
 def train(spec: JobSpec, data_dir: Path) -> Plain:
     """Run a job's rounds as one batch each, with torch alone."""
     torch.set_num_threads(spec.threads or torch.get_num_threads())
-    classes = catalog().datasets[spec.dataset].classes
-    module = models.build(spec.model, spec.shape, classes, spec.seed)
+    module = models.of(spec)
     layout = models.layout_of(module)
     split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
     optimizer = getattr(torch.optim, spec.optimizer.name)(module.parameters(), **spec.optimizer.arguments)

@@ -29,7 +29,6 @@ from bench.ending import end_cleanly_when_asked
 from bench.fleet import OPEN_S, Ledger, load, reducing
 from bench.memory import forget_peak, peak
 from bench.report import Cell, Part, Plot, Table, markdown
-from computeshare.catalog import catalog
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
 from computeshare.rounds import RoundStore
@@ -67,7 +66,7 @@ def update_of(spec: JobSpec) -> list[bytes]:
     """An update that fits the model and moves it a little."""
     from computeshare.training import models
 
-    layout = models.layout_of(models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, 0))
+    layout = models.layout_of(models.of(spec))
     vector = np.random.default_rng(0).normal(0, 1e-4, layout.parameters).astype(np.float32)
     buffers = np.zeros(layout.buffers, np.float32)
     return [bytes(part) for part in encode_update(CODECS[spec.codecs.up], vector, buffers, layout, 0)]

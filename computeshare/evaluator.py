@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 from computeshare import handshake, keys
 from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
-from computeshare.catalog import catalog
 from computeshare.commands.run import run_command
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog
@@ -50,8 +49,8 @@ class Evaluator:
                 if not self._turn():
                     self.stop.wait(LOOK_S)
             except RedisError as error:
-                if (before := self._remarks.passes(type(error).__name__)) is not None:
-                    log.warning("broker away, or it refuses", error=str(error), others_since_last_told=before)
+                kind = type(error).__name__
+                self._remarks.tell(log.warning, "broker away, or it refuses", kind, error=str(error))
                 self.stop.wait(random.uniform(0.5, 1.5))
 
     def _turn(self) -> bool:
@@ -103,7 +102,7 @@ class Evaluator:
         if self._loaded is None or self._loaded[0] != job_id:
             datasets.prepare(spec.dataset, self.data_dir)
             split = datasets.open_split(spec.dataset, "test", self.data_dir, spec.shape)
-            module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+            module = models.of(spec)
             self._loaded = (job_id, (module, models.layout_of(module), split))
         module, layout, split = self._loaded[1]
         result = score(module, layout, layout.gather(artifacts.tensors(token)), split)

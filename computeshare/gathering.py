@@ -38,7 +38,7 @@ class Gatherer:
         """`helper`: reads ahead; `bearable`: how many bad workers the job's combination bears; 0 if none."""
         self.rounds, self.codec, self.layout, self.plan, self.bearable = rounds, codec, layout, plan, bearable
         self.limit = largest_update(layout)
-        longest = max(where.stop - where.start for where in layout.buckets)
+        longest = max(layout.bucket_sizes)
         self._values = np.empty(longest, np.float32)
         room = min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES)
         self._rooms = [np.empty(room, np.uint8).data for _ in range(2)]
@@ -104,8 +104,7 @@ class Gatherer:
         return self.rounds.updates(wanted.names, parts_of(self.layout, wanted.bucket), into)
 
     def _decoded(self, frames: Message, bucket: int) -> tuple[Vector, Vector]:
-        where = self.layout.buckets[bucket]
-        return decode_bucket(self.codec, frames, self.layout, bucket, self._values[: where.stop - where.start])
+        return decode_bucket(self.codec, frames, self.layout, bucket, self._values[: self.layout.bucket_sizes[bucket]])
 
     def _decode(self, frames: Message | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
         if frames is None and self.rounds.has_update(part.base, part.micro_batch):

@@ -83,6 +83,11 @@ class Layout:
         return tuple(slice(start, min(start + BUCKET, self.parameters)) for start in starts)
 
     @cached_property
+    def bucket_sizes(self) -> tuple[int, ...]:
+        """How many values each bucket has."""
+        return tuple(bucket.stop - bucket.start for bucket in self.buckets)
+
+    @cached_property
     def buffers(self) -> int:
         """Length b of the buffer vector."""
         return self._size("buffer")

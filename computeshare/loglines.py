@@ -112,6 +112,17 @@ class Seldom:
         self._told[kind] = now
         return self._held.pop(kind, 0)
 
+    def tell(self, say: Callable[..., Any], event: str, kind: str | None = None, **about: Any) -> None:
+        """Log something seldom, and with it how often it was held back.
+
+        Args:
+            say: a method of a logger, such as `log.warning`.
+            event: what it is told, which is also the kind, unless that is another.
+            about: the fields of the line.
+        """
+        if (before := self.passes(kind or event)) is not None:
+            say(event, **about, others_since_last_told=before)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

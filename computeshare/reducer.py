@@ -68,8 +68,8 @@ class Reducer:
             try:
                 self._turn()
             except RedisError as error:
-                if (before := self._remarks.passes(type(error).__name__)) is not None:
-                    log.warning("broker away, or it refuses", error=str(error), others_since_last_told=before)
+                kind = type(error).__name__
+                self._remarks.tell(log.warning, "broker away, or it refuses", kind, error=str(error))
                 self.stop.wait(random.uniform(0.5, 1.5))
         for job_id in list(self.jobs):
             with contextlib.suppress(RedisError):

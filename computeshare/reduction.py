@@ -12,7 +12,6 @@ import numpy as np
 import structlog
 
 from computeshare.artifacts import Artifacts
-from computeshare.catalog import catalog
 from computeshare.chain import Chain
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
@@ -156,7 +155,7 @@ class JobReducer:
         from computeshare.training import devices, models
 
         self.spec, self.plan = spec, spec.plan
-        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        module = models.of(spec)
         self.layout: Layout = models.layout_of(module)
         self._parts = update_parts(self.layout)
         up, bearable = CODECS[spec.codecs.up], tolerated(spec.sharers)
@@ -218,9 +217,9 @@ class JobReducer:
         if decision.ask_again_ms is not None:
             self.look_again_s = min(LOOK_S, max(0.005, decision.ask_again_ms / 1000))
         closed = decision.close and self.rounds.close(state.token, needed(state.total, quorum))
-        if closed and (before := self._remarks.passes("closed")) is not None:
-            about = {"token": str(state.token), "reason": decision.reason, "others_since_last_told": before}
-            log.info("closed", job=self.rounds.job_id, **about)
+        if closed:
+            about = {"job": self.rounds.job_id, "token": str(state.token), "reason": decision.reason}
+            self._remarks.tell(log.info, "closed", **about)
         return closed
 
     def _reduce(self, base: RoundState, parts: dict[int, Received]) -> None:

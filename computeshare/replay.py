@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ValidationError
 
 from computeshare.answers import Job, Version
-from computeshare.catalog import catalog
 from computeshare.client import Client
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, encode_update
@@ -185,7 +184,7 @@ class _Machine:
         devices.make_deterministic(device)
         datasets.prepare(spec.dataset, data_dir)
         split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
-        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        module = models.of(spec)
         self.layout = models.layout_of(module)
         self.initial: Weights = models.weights_of(module, self.layout)
         self._replica = replica_of(spec, module, self.layout, split, device)

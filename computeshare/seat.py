@@ -130,7 +130,6 @@ class SeatSession:
         """Import torch, open the data set, build the model: everything slow, before any work is claimed."""
         import torch
 
-        from computeshare.catalog import catalog
         from computeshare.training import datasets, devices, models
         from computeshare.training.units import replica_of
 
@@ -143,7 +142,7 @@ class SeatSession:
         self.device, self.kind = devices.describe(device), devices.kind(device)
         datasets.prepare(spec.dataset, self.data_dir)
         split = datasets.open_split(spec.dataset, "train", self.data_dir, spec.shape)
-        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        module = models.of(spec)
         self.layout = models.layout_of(module)
         self.module = module
         spare_the_collector()
@@ -382,13 +381,12 @@ class SeatSession:
 
     def _remark(self, receipt: Receipt, token: str) -> None:
         """Say now and then in the log what went wrong with a submission, or took long."""
-        told = REMARKS.get(receipt.outcome)
-        if told and (before := self.remarks.passes(receipt.outcome)) is not None:
-            version = Token.parse(token).version
-            log.warning(told, job=self.seat.job, version=version, others_since_last_told=before)
-        if self.uploading_s >= SLOW_UPLOAD_S and (before := self.remarks.passes("slow")) is not None:
+        job = self.seat.job
+        if told := REMARKS.get(receipt.outcome):
+            self.remarks.tell(log.warning, told, job=job, version=Token.parse(token).version)
+        if self.uploading_s >= SLOW_UPLOAD_S:
             seconds, sent = round(self.uploading_s, 1), self.outbox.bytes
-            log.warning("slow upload", job=self.seat.job, seconds=seconds, bytes=sent, others_since_last_told=before)
+            self.remarks.tell(log.warning, "slow upload", job=job, seconds=seconds, bytes=sent)
 
     def _expected(self) -> Waiting | None:
         """How to wait for the next version right after a submission; None if there may be more to do before."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from computeshare.artifacts import Artifacts
-from computeshare.catalog import catalog
 from computeshare.chain import Chain, route
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import add_delta, decode_weights
@@ -49,7 +48,7 @@ class Standing:
         from computeshare.training import models
 
         spec = self._spec
-        module = models.build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+        module = models.of(spec)
         return self._steps.load(models.weights_of(module, self._layout), b"")
 
     def on_disk(self) -> Version | None:

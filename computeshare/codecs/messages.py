@@ -73,7 +73,7 @@ def encode_update(codec: Codec, vector: Vector, buffers: Vector, layout: Layout,
 
 def feedback_of(codec: Codec, layout: Layout) -> Feedback | None:
     """A sender's memory for updates of this layout, if the codec wants one."""
-    return Feedback(codec, [part.stop - part.start for part in layout.buckets]) if codec.residual else None
+    return Feedback(codec, layout.bucket_sizes) if codec.residual else None
 
 
 def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> tuple[Vector, Vector]:
@@ -99,9 +99,8 @@ def decode_bucket(codec: Codec, frames: Message, layout: Layout, bucket: int, ou
     Raises CodecError: not exactly that (values are not judged).
     """
     there = _whole(frames, len(parts_of(layout, bucket)))
-    where = layout.buckets[bucket]
     buffers = _EXACT.decode(there[1], layout.buffers) if len(there) > 1 else np.zeros(0, np.float32)
-    return codec.decode(there[0], where.stop - where.start, out), buffers
+    return codec.decode(there[0], layout.bucket_sizes[bucket], out), buffers
 
 
 def largest_update(layout: Layout) -> int:
@@ -113,7 +112,7 @@ def largest_update(layout: Layout) -> int:
 
 def weights_room(layout: Layout) -> list[memoryview]:
     """Memory for each part of a version's weights, however long its codec may make it."""
-    values = [*(4 * (where.stop - where.start) for where in layout.buckets), 4 * layout.buffers, 8 * layout.counters]
+    values = [*(4 * size for size in layout.bucket_sizes), 4 * layout.buffers, 8 * layout.counters]
     room = np.empty(sum(values) + _HEADERS_BYTES * len(values), np.uint8).data
     ends = np.cumsum([size + _HEADERS_BYTES for size in values]).tolist()
     return [room[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
@@ -150,8 +149,9 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
     """
     parts = _whole(message, weights_parts(layout))
     after, scratch = np.empty_like(before.parameters), _scratch(layout)
-    for bucket, part in zip(layout.buckets, parts, strict=False):  # the parts after the last bucket's are others
-        size = bucket.stop - bucket.start
+    for bucket, size, part in zip(
+        layout.buckets, layout.bucket_sizes, parts, strict=False
+    ):  # then come the other parts
         np.add(before.parameters[bucket], codec.decode(part, size, scratch[:size]), out=after[bucket])
     buffers, counters = _rest(parts, layout)
     return Weights(after, buffers.copy(), counters.copy())
@@ -176,8 +176,10 @@ def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | 
     if out is None and len(layout.buckets) == 1:
         return codec.decode(parts[0], layout.parameters)
     vector = np.empty(layout.parameters, np.float32) if out is None else out
-    for bucket, part in zip(layout.buckets, parts, strict=False):  # the parts after the last bucket's are others
-        codec.decode(part, bucket.stop - bucket.start, vector[bucket])
+    for bucket, size, part in zip(
+        layout.buckets, layout.bucket_sizes, parts, strict=False
+    ):  # then come the other parts
+        codec.decode(part, size, vector[bucket])
     return vector
 
 
@@ -189,7 +191,7 @@ def _rest(parts: Sequence[Blob], layout: Layout) -> tuple[Vector, Counters]:
 
 def _scratch(layout: Layout) -> Vector:
     """Room for the values of any one bucket."""
-    return np.empty(max((where.stop - where.start for where in layout.buckets), default=0), np.float32)
+    return np.empty(max(layout.bucket_sizes), np.float32)
 
 
 def _whole(message: Message, count: int) -> list[Blob]:

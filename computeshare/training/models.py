@@ -13,10 +13,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from computeshare.catalog import catalog
 from computeshare.errors import SpecError
 from computeshare.layout import Kind, Layout, Weights
+from computeshare.spec import JobSpec
 
 Shape = tuple[int, int, int]
+
+
+def of(spec: JobSpec) -> nn.Module:
+    """The model that a job trains, on the CPU, as its seed initialises it. Raises SpecError, as `build`."""
+    return build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
 
 
 def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:

@@ -110,6 +110,21 @@ def test_the_same_remark_is_made_seldom_and_says_how_often_it_was_not(clock: Clo
     assert [seldom.passes("stale"), seldom.passes("slow"), seldom.passes("slow")] == [3, 0, None]
 
 
+def test_a_remark_is_told_with_how_often_its_kind_was_held_back(clock: Clock) -> None:
+    seldom, said = Seldom(30, clock), list[tuple[str, int, int]]()
+
+    def say(event: str, number: int, others_since_last_told: int) -> None:
+        said.append((event, number, others_since_last_told))
+
+    for number in range(3):
+        seldom.tell(say, "slow", number=number)
+    seldom.tell(say, "away", "reset", number=9)
+    seldom.tell(say, "away", "refused", number=10)
+    clock.s += 30
+    seldom.tell(say, "slow", number=11)
+    assert said == [("slow", 0, 0), ("away", 9, 0), ("away", 10, 0), ("slow", 11, 2)]
+
+
 def test_lines_leave_in_the_order_of_their_coming_job_by_job(backlog: Backlog) -> None:
     for job_id, line in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "4")):
         backlog.put(job_id, line)
