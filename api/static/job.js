@@ -105,7 +105,7 @@ function countTraffic(snapshot) {
 
 // Has the page show a newer snapshot.
 function take(snapshot) {
-  if (snapshot.chosen !== job.chosen) location.reload(); // rounds and their number are others now
+  if (snapshot.chosen !== job.chosen) return location.reload(); // rounds and their number are others now
   job = snapshot;
   tell(snapshot);
   show();

@@ -1,6 +1,5 @@
 """A browser, and a control plane with its broker for it to look at."""
 
-import re
 import shutil
 import socket
 import threading
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from watching import WINDOWS, Site, Watched, Window, picture, wait_until
+from watching import WINDOWS, Site, Watched, Window, picture_of_test, wait_until
 
 from api.main import create_app
 from computeshare.broker import connect
@@ -107,7 +106,7 @@ def opened(browser: Browser, site: Site, options: dict[str, Any], request: pytes
 
     yield open_page
     for one in watched if options else ():
-        picture(one.page, f"actions/{re.sub(r'[^a-z0-9]+', '-', request.node.name).strip('-')}")
+        picture_of_test(one.page, request)
     problems = [problem for one in watched for problem in one.problems]
     for context in contexts:
         context.close()

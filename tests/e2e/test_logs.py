@@ -10,7 +10,7 @@ import pytest
 from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from playwright.sync_api import Browser, Page, expect
-from watching import Site, in_every_window, wait_until
+from watching import Site, Watched, in_every_window, picture_of_test, wait_until
 
 from api.services import wording
 from api.services.logs import Which
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.e2e
 TEMPLATES = Path(__file__).resolve().parents[2] / "api" / "templates"
 STUDIO, LAPTOP = Writer("aaaaaaaaaaaa", "studio"), Writer("bbbbbbbbbbbb", "<b>laptop</b>")
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
-PAGE = """<!doctype html><html lang="en" data-now="0"><head><meta charset="utf-8"><title>log</title>
+PAGE = """<!doctype html><html lang="en" data-now="0"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>log</title>
 <link rel="stylesheet" href="/static/style.css"></head><body><main>%s</main>
 <script type="module">
 import { logs } from "/static/logs.js";
@@ -75,9 +76,6 @@ class Panel:
     def __init__(self, site: Site, page: Page) -> None:
         self.site, self.page = site, page
         self.job_id = site.services.jobs.create(JobSpec(dataset="digits", model="mlp", rounds=9)).id
-        self.problems: list[str] = []
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         page.route("**/panel*", lambda route: route.fulfill(body=PAGE % self.html(), content_type="text/html"))
         page.goto(site.login)
 
@@ -112,12 +110,14 @@ class Panel:
 
 
 @pytest.fixture
-def panel(site: Site, browser: Browser, options: dict[str, Any]) -> Iterator[Panel]:
+def panel(site: Site, browser: Browser, options: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Panel]:
     context = browser.new_context(**options)
-    panel = Panel(site, context.new_page())
-    yield panel
+    watched = Watched(context)
+    yield Panel(site, watched.page)
+    if options:
+        picture_of_test(watched.page, request)
     context.close()
-    assert panel.problems == []
+    assert watched.problems == []
 
 
 def test_lines_appear_live_and_escaped_below_those_the_server_made(panel: Panel) -> None:

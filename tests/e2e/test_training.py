@@ -16,6 +16,7 @@ import pytest
 from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from playwright.sync_api import Browser
 from safetensors.numpy import load
+from watching import WINDOWS, Watched, picture
 
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker, Place, free_port
@@ -23,7 +24,6 @@ from computeshare.queue import list_workers
 from computeshare.settings import login_path
 
 pytestmark = pytest.mark.e2e
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
 DIGITS: dict[str, Any] = {
     **DIGITS_MLP,
     "checkpoint_every": 500,
@@ -92,11 +92,9 @@ def test_three_workers_end_with_the_same_bits_as_one(plane: ControlPlane, alone:
 def test_the_page_of_a_running_job_moves_without_reloading(plane: ControlPlane, browser: Browser) -> None:
     changes = {"dataset": "digits", "model": "mlp", "name": "digits, three workers", "evaluate_every": 50}
     job_id = plane.create(**{**DIGITS, **changes}, rounds=4000)
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page = context.new_page()
-    problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
+    context = browser.new_context(**WINDOWS[-1].options)
+    watched = Watched(context)
+    page = watched.page
     page.goto(plane.url + login_path((plane.home / "token").read_text().strip()))
     plane.reach(job_id, 300)
     page.goto(f"{plane.url}/jobs/{job_id}")
@@ -104,19 +102,16 @@ def test_the_page_of_a_running_job_moves_without_reloading(plane: ControlPlane, 
     plot = page.locator("[data-plot=loss]")
     before = int(plot.get_attribute("data-points") or 0)
     canvas = page.locator("[data-plot=loss] canvas").first
-    picture = canvas.screenshot()
+    drawn = canvas.screenshot()
     page.wait_for_function(
         "n => Number(document.querySelector('[data-plot=loss]').dataset.points) > n + 200", arg=before
     )
-    assert canvas.screenshot() != picture
+    assert canvas.screenshot() != drawn
     assert page.evaluate("() => window.same") is True
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    for width, scheme in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]:
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        page.screenshot(path=SCREENSHOTS / f"training-{width}-{scheme}.png", full_page=True)
-        assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
-    assert problems == []
+    for window in WINDOWS:
+        window.apply(page)
+        picture(page, f"training-{window}", whole=True)
+    assert watched.problems == []
     context.close()
     plane.http.post(f"/v1/jobs/{job_id}/cancel")
 

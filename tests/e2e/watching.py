@@ -1,19 +1,21 @@
 """The control plane that a browser looks at, the windows it looks through, and pages that remember what went wrong."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import BrowserContext, Page, ViewportSize
 from redis import Redis
 
 from api.deps import Services
 from computeshare.settings import Settings, login_path
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "screenshots"
+Scheme = Literal["light", "dark"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Window:
 
     width: int
     """In CSS pixels."""
-    scheme: str
+    scheme: Scheme
 
     def __str__(self) -> str:
         return f"{self.width}-{self.scheme}"
@@ -30,10 +32,19 @@ class Window:
     @property
     def options(self) -> dict[str, Any]:
         """Of a browser's context."""
-        return {"viewport": {"width": self.width, "height": 900}, "color_scheme": self.scheme}
+        return {"viewport": self._size, "color_scheme": self.scheme}
+
+    def apply(self, page: Page) -> None:
+        """Look at an open page through this window."""
+        page.set_viewport_size(self._size)
+        page.emulate_media(color_scheme=self.scheme)
+
+    @property
+    def _size(self) -> ViewportSize:
+        return {"width": self.width, "height": 900}
 
 
-WINDOWS = [Window(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
+WINDOWS = [Window(width, scheme) for width in (390, 1280) for scheme in get_args(Scheme)]
 in_every_window = pytest.mark.usefixtures("window")
 """For a test of something that readers do: its pages are opened in each of the windows, and pictures are kept."""
 
@@ -44,6 +55,11 @@ def picture(page: Page, name: str, whole: bool = False) -> None:
     wide, seen = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= seen, f"{name} scrolls sideways"
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole)
+
+
+def picture_of_test(page: Page, request: pytest.FixtureRequest) -> None:
+    """Keep a picture of how a test of a reader's action left a page."""
+    picture(page, f"actions/{re.sub(r'[^a-z0-9]+', '-', request.node.name).strip('-')}")
 
 
 @dataclass
