@@ -87,6 +87,11 @@ class Job(TypedDict):
     last_event_id: NotRequired[int]
 
 
+def trouble(job: Job) -> str | None:
+    """What is wrong with a job, without the traceback that may follow its error after an empty line."""
+    return job["error"].partition("\n\n")[0] if job["error"] else job["reason"]
+
+
 class Checkpoint(TypedDict):
     """A version whose weights can be downloaded."""
 

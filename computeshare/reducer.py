@@ -9,6 +9,7 @@ import os
 import random
 import threading
 import time
+import traceback
 import uuid
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,10 +115,10 @@ class Reducer:
             raise
         except ComputeShareError as error:
             log.error("job failed", job=job_id, error=str(error))
-            job.fail(str(error), type(error).__name__)
+            job.fail(str(error), traceback.format_exc())
         except Exception as error:
             log.exception("job failed", job=job_id)
-            job.fail(f"{type(error).__name__}: {error}", "in the reducer")
+            job.fail(f"{type(error).__name__}: {error}", traceback.format_exc())
         self._release(job_id)
 
     def _claim_jobs(self) -> None:

@@ -115,7 +115,7 @@ class JobReducer:
         return True
 
     def fail(self, error: str, detail: str) -> None:
-        """Tell the control plane that the job cannot go on."""
+        """Tell the control plane that the job cannot go on: why, on one line, and the traceback."""
         if self.rounds.announce("failed", {"error": error, "detail": detail}):
             self.rounds.end("failed")
 

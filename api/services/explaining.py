@@ -1,5 +1,7 @@
 """Why a submission did not count, and what to do about a job that failed, in words for its page. Pure."""
 
+import re
+
 from api.schemas import SubmissionPublic
 from api.services.wording import count
 
@@ -34,24 +36,30 @@ _WHY = {
 
 def advice(error: str) -> str:
     """What to try about a job that failed with this error."""
-    told = error.lower()
-    return next((text for sign, text in _ADVICE if sign in told), _OTHERWISE)
+    return next((text for sign, text in _ADVICE if re.search(sign, error, re.IGNORECASE)), _OTHERWISE)
 
 
 _ADVICE = (
     (
-        "diverged",
-        "Fork the newest good checkpoint, or clone the job, with a lower learning rate; max_norm in the strategy clips "
-        "updates that are too long.",
+        "^diverged at version 0:",
+        "Clone the job with a lower learning rate; max_norm in the strategy clips updates that are too long.",
     ),
     (
-        "no space left",
-        "Make room on the disk of the reducer that is named, then retry: nothing that was saved is lost.",
+        "^diverged",
+        "Clone the job with a lower learning rate, or fork one of its checkpoints, if there are any; max_norm in the "
+        "strategy clips updates that are too long.",
     ),
-    ("disk", "Look after the disk of the reducer that is named, then retry: nothing that was saved is lost."),
-    ("memory", "Retry on machines with more memory, or clone the job with a smaller micro_batch."),
-    ("data set", "Put the data set into COMPUTESHARE_DATA on the machine that is named, then retry."),
-    ("version", "Bring every machine to the same version of ComputeShare, then retry."),
+    ("no space left on device", "Make room on the reducer's disk, then retry: nothing that was saved is lost."),
+    (
+        "input/output error|read-only file system",
+        "Look after the reducer's disk, then retry: nothing that was saved is lost.",
+    ),
+    (
+        "MemoryError|out of memory|(can't|cannot) allocate memory",
+        "Retry on a machine with more memory, or clone the job with a smaller micro_batch.",
+    ),
+    ("forked from are missing or damaged", "Fork again, from another version or from another job."),
+    ("take an earlier checkpoint", "Fork an earlier checkpoint of this job."),
 )
 _OTHERWISE = (
     "Retry goes on from the last checkpoint. If it fails again the same way, clone the job and change what the error "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from computeshare.answers import ICONS, Job
+from computeshare.answers import ICONS, Job, trouble
 
 _CARD = "max-width:34em;padding:.7em 1em;border:1px solid #8886;border-radius:8px;line-height:1.6"
 _TRACK = "height:6px;margin:.4em 0;border-radius:3px;background:#8884;overflow:hidden"
@@ -26,7 +26,7 @@ def card(job: Job, url: str) -> str:
         f"<div>{_state(job)}{_figures(job)}</div>",
         _bar(job),
     ]
-    if told := job["error"] or job["reason"]:
+    if told := trouble(job):
         parts.append(f'<div style="{_WRONG}">{escape(shorten(told))}</div>')
     return f'<div style="{_CARD}">{"".join(parts)}</div>'
 

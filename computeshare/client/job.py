@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from computeshare.answers import Checkpoint, EpochLedger, Event, JobWorker, Submission
 from computeshare.answers import Job as Document
+from computeshare.answers import trouble
 from computeshare.client import weights
 from computeshare.client.card import card
 from computeshare.client.follower import Follower
@@ -106,7 +107,7 @@ class Job:
         if not self.refresh().ended:
             self._follow_to_end(deadline)
         if self.status != "completed":
-            raise JobFailed(self.id, self.status, self.error or self.reason or "")
+            raise JobFailed(self.id, self.status, trouble(self.document) or "")
         return self
 
     def events(self, after: int | None = None) -> Iterator[Event]:

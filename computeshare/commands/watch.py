@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from computeshare.answers import Event, Job
+from computeshare.answers import Event, Job, trouble
 from computeshare.client import Client
 from computeshare.client.follower import Follower
 from computeshare.commands.output import (
@@ -102,7 +102,7 @@ def plain_lines(
 def line(job: Job, note: str = "") -> str:
     """A job's progress on one line."""
     parts = [plain(job["status"]), f"{job['version']}/{job['rounds_total']}", *figures(job)]
-    if told := note or job["error"] or job["reason"]:
+    if told := note or trouble(job):
         parts.append(plain(told))
     return "  ".join(parts)
 
@@ -131,7 +131,7 @@ def bar(job: Job, note: str, now: datetime) -> RenderableType:
     grid.add_column(justify="right", no_wrap=True)
     version = f"{100 * done:3.0f} %  {job['version']} of {job['rounds_total']}"
     grid.add_row(ProgressBar(total=max(1, job["rounds_total"]), completed=job["version"]), Text(version))
-    told = note or job["error"] or job["reason"] or ""
+    told = note or trouble(job) or ""
     shown = [*figures(job), f"{elapsed(job, now)} elapsed"] if job["started_at"] else figures(job)
     lines: list[RenderableType] = [head, grid, Text("  ".join(shown))]
     if told:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from opening import events
 from redis import Redis
 from redis.exceptions import ConnectionError
 from test_reduction import Job, spec_of
@@ -14,6 +15,7 @@ from computeshare import reducer as reducer_module
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker
 from computeshare.reducer import Reducer
+from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, RoundStore
 
 
@@ -85,6 +87,34 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
     hand.send(hand.pull())
     reducer._turn()
     assert held.current is not None and held.current.token.version == 1
+
+
+def test_a_job_that_diverges_fails_in_plain_words_with_the_traceback_of_its_reducer(
+    redis: Redis, tmp_path: Path
+) -> None:
+    job = Job(redis, "wild", spec_of(optimizer={"name": "SGD", "lr": 1e8}, rounds=20), tmp_path)
+    job.redis.delete(job.store.keys.reducer())
+    reducer = Reducer(job.redis, job.root, threading.Event())
+    reducer._turn()
+    hand = job.hand("solo")
+    while reducer.jobs:
+        hand.send(hand.pull())
+        reducer._turn()
+    (told,) = events(job.store, "failed")
+    assert told["error"].startswith("diverged at version")
+    assert told["detail"].startswith("Traceback (most recent call last)") and "Diverged: diverged at" in told["detail"]
+
+
+def test_a_fault_of_the_reducers_own_fails_its_job_with_its_traceback(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(redis, "faulty", spec_of(), tmp_path)
+    job.redis.delete(job.store.keys.reducer())
+    monkeypatch.setattr(JobReducer, "_resume", lambda self, state: 1 / 0)
+    Reducer(job.redis, job.root, threading.Event())._turn()
+    (told,) = events(job.store, "failed")
+    assert told["error"] == "ZeroDivisionError: division by zero"
+    assert "1 / 0" in told["detail"]
 
 
 def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(

@@ -68,7 +68,24 @@ def test_every_outcome_is_explained(values: dict[str, Any], told: str) -> None:
     assert told in why(submission(**values))
 
 
-def test_advice_goes_by_what_failed() -> None:
-    assert "learning rate" in advice("diverged at version 12: the loss is not finite")
-    assert "Make room" in advice("No space left on device")
-    assert "last checkpoint" in advice("something else")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("diverged at version 12: the step gave values that are not finite", "or fork one of its checkpoints"),
+        ("diverged at version 0: micro-batch 0 has values that are not finite", "Clone the job with a lower learning"),
+        ("OSError: [Errno 28] No space left on device: 'weights.safetensors'", "Make room"),
+        ("OSError: [Errno 5] Input/output error", "Look after the reducer's disk"),
+        ("MemoryError: Unable to allocate 2 GiB", "more memory"),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried 4 GB", "more memory"),
+        ("the weights that this job was forked from are missing or damaged: fork again", "Fork again"),
+        ("the optimizer's state is damaged (x): take an earlier checkpoint", "Fork an earlier checkpoint"),
+        ("ValueError: version 3 is not known", "last checkpoint"),
+        ("RuntimeError: the diskette did not diverge in memory", "last checkpoint"),
+    ],
+)
+def test_advice_goes_by_what_failed(error: str, told: str) -> None:
+    assert told in advice(error)
+
+
+def test_only_a_job_that_can_have_a_checkpoint_is_to_be_forked() -> None:
+    assert "fork" not in advice("diverged at version 0: the loss is not finite")
