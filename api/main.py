@@ -88,7 +88,8 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     app.add_middleware(Compress)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     named = [urlsplit(settings.url).hostname or ""] if settings.url else []
-    app.add_middleware(Guard, token=services.token, hosts=allowed_hosts(host, [*named, *hosts]))
+    own = allowed_hosts(host, [*named, *hosts])
+    app.add_middleware(Guard, token=services.token, hosts=own, login_page=system.login_page)
     app.add_middleware(Measure, telemetry=services.telemetry)
     return app
 

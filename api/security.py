@@ -3,13 +3,13 @@
 import hmac
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from fastapi_problem.error import Problem
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
@@ -30,12 +30,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-LOGIN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
-<meta name="viewport" content="width=device-width"><title>ComputeShare: not logged in</title>
-<h1>Not logged in</h1>
-<p>Open the login link that <code>computeshare up</code> printed. It ends in <code>/login?key=...</code></p>
-<p>Programs send the header <code>Authorization: Bearer TOKEN</code>; the token is in the file
-<code>token</code> of ComputeShare's home folder.</p></html>"""
 
 
 def matches(given: str, expected: str) -> bool:
@@ -52,8 +46,11 @@ def allowed_hosts(bind_host: str, others: Iterable[str]) -> frozenset[str]:
 class Guard:
     """Checks host and credentials of every request, and puts the security headers on every answer."""
 
-    def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str]) -> None:
-        self.app = app
+    def __init__(
+        self, app: ASGIApp, token: str, hosts: frozenset[str], login_page: Callable[[Request], Response]
+    ) -> None:
+        """`login_page` answers browsers that are not logged in."""
+        self.app, self._login_page = app, login_page
         self._token = token
         self._cookie = derive(token, "cookie")
         self._hosts = hosts
@@ -99,11 +96,17 @@ class Guard:
         if scheme.lower() == "bearer" and matches(given.strip(), self._token):
             return None
         if not matches(request.cookies.get(COOKIE, ""), self._cookie):
-            return _unauthorised(request)
+            return self._unauthorised(request)
         if request.method not in ("GET", "HEAD", "OPTIONS") and not _same_origin(request):
             text = "this may only be asked from ComputeShare's own pages"
             return _answer(problem(403, "Another site's request", text))
         return None
+
+    def _unauthorised(self, request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return self._login_page(request)
+        text = "send Authorization: Bearer TOKEN; computeshare token prints it on the machine of computeshare up"
+        return _answer(problem(401, "Not logged in", text, {"www-authenticate": "Bearer"}))
 
     def _is_own_name(self, host: str) -> bool:
         try:
@@ -142,13 +145,6 @@ def _same_origin(request: Request) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
-
-
-def _unauthorised(request: Request) -> Response:
-    if "text/html" in request.headers.get("accept", ""):
-        return HTMLResponse(LOGIN_PAGE, 401, {"www-authenticate": "Bearer"})
-    text = "send Authorization: Bearer TOKEN; the token is in COMPUTESHARE_HOME/token on the machine of computeshare up"
-    return _answer(problem(401, "Not logged in", text, {"www-authenticate": "Bearer"}))
 
 
 def _answer(refused: Problem) -> Response:

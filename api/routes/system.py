@@ -1,16 +1,17 @@
 """Health, figures, login, and the list of routes."""
 
 import re
-from html import escape
 from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import HealthDep, ServicesDep, TelemetryDep
+from api.routes.rendering import render
 from api.schemas import Health, Readiness, Release
-from api.security import COOKIE, LOGIN_PAGE, matches
+from api.security import COOKIE, matches
 from computeshare.handshake import OURS
 from computeshare.settings import derive
 
@@ -50,13 +51,15 @@ def prometheus(telemetry: TelemetryDep) -> Response:
 
 @router.get("/login", response_class=HTMLResponse, responses={303: {"description": "logged in: on to the page"}})
 def login(
+    request: Request,
     services: ServicesDep,
-    key: Annotated[str, Query(max_length=200)] = "",
+    key: Annotated[str, Query(max_length=2000, description="of the login link, or all of that link")] = "",
     following: Annotated[str, Query(alias="next", max_length=200, description="page to go to, on this server")] = "/",
 ) -> Response:
     """Give a browser that came by the login link its cookie."""
-    if not matches(key, derive(services.token, "login")):
-        return HTMLResponse(LOGIN_PAGE, 401)
+    given = dict(parse_qsl(urlsplit(key.strip()).query)).get("key", key.strip())
+    if not matches(given, derive(services.token, "login")):
+        return login_page(request, bool(key))
     response = RedirectResponse(following if _OWN_PAGE.fullmatch(following) else "/", 303)
     response.set_cookie(
         COOKIE, derive(services.token, "cookie"), max_age=YEAR_S, httponly=True, samesite="lax", path="/"
@@ -64,17 +67,22 @@ def login(
     return response
 
 
+def login_page(request: Request, wrong: bool = False) -> HTMLResponse:
+    """How to log in, and on to the page that was asked for; `wrong`: that was tried in vain."""
+    asked = f"{request.url.path}?{request.url.query}".removesuffix("?")
+    following = request.query_params.get("next", "") if request.url.path == "/login" else asked
+    following = following if request.method == "GET" and _OWN_PAGE.fullmatch(following) else ""
+    page = render(request, "login.html", 401, wrong=wrong, following=following)
+    page.headers["www-authenticate"] = "Bearer"
+    return page
+
+
 @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)
 def docs(request: Request) -> HTMLResponse:
     """The routes, as a plain table: nothing is fetched from elsewhere."""
-    rows = [
-        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(about.get('description') or about.get('summary', ''))}</td></tr>"
+    routes = [
+        {"method": method.upper(), "path": path, "about": about.get("description") or about.get("summary", "")}
         for path, methods in request.app.openapi()["paths"].items()
         for method, about in methods.items()
     ]
-    return HTMLResponse(
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>ComputeShare: REST</title><h1>REST</h1><p>The schemas are in <a href='/openapi.json'>openapi.json</a>."
-        f"</p><table><tr><th>Method</th><th>Path</th><th></th></tr>{''.join(rows)}</table></html>"
-    )
+    return render(request, "api.html", routes=routes)

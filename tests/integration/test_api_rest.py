@@ -354,7 +354,36 @@ def test_nothing_is_answered_without_credentials(path: str, client: TestClient) 
 
 def test_browser_without_login_is_told_where_the_link_is(client: TestClient) -> None:
     answer = client.get("/", headers={"Authorization": "", "Accept": "text/html,*/*"})
-    assert answer.status_code == 401 and "login link" in answer.text and "secret" not in answer.text
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "computeshare login" in answer.text and "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ("/jobs/ab12cd34?smoothing=3&across=time", "/jobs/ab12cd34?smoothing=3&amp;across=time"),
+        ("/login?key=wrong&next=/workers", "/workers"),
+        ("/login?key=wrong&next=//evil.example/", None),
+        ("/login?key=wrong&next=https://evil.example/", None),
+        ("//evil.example/x", None),
+    ],
+)
+def test_whoever_has_to_log_in_is_led_on_to_the_page_that_was_asked_for(
+    asked: str, kept: str | None, client: TestClient
+) -> None:
+    answer = client.get(f"http://localhost{asked}", headers={"Authorization": "", "Accept": "text/html"})
+    assert answer.status_code == 401
+    hidden = re.findall(r'<input type="hidden" name="next" value="([^"]*)">', answer.text)
+    assert hidden == ([kept] if kept else [])
+
+
+def test_a_login_link_may_be_pasted_where_a_browser_is_not_logged_in(settings: Settings) -> None:
+    link = f"http://studio.local:8000{login_path('secret')}&next=/workers"
+    with TestClient(create_app(settings), base_url="http://localhost") as browser:
+        answer = browser.get("/login", params={"key": f" {link}\n", "next": "/jobs/ab12"}, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/ab12")
+        assert "That is not a login link" in browser.get("/login?key=http://studio.local/login?key=wrong").text
+        assert "That is not" not in browser.get("/login").text
 
 
 def test_the_release_is_told_to_those_who_may_know_it(client: TestClient) -> None:

@@ -9,7 +9,8 @@ from computeshare.settings import derive, login_path
 
 
 def own_names(bind_host: str, others: tuple[str, ...] = ()) -> Guard:
-    return Guard(app=None, token="t", hosts=allowed_hosts(bind_host, others))  # type: ignore[arg-type]
+    hosts = allowed_hosts(bind_host, others)
+    return Guard(app=None, token="t", hosts=hosts, login_page=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
