@@ -11,12 +11,13 @@ from api.errors import NotFound
 from api.routes.rendering import missing, render
 from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
 from api.security import is_loopback
+from computeshare import __version__
 
 router = APIRouter(tags=["workers"])
 
 OWN_NAME = (
-    "this link names this machine as itself alone: start computeshare up with --host 0.0.0.0, and open this page by "
-    "the name or address that other machines know this one by"
+    "this link names this machine as itself alone: start computeshare up with --host 0.0.0.0, and make the invite by "
+    "the name or address that other machines know this one by (open the page so, or give it as --url)"
 )
 InviteId = Annotated[str, Path(max_length=64)]
 Code = Annotated[str, Path(max_length=100, description="the last part of the invite's url")]
@@ -27,13 +28,14 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
     """Make a link that lets one worker in, once; it is not shown again."""
     invite, code = service.create(body.queue, body.minutes)
     url = _link(request, code)
+    obstacles = [service.note(), OWN_NAME if is_loopback(request.url.hostname or "") else None]
     response.headers["Location"] = f"/v1/invites/{invite.id}"
     return InviteCreated(
         **invite.model_dump(),
         url=url,
         command=command(invite.queue, url),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
-        note=service.note() or (OWN_NAME if is_loopback(request.url.hostname or "") else None),
+        note="; and ".join(filter(None, obstacles)) or None,
     )
 
 
@@ -62,7 +64,8 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
         invite = service.find(code)
     except NotFound as error:
         return missing(request, "There is no such invite", str(error))
-    return render(request, "join.html", invite=invite, command=command(invite.queue, _link(request, code)))
+    made = command(invite.queue, _link(request, code))
+    return render(request, "join.html", invite=invite, command=made, version=__version__)
 
 
 @router.post("/join/{code}")

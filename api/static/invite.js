@@ -21,7 +21,7 @@ async function make() {
   }
   part("command").textContent = invite.command;
   part("qr").src = invite.qr;
-  part("note").textContent = invite.note ? `For another machine: ${invite.note}.` : "";
+  part("note").textContent = invite.note ? `On another machine it will not work yet: ${invite.note}.` : "";
   part("made").hidden = false;
   show();
   clearInterval(timer);

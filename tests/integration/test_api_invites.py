@@ -32,6 +32,9 @@ def plane(tmp_path: Path, redis_url: str) -> Iterator[tuple[str, Settings]]:
         yield url, settings
 
 
+OWN_NAMES = ("studio.local", "localhost")
+
+
 def invite(client: TestClient, queue: str = "mnist") -> dict[str, str]:
     answer = client.post("/v1/invites", json={"queue": queue})
     assert answer.status_code == 201
@@ -159,6 +162,15 @@ def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Datab
     assert "valkey" in note and "COMPUTESHARE_PUBLIC_REDIS_URL" in note and "secret" not in note
     for url in (BROKER, "redis://10.0.0.5:6379", "redis://[2001:db8::1]:6379"):
         assert noted(url) is None
+
+
+def test_all_that_keeps_another_machine_from_joining_is_said_at_once(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, redis_url="redis://127.0.0.1:6379", token="secret", url="http://studio.local")
+    with TestClient(create_app(settings)) as client:
+        client.headers["authorization"] = "Bearer secret"
+        notes = {host: client.post(f"http://{host}/v1/invites", json={}).json()["note"] for host in OWN_NAMES}
+    assert "COMPUTESHARE_REDIS_URL" in notes["studio.local"] and "--host" not in notes["studio.local"]
+    assert "COMPUTESHARE_REDIS_URL" in notes["localhost"] and "--host 0.0.0.0" in notes["localhost"]
 
 
 def test_what_is_no_invite_is_said_so_without_repeating_its_code(plane: tuple[str, Settings], tmp_path: Path) -> None:
