@@ -35,6 +35,12 @@ REDUCERS = 2
 """One at work and one standing by."""
 BROKER_MEMORY = 0.5
 """What part of this machine's memory the embedded broker may hold."""
+EVERYWHERE = ("0.0.0.0", "::")
+"""Addresses to listen on that are none to be reached by."""
+NAMELESS = (
+    "That link is for this machine. With COMPUTESHARE_URL set to the address that others know it by, as "
+    "http://studio.local:8000, links are for them, too."
+)
 _LOG_BYTES = 10_000_000
 
 log = structlog.get_logger()
@@ -133,12 +139,12 @@ class Stack:
 
     @property
     def url(self) -> str:
-        host = "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host
+        host = "127.0.0.1" if self.options.host in EVERYWHERE else self.options.host
         return f"http://{host}:{self.options.port}"
 
-    @property
-    def login_url(self) -> str:
-        return self.url + login_path(self.settings.ensure_token())
+    def login_url(self, url: str | None = None) -> str:
+        """Where a browser logs in; `url` is the address that it knows the control plane by, if not this one."""
+        return (url or self.url).rstrip("/") + login_path(self.settings.ensure_token())
 
     def start(self) -> None:
         """Start everything, `run.json` first."""
@@ -303,7 +309,9 @@ def up(options: UpOptions) -> int:
     with running(options) as stack:
         wait_until_ready(stack, stop)
         if not stop.is_set():
-            print(f"ComputeShare is ready: {stack.login_url}", flush=True)
+            print(f"ComputeShare is ready: {stack.login_url(stack.settings.url)}", flush=True)
+            if options.host in EVERYWHERE and not stack.settings.url:
+                print(NAMELESS, file=sys.stderr, flush=True)
         stop.wait()
     return 0
 
@@ -364,7 +372,7 @@ def demo(dataset: str, workers: int) -> int:
         client = Client(stack.url, stack.settings.resolve_token())
         job = client.create(spec.model_dump(mode="json", exclude_unset=True))
         page = f"{stack.url}/jobs/{job['id']}"
-        print(f"the job's page: {stack.login_url}&next=/jobs/{job['id']}", file=sys.stderr, flush=True)
+        print(f"the job's page: {stack.login_url()}&next=/jobs/{job['id']}", file=sys.stderr, flush=True)
         job = watch_job(client, job["id"], stop)
         if job["status"] not in ENDED:  # interrupted: the next demo is not to wait for this one
             job = client.cancel(job["id"])

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,38 @@ def test_a_control_plane_that_does_not_become_ready_is_3(tmp_path: Path, monkeyp
 
 def test_stopping_what_does_not_run_is_3(server: FakeServer, tmp_path: Path) -> None:
     assert run(app, ["down", "--home", str(tmp_path / "nothing")]) == 3
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "link", "is_hinted"),
+    [
+        ("127.0.0.1", None, "http://127.0.0.1:8000/login?key=", False),
+        ("0.0.0.0", None, "http://127.0.0.1:8000/login?key=", True),
+        ("0.0.0.0", "http://studio.local:8000/", "http://studio.local:8000/login?key=", False),
+    ],
+)
+def test_up_prints_a_link_by_the_name_that_browsers_are_to_use(
+    host: str,
+    url: str | None,
+    link: str,
+    is_hinted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = stack.UpOptions(host=host)
+    monkeypatch.setattr(stack, "running", lambda _: nullcontext(stack.Stack(Settings(home=tmp_path, url=url), options)))
+    monkeypatch.setattr(stack, "wait_until_ready", lambda *_: None)
+    monkeypatch.setattr(stack, "can_listen", lambda *_: True)
+    monkeypatch.setattr(stack, "stop_event", Ended)
+    assert stack.up(options) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"ComputeShare is ready: {link}") and said.out.count("\n") == 1
+    assert ("COMPUTESHARE_URL" in said.err) is is_hinted
+
+
+class Ended(threading.Event):
+    """What `up` waits for, which comes as soon as it waits."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
