@@ -62,6 +62,9 @@ PARTS: dict[str, Command] = {
         ("--workers", "2", "4", "8", "16"),
         ("--workers", "2", "--times", "1"),
     ),
+    "pages": Command(
+        "bench.pages", (), (), ("--minutes", "0.2", "--versions", "2000", "--jobs", "200", "--seconds", "5")
+    ),
     "memory-lenet5": Command("bench.memory", ("--model", "lenet5"), ("--rounds", "500"), ("--rounds", "50")),
     "memory-resnet18": Command("bench.memory", RESNET, ("--rounds", "10"), ("--rounds", "2")),
 }

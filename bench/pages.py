@@ -210,6 +210,8 @@ def main() -> None:
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not Path(options.chromium).exists():
+        sys.exit(f"skipped: there is no {options.chromium}: install Chromium, or name it by --chromium")
     with serving(options.versions, options.workers, options.jobs) as (url, key, redis):
         headers = {"Authorization": f"Bearer {key}"}
         tables = [Table("Answers, medians", ["asked for", "ms", "ms at most", "kB"], answers(url, headers))]
