@@ -76,6 +76,9 @@ class Job(TypedDict):
     accepted: int
     stale: int
     duplicate: int
+    lease_lost: NotRequired[int]
+    fenced: NotRequired[int]
+    refused: NotRequired[int]
     bytes_up: int
     bytes_down: int
     created_at: str
@@ -152,6 +155,15 @@ class Submission(TypedDict):
     bytes_down: int
     seconds: Seconds
     voided: bool
+
+
+class Estimate(TypedDict):
+    """How many times as fast a job would be with one more worker, likely and within a range; or why nothing is said."""
+
+    low: float | None
+    likely: float | None
+    high: float | None
+    reason: str | None
 
 
 class EpochLedger(TypedDict):

@@ -4,7 +4,7 @@ Everything is synchronous but `Job.stream`. What is refused raises `Problem`, wh
 answers, `NoServer` says what to start.
 """
 
-from computeshare.answers import Checkpoint, EpochLedger, Event, JobWorker, Problem, Submission
+from computeshare.answers import Checkpoint, EpochLedger, Estimate, Event, JobWorker, LogLine, Problem, Submission
 from computeshare.client.job import Job
 from computeshare.client.jobs import JobList, Jobs
 from computeshare.client.metrics import Metrics, Point
@@ -20,12 +20,14 @@ __all__ = [
     "ComputeShare",
     "ComputeShareError",
     "EpochLedger",
+    "Estimate",
     "Event",
     "Job",
     "JobFailed",
     "JobList",
     "JobWorker",
     "Jobs",
+    "LogLine",
     "Metrics",
     "NoServer",
     "Point",

@@ -6,9 +6,8 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from computeshare.answers import Checkpoint, EpochLedger, Event, JobWorker, Submission
+from computeshare.answers import Checkpoint, EpochLedger, Estimate, Event, JobWorker, LogLine, Submission, trouble
 from computeshare.answers import Job as Document
-from computeshare.answers import trouble
 from computeshare.client import weights
 from computeshare.client.card import card
 from computeshare.client.follower import Follower
@@ -53,6 +52,7 @@ class Job:
     name = Field[str]()
     title = Field[str]()
     queue = Field[str]()
+    priority = Field[int]()
     spec = Field[dict[str, Any]]()
     status = Field[JobStatus]()
     reason = Field[str | None]()
@@ -137,6 +137,24 @@ class Job:
         """
         return Metrics.of(self._client.metrics(self.id, since, points=points))
 
+    def logs(
+        self, limit: int | None = 100, worker: str | None = None, level: str | None = None, follow: bool = False
+    ) -> Iterator[LogLine]:
+        """What workers, reducer and evaluator logged, ascending, those that have left too.
+
+        Args:
+            limit: how many of the newest lines; None: all.
+            worker: only those of this one: its id or its name.
+            level: only those of at least this level: `debug`, `info`, `warning` or `error`.
+            follow: go on with those that come, until the job has ended; lost connections are taken up again.
+        """
+        last = 0
+        for line in self._client.logs(self.id, worker, level, limit):
+            last = line["id"]
+            yield line
+        if follow:
+            yield from self._client.follow_logs(self.id, worker, level, last)
+
     def load(self, version: int | str = "latest") -> "dict[str, Tensor]":
         """The weights of a version as a state dict on the CPU, checked by their sha256 and kept for the next time.
 
@@ -162,6 +180,10 @@ class Job:
     def retry(self) -> "Job":
         """Let a failed job go on from its last checkpoint."""
         return self._told(self._client.retry(self.id))
+
+    def prioritise(self, priority: int) -> "Job":
+        """Give a job that has not ended another priority, -100 to 100: those with more get workers first."""
+        return self._told(self._client.prioritise(self.id, priority))
 
     def fork(self, version: int | str = "latest", *, optimizer: str | None = None, **changes: Any) -> "Job":
         """Create a job that starts from a version of this one.
@@ -201,6 +223,10 @@ class Job:
     def ledger(self) -> list[EpochLedger]:
         """How often each sample of each epoch counted."""
         return self._client.ledger(self.id)
+
+    def estimate(self) -> Estimate:
+        """How many times as fast the job would be with one more worker, or in `reason` why nothing is said."""
+        return self._client.estimate(self.id)
 
     def _follow_to_end(self, deadline: float | None) -> None:
         with Follower(self._client, self.document) as follower:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from computeshare.answers import (
     Checkpoint,
     EpochLedger,
+    Estimate,
     Event,
     Job,
     JobWorker,
@@ -26,6 +27,7 @@ from computeshare.answers import (
 from computeshare.artifacts import weights_digest
 from computeshare.client.following import CLOSED, Course, passing
 from computeshare.client.hooks import Webhooks
+from computeshare.client.invites import Invites
 from computeshare.client.reaching import NoServer
 from computeshare.client.requests import PAGE, Progress, Requests, given
 from computeshare.errors import ArtifactError
@@ -42,7 +44,7 @@ class Client:
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 15.0) -> None:
         self._requests = Requests(url, token, timeout_s)
         self.url, self.connection = self._requests.url, self._requests.connection
-        self.webhooks = Webhooks(self._requests)
+        self.webhooks, self.invites = Webhooks(self._requests), Invites(self._requests)
 
     def __enter__(self) -> Self:
         return self
@@ -133,10 +135,6 @@ class Client:
         """Have a worker finish its work unit and end; forget one that is offline."""
         self._requests.once("DELETE", _worker_path(worker_id))
 
-    def invite(self, queue: str, minutes: int) -> dict[str, Any]:
-        """A link that lets one worker in, once, within `minutes`: the answer alone holds it."""
-        return document(self._requests.once("POST", "/v1/invites", json={"queue": queue, "minutes": minutes}))
-
     def queues(self) -> list[dict[str, Any]]:
         """The queues that have workers or jobs, each with its jobs in the order in which they are served."""
         return items(self._requests.repeatable("GET", "/v1/queues"))[0]
@@ -177,6 +175,14 @@ class Client:
         parameters = given(since=since, until=until, points=points)
         response = self._requests.repeatable("GET", _path(job_id, "metrics"), params=parameters)
         return cast(dict[str, list[dict[str, Any]]], document(response))
+
+    def metrics_csv(self, job_id: str) -> str:
+        """Every version of a job and its values, as CSV; `at` is in seconds since the epoch."""
+        return self._requests.repeatable("GET", _path(job_id, "metrics.csv")).text
+
+    def estimate(self, job_id: str) -> Estimate:
+        """How many times as fast a job would be with one more worker."""
+        return cast(Estimate, document(self._requests.repeatable("GET", _path(job_id, "estimate"))))
 
     def ledger(self, job_id: str) -> list[EpochLedger]:
         """How often each sample of each epoch counted."""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.answers import Job
+from computeshare.client import Client
 from computeshare.commands.connection import Home, Json, Url, connect, job_ids
 from computeshare.commands.output import (
     NOTHING,
@@ -23,8 +24,12 @@ from computeshare.commands.output import (
     size,
     status,
     title,
+    uncounted,
 )
 from computeshare.comparing import FEWEST, MOST, differences
+
+MOST_SCORES = 10_000
+"""Scored versions that are asked for at once; of more, a series leaves some out evenly."""
 
 
 def compare(
@@ -44,15 +49,23 @@ def compare(
         raise typer.BadParameter(f"give the ids of {FEWEST} to {MOST} jobs, each once", param_hint="JOB JOB...")
     with connect(url, home) as client:
         found = [client.show(job_id) for job_id in jobs]
+        lowest = [lowest_loss(client, job_id) for job_id in jobs]
     now, differing = datetime.now(UTC), differences([job["spec"] for job in found])
     if as_json:
-        print_json({"items": [outcome(job, now) for job in found], "differences": differing})
+        items = [outcome(job, loss, now) for job, loss in zip(found, lowest, strict=True)]
+        print_json({"items": items, "differences": differing})
     else:
-        console().print(side_by_side(found, differing, now))
+        console().print(side_by_side(found, lowest, differing, now))
 
 
-def outcome(job: Job, now: datetime) -> dict[str, Any]:
-    """What came of a job; seconds, bytes, fractions."""
+def lowest_loss(client: Client, job_id: str) -> float | None:
+    """The lowest test loss there was, of `MOST_SCORES` versions at most; None where none was scored."""
+    series = client.metrics(job_id, points=MOST_SCORES)["test_loss"]
+    return min((point["value"] for point in series), default=None)
+
+
+def outcome(job: Job, lowest: float | None, now: datetime) -> dict[str, Any]:
+    """What came of a job, and its lowest test loss; seconds, bytes, fractions."""
     return {
         "id": job["id"],
         "title": job.get("title") or job["name"],
@@ -62,15 +75,20 @@ def outcome(job: Job, now: datetime) -> dict[str, Any]:
         "best_accuracy": job.get("best_accuracy"),
         "best_version": job["best_version"],
         "accuracy": job["accuracy"],
+        "lowest_test_loss": lowest,
         "loss": job["loss"],
         "bytes_up": job["bytes_up"],
         "bytes_down": job["bytes_down"],
+        "accepted": job["accepted"],
+        "dropped": sum(uncounted(job).values()),
         "seconds": elapsed_s(job, now),
     }
 
 
-def side_by_side(jobs: Sequence[Job], differing: Mapping[str, Sequence[Any]], now: datetime) -> Table:
-    """Jobs, one a column: what came of them, then the fields that differ."""
+def side_by_side(
+    jobs: Sequence[Job], lowest: Sequence[float | None], differing: Mapping[str, Sequence[Any]], now: datetime
+) -> Table:
+    """Jobs, one a column: what came of them, each one's `lowest` test loss too, then the fields that differ."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", style="bold", no_wrap=True)
     for job in jobs:
@@ -82,15 +100,23 @@ def side_by_side(jobs: Sequence[Job], differing: Mapping[str, Sequence[Any]], no
         "Version": [f"{job['version']}/{job['rounds_total']}" for job in jobs],
         "Best": [percent(job.get("best_accuracy")) + at for job, at in zip(jobs, best, strict=True)],
         "Last": [percent(job["accuracy"]) for job in jobs],
+        "Lowest test loss": [number(loss) for loss in lowest],
         "Loss": [number(job["loss"]) for job in jobs],
         "Up": [size(job["bytes_up"]) for job in jobs],
         "Down": [size(job["bytes_down"]) for job in jobs],
+        "Dropped": [_dropped(job) for job in jobs],
         "Time": [duration(elapsed_s(job, now)) for job in jobs],
     }
     rows |= {plain(path): [_value(value) for value in values] for path, values in differing.items()}
     for name, cells in rows.items():
         table.add_row(Text(name), *(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return table
+
+
+def _dropped(job: Job) -> str:
+    """How many of a job's submissions did not count, of how many."""
+    found = sum(uncounted(job).values())
+    return f"{found:,} of {found + job['accepted']:,}"
 
 
 def _value(value: object) -> str:

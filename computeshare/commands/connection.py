@@ -1,6 +1,8 @@
 """Which control plane the commands talk to, and the options that all of them take."""
 
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +27,9 @@ Home = Annotated[
 COMPLETION_S = 1.0
 """How long somebody who pressed the tabulator is kept waiting, in seconds."""
 _COMPLETIONS = 100
+_HARMLESS = re.compile(r"[\w.][\w.-]*", re.ASCII)
+Words = list[tuple[str, str]]
+"""What may be typed, each with what it stands for."""
 
 
 def settings(url: str | None, home: Path | None) -> Settings:
@@ -37,19 +42,58 @@ def connect(url: str | None, home: Path | None) -> Client:
     return reach(settings(url, home))
 
 
-def job_ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """The newest jobs whose ids begin so, each with what it is called; none where no control plane answers at once."""
-    found = context.params
+def job_ids(context: typer.Context, incomplete: str) -> Words:
+    """The newest jobs whose ids begin so."""
+    return _known(
+        context,
+        incomplete,
+        lambda client: [(job["id"], f"{title(job)}, {job['status']}") for job in client.jobs(limit=_COMPLETIONS)],
+    )
+
+
+def workers(context: typer.Context, incomplete: str) -> Words:
+    """The workers whose names begin so; of those without a name of their own, or with an odd one, the ids."""
+
+    def ask(client: Client) -> Words:
+        found = client.fleet(offline=True)
+        times = Counter(one["name"] for one in found)
+        own = {name for name, count in times.items() if count == 1 and _HARMLESS.fullmatch(name)}
+        return [(one["name"] if one["name"] in own else one["id"], one["device"]) for one in found]
+
+    return _known(context, incomplete, ask)
+
+
+def webhook_ids(context: typer.Context, incomplete: str) -> Words:
+    """The webhooks whose ids begin so."""
+    return _known(context, incomplete, lambda client: [(hook["id"], hook["url"]) for hook in client.webhooks.list()])
+
+
+def queues(context: typer.Context, incomplete: str) -> Words:
+    """The queues whose names begin so."""
+    return _known(
+        context, incomplete, lambda client: [(one["name"], f"{one['workers']} workers") for one in client.queues()]
+    )
+
+
+def _known(context: typer.Context, incomplete: str, ask: Callable[[Client], Words]) -> Words:
+    """What the control plane knows that begins so; nothing where none answers at once.
+
+    What a shell would obey is left out: it would stand on the command line as it is.
+    """
+    given = context.params
     try:
-        with reach(settings(found.get("url"), found.get("home")), COMPLETION_S) as client:
-            jobs = list(client.jobs(limit=_COMPLETIONS))
+        with reach(settings(given.get("url"), given.get("home")), COMPLETION_S) as client:
+            found = ask(client)
     except ComputeShareError:
         return []
-    known = [(plain(job["id"]), f"{title(job)}, {plain(job['status'])}") for job in jobs]
-    return [one for one in known if one[0].startswith(incomplete)]
+    return [(word, plain(told)) for word, told in found if _HARMLESS.fullmatch(word) and word.startswith(incomplete)]
 
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False, autocompletion=job_ids)]
+Worker = Annotated[
+    str,
+    typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False, autocompletion=workers),
+]
 
 
 def page(client: Client, job_id: str) -> str:

@@ -9,7 +9,7 @@ import typer
 from computeshare import showing
 from computeshare.catalog import catalog
 from computeshare.commands import specs
-from computeshare.commands.connection import Home, Json, Url, connect, page, settings
+from computeshare.commands.connection import Home, Json, Url, connect, page, queues, settings
 from computeshare.commands.output import plain, print_json
 from computeshare.commands.watch import follow_to_end
 from computeshare.errors import SettingsError, SpecError
@@ -35,7 +35,7 @@ def create(
     dataset: Annotated[str | None, _field("Data set.", autocompletion=lambda: sorted(catalog().datasets))] = None,
     model: Annotated[str | None, _field("Model.", autocompletion=lambda: sorted(catalog().models))] = None,
     name: Annotated[str | None, _field("What the pages call the job.")] = None,
-    queue: Annotated[str | None, _field("Queue whose workers may serve it.", "queue")] = None,
+    queue: Annotated[str | None, _field("Queue whose workers may serve it.", "queue", autocompletion=queues)] = None,
     epochs: Annotated[int | None, _field("How long to train, in epochs (default 1, unless --rounds is given).")] = None,
     rounds: Annotated[int | None, _field("How long to train, in rounds.")] = None,
     micro_batch: Annotated[int | None, _field("Samples in a micro-batch.", "micro_batch")] = None,

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from computeshare.answers import ICONS, Job, JobWorker, Problem
 from computeshare.client.weights import pick
 from computeshare.commands.compare import compare
-from computeshare.commands.connection import Home, JobId, Json, Url, Yes, confirm, connect, page
+from computeshare.commands.connection import Home, JobId, Json, Url, Worker, Yes, confirm, connect, page, queues
 from computeshare.commands.create import create
 from computeshare.commands.export import export
 from computeshare.commands.fork import fork
@@ -40,7 +40,9 @@ def list_jobs(
             autocompletion=lambda: sorted(ICONS),
         ),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.", show_default=False)] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Only jobs of this queue.", show_default=False, autocompletion=queues)
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
     url: Url = None,
     home: Home = None,
@@ -130,7 +132,7 @@ def cancel(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fa
 @app.command()
 def unban(
     job_id: JobId,
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False)],
+    worker: Worker,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from computeshare.answers import LogLine
 from computeshare.client import Client
-from computeshare.commands.connection import Home, JobId, Url, connect
+from computeshare.commands.connection import Home, JobId, Url, connect, workers
 from computeshare.commands.output import console, instant, plain, print_json
 from computeshare.commands.run import DETACHED
 from computeshare.errors import SpecError
@@ -21,7 +21,13 @@ STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "red"}
 _NAME_WIDTH = 16
 
 Worker = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only lines of this worker: its name or id.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Only lines of this worker: its name or id.",
+        show_default=False,
+        autocompletion=workers,
+    ),
 ]
 AtLeast = Annotated[
     str | None,

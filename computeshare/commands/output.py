@@ -8,7 +8,7 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from rich import filesize
 from rich.console import Console
@@ -141,7 +141,6 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     if job["reason"]:
         rows.append(("Reason", plain(job["reason"])))
     best = f", best {percent(job.get('best_accuracy'))} at {job['best_version']}" if job["best_version"] else ""
-    refused = f"{job['stale']} stale, {job['duplicate']} duplicate"
     rows.append(("Name", title(job)))
     if origin := job.get("forked_from"):
         told = f"version {origin['version']} of job {origin['job_id']}, with {origin['optimizer']} optimizer"
@@ -156,7 +155,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),
         ("Elapsed", elapsed(job, now)),
         ("Left", duration(job.get("left_s"))),
-        ("Submissions", f"{job['accepted']} accepted, {refused}"),
+        ("Submissions", submissions(job)),
         ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
         ("Weights", plain(job["weights_sha256"] or NOTHING)),
         ("Spec", plain(json.dumps(job["spec"]))),
@@ -167,6 +166,18 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     for name, value in rows:
         table.add_row(name, Text(value) if isinstance(value, str) else value)
     return table
+
+
+def uncounted(job: Job) -> dict[str, int]:
+    """Outcome to how many of a job's submissions had it, of those that did not count."""
+    told = cast(dict[str, Any], job)
+    return {outcome: told.get(outcome, 0) for outcome in get_args(types.Outcome) if outcome != "accepted"}
+
+
+def submissions(job: Job) -> str:
+    """A job's submissions by outcome; the rarer ones are named where there were any."""
+    found = [(name, count) for name, count in uncounted(job).items() if count or name in ("stale", "duplicate")]
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in [("accepted", job["accepted"]), *found])
 
 
 def target(output: Path | None, name: str) -> Path:

@@ -13,7 +13,10 @@ from computeshare.errors import ComputeShareError
 
 
 def probe(data_dir: Path) -> dict[str, Any]:
-    """Device, threads, seconds that torch takes to load, what is wrong with torchvision and with each data set."""
+    """Device, threads, seconds that torch takes to load, what is wrong with torchvision and with each data set.
+
+    `sources` are where those that are missing can be downloaded from.
+    """
     started = time.perf_counter()
     import torch
 
@@ -28,8 +31,15 @@ def probe(data_dir: Path) -> dict[str, Any]:
     except (ImportError, RuntimeError) as error:
         trouble = str(error)
     sets = {name: _trouble(datasets.open_split, name, data_dir) for name in catalog().datasets}
-    threads = torch.get_num_threads()
-    return {"device": found, "threads": threads, "seconds": seconds, "torchvision": trouble, "data_sets": sets}
+    missing = [name for name, why in sets.items() if why == "missing" and not trouble]
+    return {
+        "device": found,
+        "threads": torch.get_num_threads(),
+        "seconds": seconds,
+        "torchvision": trouble,
+        "data_sets": sets,
+        "sources": {name: datasets.sources(name) for name in missing},
+    }
 
 
 def _trouble(open_split: Callable[..., object], name: str, data_dir: Path) -> str:

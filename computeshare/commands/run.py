@@ -68,7 +68,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
 
 def run_command(function: Callable[..., Any]) -> None:
     """Run a single function as this process's command, and exit with its code."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(function)
     sys.exit(run(app))
 

@@ -9,12 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.client import Client
-from computeshare.commands.connection import Home, Json, Url, Yes, confirm, connect
+from computeshare.commands.connection import Home, Json, Url, Yes, confirm, connect, job_ids, queues, webhook_ids
 from computeshare.commands.output import NOTHING, age, console, plain, print_json
 from computeshare.commands.run import FAILED
 
 app = typer.Typer(no_args_is_help=True, help="Have notifications posted to an address.")
-Hook = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id.", show_default=False)]
+Hook = Annotated[
+    str,
+    typer.Argument(metavar="WEBHOOK", help="The webhook's id.", show_default=False, autocompletion=webhook_ids),
+]
 Names = Annotated[
     list[str] | None,
     typer.Option("--event", help="What to tell: completed, failed, held, ... May be repeated.", show_default=False),
@@ -28,8 +31,12 @@ Document = dict[str, Any]
 def create(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Where to post to.", show_default=False)],
     event: Names = None,
-    job: Annotated[str | None, typer.Option(help="Only events of this job.", show_default=False)] = None,
-    queue: Annotated[str | None, typer.Option(help="Only events of jobs on this queue.", show_default=False)] = None,
+    job: Annotated[
+        str | None, typer.Option(help="Only events of this job.", show_default=False, autocompletion=job_ids)
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Only events of jobs on this queue.", show_default=False, autocompletion=queues)
+    ] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

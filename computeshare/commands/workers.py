@@ -9,10 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.answers import Problem
-from computeshare.commands.connection import Home, Json, Url, Yes, confirm, connect
+from computeshare.commands.connection import Home, Json, Url, Worker, Yes, confirm, connect, queues
 from computeshare.commands.output import NOTHING, age, console, how_to_help, instant, plain, print_json, size
-
-Worker = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False)]
 
 app = typer.Typer(no_args_is_help=True, help="See workers; invite, drain and remove them.")
 
@@ -70,7 +68,9 @@ def remove(
 
 @app.command()
 def invite(
-    queue: Annotated[str, typer.Option(help="Queue that the invited worker serves.")] = "default",
+    queue: Annotated[
+        str, typer.Option(help="Queue that the invited worker serves.", autocompletion=queues)
+    ] = "default",
     minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long the invite holds.")] = 15,
     url: Url = None,
     home: Home = None,
@@ -78,7 +78,7 @@ def invite(
 ) -> None:
     """Let one machine in, once. Give --url by the name that it knows the control plane's machine by."""
     with connect(url, home) as client:
-        made = client.invite(queue, minutes)
+        made = client.invites.create(queue, minutes)
     if as_json:
         print_json(made)
         return

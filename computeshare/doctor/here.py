@@ -7,6 +7,8 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -24,6 +26,8 @@ from computeshare.errors import SettingsError
 
 DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
 OLDEST_PYTHON, TOO_NEW_PYTHON = (3, 11), (3, 14)
+CONNECT_S = 3.0
+"""How long a host that has data sets may take to answer."""
 _UNUSED = {
     "cuda": "torch cannot use the NVIDIA device here: look at driver and CUDA build",
     "mps": "torch cannot use this Mac's GPU: it takes macOS 14 or newer, and a torch for arm64",
@@ -165,8 +169,44 @@ def data_sets(machine: Machine) -> Check:
     there = ", ".join(name for name, trouble in found.items() if not trouble)
     if damaged:
         return Check("data sets", "fail", "; ".join(damaged), "delete what is damaged: it is downloaded again")
-    missing = ", ".join(name for name, trouble in found.items() if trouble)
-    return Check("data sets", "ok", f"{there} here" + (f"; downloaded when first used: {missing}" if missing else ""))
+    missing = [name for name, trouble in found.items() if trouble]
+    sources: dict[str, list[str]] = machine.probe.get("sources", {})
+    away = out_of_reach({name: sources[name] for name in missing if name in sources})
+    told = [f"{there} here"]
+    if there_soon := [name for name in missing if name not in away]:
+        told.append(f"downloaded when first used: {', '.join(there_soon)}")
+    if not away:
+        return Check("data sets", "ok", "; ".join(told))
+    hosts = ", ".join(dict.fromkeys(" or ".join(_hosts(sources[name])) for name in away))
+    advice = (
+        f"copy their files to {machine.settings.data_dir}, in torchvision's layout, or let this machine reach {hosts}"
+    )
+    return Check("data sets", "warn", "; ".join([*told, f"missing, and out of reach: {', '.join(away)}"]), advice)
+
+
+def out_of_reach(sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """The data sets of which no address can be connected to, by name; all are tried at the same time."""
+    addresses = sorted({url for urls in sources.values() for url in urls})
+    with ThreadPoolExecutor(len(addresses) or 1) as pool:
+        opens = dict(zip(addresses, pool.map(_opens, addresses), strict=True))
+    return [name for name, urls in sources.items() if not any(opens[url] for url in urls)]
+
+
+def _opens(url: str) -> bool:
+    """Whether a download from this address finds somebody: its host, or the environment's proxy."""
+    try:
+        parts = urlsplit(url)
+        if (proxy := getproxies().get(parts.scheme)) and not proxy_bypass(parts.hostname or ""):
+            parts = urlsplit(proxy if "//" in proxy else f"//{proxy}", parts.scheme)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), CONNECT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _hosts(urls: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(urlsplit(url).hostname or url for url in urls))
 
 
 def _existing(folder: Path) -> Path:

@@ -129,6 +129,14 @@ def prepare(name: str, data_dir: Path) -> None:
         raise DatasetError(f"{name} in {data_dir} changed while it was prepared: try again")
 
 
+def sources(name: str) -> list[str]:
+    """The addresses that torchvision downloads a data set from; any one of them will do. None for a bundled one."""
+    from torchvision import datasets
+
+    published = getattr(datasets, _definition(name).published, None)
+    return list(getattr(published, "mirrors", None) or ([published.url] if published else []))
+
+
 def _definition(name: str) -> Definition:
     if name not in DEFINITIONS:
         raise DatasetError(f"unknown data set {name!r}; known: {', '.join(sorted(DEFINITIONS))}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,8 +107,13 @@ def test_human_output_of_every_reading_command(client: Client, capsys: pytest.Ca
     assert f"{job_id}  [bold]odd[/bold]  ○ queued" in capsys.readouterr().out
     assert run(app, ["jobs", "show", job_id]) == 0
     shown = capsys.readouterr().out
-    assert page in shown and "0 of 20" in shown
+    assert page in shown and "0 of 20" in shown and "0 accepted, 0 stale, 0 duplicate" in shown
+    other = client.create({"dataset": "digits", "model": "mlp", "queue": "human"})["id"]
+    assert run(app, ["jobs", "compare", job_id, other]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["Lowest", "test", "loss", "–", "–"] in rows and ["Dropped", *["0", "of", "0"] * 2] in rows
     client.cancel(job_id)
+    client.cancel(other)
 
 
 def test_a_list_longer_than_a_page_comes_whole(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +222,11 @@ def test_doctor_finds_the_control_plane_the_broker_and_torch(
     client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COMPUTESHARE_REDIS_URL", redis_url)
-    run(app, ["doctor", "--json"])
+    with socket.create_server(("127.0.0.1", 0)) as proxy:  # so that nothing outside is asked for
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+        run(app, ["doctor", "--json"])
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     for name in ("python", "packages", "device", "home", "broker", "token", "clock", "data sets"):
         assert found[name]["status"] == "ok", found[name]

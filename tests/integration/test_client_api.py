@@ -1,5 +1,6 @@
 """The Python client against the real control plane on a real broker."""
 
+import csv
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from feeding import Feed
 from redis import Redis
 from serving import serving
 
-from api.schemas import EpochPublic, JobWorkerPublic, SubmissionPublic
-from computeshare.answers import EpochLedger, Event, JobWorker, Submission
+from api.schemas import EpochPublic, EstimatePublic, JobWorkerPublic, SubmissionPublic
+from computeshare.answers import EpochLedger, Estimate, Event, JobWorker, Submission
 from computeshare.artifacts import Artifacts
 from computeshare.client import ComputeShare, Job, JobFailed, Problem
 from computeshare.client.metrics import SERIES
@@ -73,6 +74,7 @@ def test_the_clients_words_are_the_apis() -> None:
     assert set(Submission.__annotations__) <= set(SubmissionPublic.model_fields)
     assert set(JobWorker.__annotations__) <= set(JobWorkerPublic.model_fields)
     assert set(EpochLedger.__annotations__) == set(EpochPublic.model_fields)
+    assert set(Estimate.__annotations__) == set(EstimatePublic.model_fields)
 
 
 def test_a_job_is_made_found_and_changed(cs: ComputeShare, job: Job) -> None:
@@ -80,6 +82,7 @@ def test_a_job_is_made_found_and_changed(cs: ComputeShare, job: Job) -> None:
     assert [one.id for one in cs.jobs.list("queued", "sdk")] == [job.id]
     assert job.pause().status == "paused" and cs.jobs.get(job.id).status == "paused"
     assert job.resume().status == "queued"
+    assert job.prioritise(7).priority == 7 and cs.jobs.get(job.id).priority == 7
     with pytest.raises(Problem, match="only a failed job can be retried"):
         job.retry()
     with pytest.raises(Problem, match="cancel it first"):
@@ -95,7 +98,7 @@ def test_a_job_that_nobody_serves_is_not_waited_for_longer_than_allowed(job: Job
         job.wait(0.5)
 
 
-def test_what_workers_did_is_told_as_series_submissions_and_ledger(job: Job, feed: Feed) -> None:
+def test_what_workers_did_is_told_as_series_submissions_and_ledger(cs: ComputeShare, job: Job, feed: Feed) -> None:
     feed.join()
     for _ in range(3):
         feed.commit(loss=2.0)
@@ -109,6 +112,13 @@ def test_what_workers_did_is_told_as_series_submissions_and_ledger(job: Job, fee
     assert [row["version"] for row in metrics.rows()] == [1, 2, 3, 4]
     assert set(SERIES) < set(metrics.rows()[0])
     assert [point.version for point in job.metrics(since=2).train_loss] == [3, 4]
+    lines = list(csv.DictReader(cs.client.metrics_csv(job.id).splitlines()))
+    assert [(line["version"], line["train_loss"], line["test_accuracy"]) for line in lines] == [
+        ("1", "2.0", ""),
+        ("2", "2.0", ""),
+        ("3", "2.0", "0.9"),
+        ("4", "1.0", ""),
+    ]
     submissions = list(job.submissions(limit=None))
     assert len(submissions) == 17 and submissions[0]["id"] > submissions[-1]["id"]
     assert [one["outcome"] for one in job.submissions(outcome="stale")] == ["stale"]
@@ -116,6 +126,20 @@ def test_what_workers_did_is_told_as_series_submissions_and_ledger(job: Job, fee
     assert (worker["name"], worker["accepted"], worker["stale"]) == ("mac", 16, 1)
     (epoch,) = job.ledger()
     assert epoch["counted"] == epoch["samples"] == 4 * 4 * 32
+
+
+def test_an_estimate_of_a_job_that_nobody_serves_says_why_there_is_none(job: Job) -> None:
+    assert job.estimate() == {"low": None, "likely": None, "high": None, "reason": "The job is not running"}
+
+
+def test_an_invite_is_listed_until_it_is_withdrawn(cs: ComputeShare) -> None:
+    invites = cs.client.invites
+    made = invites.create("lab", 5)
+    assert [one["status"] for one in invites.list() if one["id"] == made["id"]] == ["pending"]
+    assert invites.show(made["id"])["queue"] == "lab"
+    invites.withdraw(made["id"])
+    with pytest.raises(Problem, match="invite"):
+        invites.withdraw(made["id"])
 
 
 def test_weights_are_loaded_checked_and_kept(

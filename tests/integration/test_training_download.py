@@ -21,7 +21,7 @@ from test_training_datasets import idx_bytes, pickled_batch
 
 from computeshare.errors import DatasetError
 from computeshare.training import cifar, idx
-from computeshare.training.datasets import prepare
+from computeshare.training.datasets import DEFINITIONS, prepare, sources
 
 FILES = {
     "train-images-idx3-ubyte": idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4)),
@@ -201,6 +201,15 @@ def test_cifar_is_downloaded_and_converted(tmp_path: Path, monkeypatch: pytest.M
     cifar.converted(folder, "test").unlink()
     prepare("cifar10", tmp_path)  # from the batches, without a connection
     assert cifar.read_split(folder, "test")[1].tolist() == [5]
+
+
+def test_every_data_set_that_is_not_bundled_has_addresses_to_be_had_from() -> None:
+    from torchvision import datasets
+
+    found = {name: sources(name) for name in DEFINITIONS}
+    assert found["digits"] == [] and found["mnist"] == datasets.MNIST.mirrors
+    assert found["cifar10"] == [datasets.CIFAR10.url]
+    assert all(url.startswith("http") for name, urls in found.items() if name != "digits" for url in urls or [""])
 
 
 def test_the_checksums_of_cifar_are_torchvisions() -> None:

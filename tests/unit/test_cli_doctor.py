@@ -312,6 +312,52 @@ def test_data_sets_that_are_missing_are_fine_and_damaged_ones_are_not(machine: M
     assert (damaged.status, damaged.finding) == ("fail", "mnist: its header promises more")
 
 
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """Host and port that refuse connections: bound, and not listening."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """Host and port that take connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"localhost:{server.getsockname()[1]}"
+
+
+def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a_warning(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, refusing: str, listening: str
+) -> None:
+    bypass(monkeypatch)
+    closed, opened = f"http://{refusing}/mnist/", f"http://{listening}/mnist/"
+    sets = {"digits": "", "mnist": "missing", "kmnist": "missing"}
+    with_probe(machine, data_sets=sets, sources={"mnist": [closed, opened], "kmnist": [opened]})
+    check = here.data_sets(machine)
+    assert (check.status, check.finding) == ("ok", "digits here; downloaded when first used: mnist, kmnist")
+    with_probe(machine, data_sets=sets, sources={"mnist": [closed, opened], "kmnist": [closed]})
+    check = here.data_sets(machine)
+    assert check.status == "warn"
+    assert check.finding == "digits here; downloaded when first used: mnist; missing, and out of reach: kmnist"
+    assert check.advice.startswith(f"copy their files to {machine.settings.data_dir}, in torchvision's layout")
+    assert check.advice.endswith("or let this machine reach 127.0.0.1")
+
+
+def test_what_a_proxy_fetches_is_in_reach_where_the_proxy_is(
+    monkeypatch: pytest.MonkeyPatch, refusing: str, listening: str
+) -> None:
+    sources = {"kmnist": ["https://no-such-host.invalid/kmnist/"], "mnist": [f"http://{refusing}/mnist/"]}
+    bypass(monkeypatch, https_proxy=f"http://{listening}", http_proxy=listening, no_proxy="127.0.0.1")
+    assert here.out_of_reach(sources) == ["mnist"]
+    monkeypatch.delenv("no_proxy")
+    assert here.out_of_reach(sources) == []
+    monkeypatch.setenv("https_proxy", f"http://{refusing}")
+    assert here.out_of_reach(sources) == ["kmnist"]
+    monkeypatch.setenv("https_proxy", "http://proxy:port")
+    assert here.out_of_reach(sources) == ["kmnist"]
+
+
 def test_the_command_reports_every_check_and_fails_with_one(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -59,6 +59,13 @@ def test_details_of_a_failed_job_begin_with_the_error() -> None:
     assert lines[1].split() == ["Error", "diverged", "at", "version", "3"]
 
 
+def test_submissions_are_told_by_outcome_the_rare_ones_where_there_were_any() -> None:
+    assert output.submissions(job()) == "100 accepted, 3 stale, 1 duplicate"
+    rare = job(stale=0, refused=2, lease_lost=4, fenced=5)
+    assert output.submissions(rare) == "100 accepted, 0 stale, 1 duplicate, 4 lease lost, 5 fenced, 2 refused"
+    assert output.submissions(rare) in drawn(output.job_details(rare, "http://x", NOW))
+
+
 def test_the_bar_fits_a_narrow_terminal_and_tells_everything() -> None:
     text = drawn(watch.bar(job(), "", NOW), width=60, terminal=True)
     assert all(len(line) <= 60 for line in text.splitlines())

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,18 +26,31 @@ def spec(lr: float, **changes: Any) -> dict[str, Any]:
 def two_jobs(server: FakeServer) -> None:
     ended = {"status": "completed", "started_at": AT, "finished_at": "2026-01-01T12:01:30Z"}
     server.on("GET /v1/jobs/a", Answer(job(id="a", spec=spec(0.1), title="slow", **ended)))
-    server.on("GET /v1/jobs/b", Answer(job(id="b", spec=spec(0.2), title="[red]fast", best_accuracy=0.9, **ended)))
+    server.on(
+        "GET /v1/jobs/b",
+        Answer(job(id="b", spec=spec(0.2), title="[red]fast", best_accuracy=0.9, lease_lost=2, **ended)),
+    )
+    scored = {"test_loss": [point(20, 0.5), point(40, 0.25), point(60, 0.75)]}
+    server.on("GET /v1/jobs/a/metrics?since=0&points=10000", Answer({"test_loss": []}))
+    server.on("GET /v1/jobs/b/metrics?since=0&points=10000", Answer(scored))
 
 
 def test_compare_shows_what_differs_and_what_came_of_it(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     two_jobs(server)
     assert run(app, ["jobs", "compare", "a", "b"]) == 0
-    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
+    rows = {name: cells for name, *cells in map(columns, capsys.readouterr().out.splitlines()[1:])}
     assert rows["Name"] == ["slow", "[red]fast"]
-    assert rows["Best"] == ["76.00", "%", "at", "20", "90.00", "%", "at", "20"]
-    assert rows["Time"] == ["1", "min", "30", "s"] * 2
+    assert rows["Best"] == ["76.00 % at 20", "90.00 % at 20"]
+    assert rows["Lowest test loss"] == ["–", "0.2500"]
+    assert rows["Dropped"] == ["4 of 104", "6 of 106"]
+    assert rows["Time"] == ["1 min 30 s"] * 2
     assert rows["optimizer.lr"] == ["0.1", "0.2"]
     assert "dataset" not in rows and "rounds" not in rows
+
+
+def columns(line: str) -> list[str]:
+    """The cells of a table's line."""
+    return re.split(r"\s{2,}", line.strip())
 
 
 def test_compare_as_json_has_the_figures_and_the_differences(
@@ -49,6 +63,10 @@ def test_compare_as_json_has_the_figures_and_the_differences(
     assert [(one["id"], one["best_accuracy"], one["seconds"]) for one in document["items"]] == [
         ("b", 0.9, 90.0),
         ("a", 0.76, 90.0),
+    ]
+    assert [(one["lowest_test_loss"], one["accepted"], one["dropped"]) for one in document["items"]] == [
+        (0.25, 100, 6),
+        (None, 100, 4),
     ]
 
 
@@ -172,14 +190,16 @@ def test_a_job_can_be_shown_where_no_control_plane_is_known(
 
 def complete(words: str) -> list[str]:
     """What the shell would offer for the last of these words."""
+    program = words.partition(" ")[0]
     environment = {
         **os.environ,
-        "_COMPUTESHARE_COMPLETE": "complete_bash",
+        f"_{program.replace('-', '_').upper()}_COMPLETE": "complete_bash",
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
-    code = "from computeshare.cli import app; app(prog_name='computeshare')"
+    module = {"computeshare": "cli", "computeshare-worker": "worker"}[program]
+    code = f"import sys; from computeshare.{module} import main; sys.argv[0] = '{program}'; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
@@ -192,6 +212,28 @@ def test_the_shell_completes_jobs_data_sets_and_models(server: FakeServer) -> No
     assert complete("computeshare jobs create --dataset fash") == ["fashion-mnist"]
     assert complete("computeshare jobs create --model lene") == ["lenet5"]
     assert complete("computeshare jobs exp") == ["export"]
+
+
+def test_the_shell_completes_workers_webhooks_and_queues(server: FakeServer) -> None:
+    fleet = [("1a", "studio"), ("2b", "mac"), ("3c", "mac"), ("4d", "$(reboot)"), ("5e", "-rf")]
+    known = [{"id": number, "name": name, "device": "cpu"} for number, name in fleet]
+    server.on("GET /v1/workers?offline=true", Answer({"items": known}))
+    server.on("GET /v1/webhooks", Answer({"items": [{"id": "hook1", "url": "http://h"}]}))
+    server.on("GET /v1/queues", Answer({"items": [{"name": "lab", "workers": 2}, {"name": "mnist", "workers": 0}]}))
+    odd = [job(id="ab12"), job(id="a;reboot")]
+    server.on("GET /v1/jobs?limit=100", Answer({"items": odd, "next_cursor": None}))
+    assert complete("computeshare workers drain ") == ["studio", "2b", "3c", "4d", "5e"]
+    assert complete("computeshare jobs unban ab12 s") == ["studio"]
+    assert complete("computeshare jobs logs ab12 --worker st") == ["studio"]
+    assert complete("computeshare webhooks show ") == ["hook1"]
+    assert complete("computeshare webhooks create http://h --job a") == ["ab12"]
+    for command in ("jobs create", "jobs list", "workers invite", "webhooks create http://h"):
+        assert complete(f"computeshare {command} --queue l") == ["lab"]
+
+
+def test_the_shell_completes_the_flags_of_a_worker(server: FakeServer) -> None:
+    assert complete("computeshare-worker --only") == ["--only-on-power"]
+    assert complete("computeshare-worker --battery-st") == ["--battery-stop", "--battery-start"]
 
 
 def test_completion_is_silent_where_nobody_answers(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

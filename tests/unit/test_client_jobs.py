@@ -265,6 +265,32 @@ def test_a_change_brings_the_job_up_to_date(server: FakeServer, cs: ComputeShare
     assert getattr(found, verb)() is found and found.status == "paused"
 
 
+def test_another_priority_is_told_and_shown(server: FakeServer, cs: ComputeShare) -> None:
+    server.on(SHOW, Answer(job(priority=0)))
+    server.on("PATCH /v1/jobs/ab12cd34", Answer(job(priority=10)))
+    found = cs.jobs.get("ab12cd34")
+    assert found.priority == 0 and found.prioritise(10) is found and found.priority == 10
+    assert json.loads(server.requests[-1].body) == {"priority": 10}
+
+
+def test_logs_are_the_newest_lines_and_those_that_come_if_wanted(server: FakeServer, cs: ComputeShare) -> None:
+    page = {"items": [line(4), line(5)], "previous": 3}
+    live = "GET /v1/jobs/ab12cd34/logs/stream?worker=w1&level=warning"
+    server.on(SHOW, Answer(job()))
+    server.on("GET /v1/jobs/ab12cd34/logs?worker=w1&level=warning&limit=2", Answer(page))
+    server.on(live, stream(event("line", line(6), 6)), stream(event("line", line(7), 7), event("end", {})))
+    found = cs.jobs.get("ab12cd34")
+    assert [one["id"] for one in found.logs(2, "w1", "warning")] == [4, 5]
+    assert server.asked(live) == []
+    assert [one["id"] for one in found.logs(2, "w1", "warning", follow=True)] == [4, 5, 6, 7]
+    assert [request.headers["Last-Event-ID"] for request in server.asked(live)] == ["5", "6"]
+
+
+def line(number: int) -> dict[str, Any]:
+    about = {"at": "2026-01-01T12:00:00Z", "worker": "w1", "name": "mac", "level": "warning"}
+    return {"id": number, **about, "text": f"line {number}", "data": {}}
+
+
 def test_a_fork_is_another_job(server: FakeServer, cs: ComputeShare) -> None:
     server.on(SHOW, Answer(job()))
     server.on("POST /v1/jobs/ab12cd34/fork", Answer(job(id="new"), 201))

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import typer.main
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
 
-from api.main import create_app
+from api.main import ROUTES, create_app
 from computeshare import evaluator, keys, reducer, worker
 from computeshare.cli import app
 from computeshare.client import ComputeShare, Job, Jobs, Metrics
@@ -20,6 +22,8 @@ from computeshare.settings import Settings
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 CLI = (ROOT / "docs" / "cli.md").read_text()
+EVERYWHERE = ("--url", "--home", "--json")
+WORKER = (ROOT / "docs" / "worker.md").read_text()
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 
 
@@ -28,26 +32,55 @@ def test_every_setting_is_in_the_readme() -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    names = [f"`computeshare {name}" for name in commands]
-    names += [f"{'jobs ' if name == 'create' else '`'}{name}`" for name in commands["jobs"].commands]
-    names += [f"`{name}`" for group in ("workers", "queues") for name in commands[group].commands]
-    assert len(names) > 10 and [name for name in names if name not in README] == []
+    found = [name.split()[1:] for name, _ in commands_of(typer.main.get_command(app), "computeshare")]
+    assert len(found) > 20 and [words for words in found if not is_in_the_readme(*words)] == []
+
+
+def is_in_the_readme(first: str, second: str = "") -> bool:
+    """Whether the table of commands has it: a command, or in a row of its group one of that."""
+    rows = re.findall(rf"^\| [^|]*`computeshare {first}\b[^|]*\|", README, re.MULTILINE)
+    return any(not second or re.search(rf"[` ]{second}`", row) for row in rows)
 
 
 def test_every_command_has_an_example_and_every_option_is_told() -> None:
     found = dict(commands_of(typer.main.get_command(app), "computeshare"))
     assert len(found) > 20 and [name for name in found if f"`{name}" not in CLI] == []
-    options = {flag for command in found.values() for flag in flags_of(command)}
-    assert len(options) > 40 and [flag for flag in sorted(options) if not re.search(rf"{flag}[`, ]", CLI)] == []
+    options = [(name, flag) for name, one in found.items() for flag in flags_of(one) if flag not in EVERYWHERE]
+    assert [flag for flag in EVERYWHERE if not is_told(flag, section(CLI, "# The command line"))] == []
+    assert len(options) > 60 and [(name, flag) for name, flag in options if not is_told(flag, told_of(name))] == []
 
 
 @pytest.mark.parametrize("program", [worker, reducer, evaluator], ids=["worker", "reducer", "evaluator"])
 def test_every_option_of_the_other_programs_is_told(program: ModuleType) -> None:
     single = typer.Typer(add_completion=False)
     single.command()(program.command)
+    told = told_of(f"computeshare-{program.__name__.removeprefix('computeshare.')}")
     options = flags_of(typer.main.get_command(single))
-    assert options and [flag for flag in options if not any(flag in text for text in (CLI, README))] == []
+    assert options and [flag for flag in options if not is_told(flag, told)] == []
+
+
+def told_of(name: str) -> str:
+    """What is told of a command: in its rows, and in a section or page of its own."""
+    rows = [line for line in CLI.splitlines() if line.startswith("|") and re.search(rf"`{name}[ `]", line)]
+    beside = {"computeshare jobs create": section(CLI, "### Creating one"), "computeshare-worker": WORKER}
+    return "\n".join([*rows, beside.get(name, "")])
+
+
+def section(text: str, heading: str) -> str:
+    """A section of a document, up to the next heading."""
+    return text.partition(f"{heading}\n")[2].partition("\n#")[0]
+
+
+def is_told(flag: str, text: str) -> bool:
+    return re.search(rf"[` ]{flag}[`, ]", text) is not None
+
+
+def test_the_pages_are_told_and_no_other() -> None:
+    routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
+    pages = [route for route in routes if "GET" in route.methods and not route.include_in_schema]
+    shown = {route.path for route in pages if route.response_class is HTMLResponse}
+    told = re.findall(r"^\| `(/[^`]*)` \|", section((ROOT / "docs" / "rest.md").read_text(), "## Pages"), re.MULTILINE)
+    assert len(shown) > 8 and sorted(told) == sorted(shown)
 
 
 def test_every_route_is_told_and_no_other(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The client has a method for each REST call, and asks for nothing that is not there."""
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from cli_server import FakeServer, job, serving
+
+from api.main import create_app
+from computeshare.answers import Problem
+from computeshare.client import Client
+from computeshare.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def routes(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    paths = create_app(Settings(home=tmp_path_factory.mktemp("home"))).openapi()["paths"]
+    return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What all methods of a client together ask for, of a server that has nothing."""
+    with serving() as server, Client(server.url, "secret") as client:
+        for call in calls(client):
+            call_with_anything(call, server, tmp_path_factory.mktemp("files"))
+        return {f"{request.method} {urlsplit(request.path).path}" for request in server.requests}
+
+
+def test_every_route_has_a_method_of_the_client(routes: set[str], asked: set[str]) -> None:
+    below = {route for route in routes if " /v1/" in route}
+    lacking = [route for route in sorted(below) if not any(pattern(route).fullmatch(one) for one in asked)]
+    assert len(below) > 30 and lacking == []
+
+
+def test_every_method_of_the_client_has_a_route(routes: set[str], asked: set[str]) -> None:
+    assert len(asked) > 30
+    assert [one for one in sorted(asked) if not any(pattern(route).fullmatch(one) for route in routes)] == []
+
+
+def calls(client: Client) -> Iterator[Callable[..., Any]]:
+    """The methods that ask for something."""
+    for part in (client, client.webhooks, client.invites):
+        for name, method in inspect.getmembers(part, inspect.ismethod):
+            if not name.startswith("_") and name != "close":
+                yield method
+
+
+def call_with_anything(method: Callable[..., Any], server: FakeServer, folder: Path) -> None:
+    """Call it with what its parameters without a default may be; it has to ask, and to tell that there is nothing."""
+    by_type: dict[Any, Any] = {str: "ID", int: 1, Path: folder / "file"}
+    by_name = {"job": job(), "spec": {}, "request": {}, "change": {}}
+    parameters = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
+    given = [by_name[one.name] if one.name in by_name else by_type[one.annotation] for one in parameters]
+    before = len(server.requests)
+    with contextlib.suppress(Problem):
+        found = method(*given)
+        list(found if inspect.isgenerator(found) else ())
+        pytest.fail(f"{method.__qualname__} hears nothing of the refusal")
+    assert len(server.requests) > before
+
+
+def pattern(route: str) -> re.Pattern[str]:
+    """A route, whatever stands in its places."""
+    return re.compile(re.sub(r"{\w+}", "[^/]+", route))
