@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.deps import ServicesDep
 from api.errors import NotFound
-from api.routes.rendering import ViewsDep, missing, render
+from api.routes.rendering import ViewsDep, render
 from api.services.comparing import differing, result
 from api.services.views import PLOT_POINTS, Views
 from computeshare.comparing import FEWEST, MOST
@@ -24,15 +24,15 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
     """Series overlaid, differences of the specifications, best and last."""
     chosen = list(dict.fromkeys(ids or []))
     if not FEWEST <= len(chosen) <= MOST:
-        text = f"Tick {FEWEST} to {MOST} of the jobs in the list, then Compare; {len(chosen)} were chosen."
-        return missing(request, "Choose which jobs to compare", text)
+        text = f"{FEWEST} to {MOST} jobs can stand side by side; ticked: {len(chosen)}."
+        return _refused(request, "Tick fewer jobs" if len(chosen) > MOST else "Tick more jobs", text)
     now = datetime.now(UTC)
     try:
         jobs = [services.jobs.show(job_id) for job_id in chosen]
         results = [result(job, services.history.lowest_loss(job.id), now) for job in jobs]
         data, tables = _data(views, chosen), [views.table(job.id) for job in jobs]
     except NotFound as error:
-        return missing(request, "These jobs cannot be compared", str(error))
+        return _refused(request, "These jobs cannot be compared", str(error))
     return render(
         request,
         "compare.html",
@@ -49,6 +49,12 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
 def compare_data(views: ViewsDep, ids: Ids = None) -> list[dict[str, Any]]:
     """What the script of the page draws. Raises NotFound."""
     return _data(views, list(dict.fromkeys(ids or []))[:MOST])
+
+
+def _refused(request: Request, heading: str, text: str) -> HTMLResponse:
+    """A page that leads back to the list, which keeps what was ticked."""
+    back = "Back to the list, to change what is ticked"
+    return render(request, "error.html", 404, heading=heading, text=text, back=back)
 
 
 def _data(views: Views, ids: list[str]) -> list[dict[str, Any]]:

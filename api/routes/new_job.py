@@ -6,17 +6,22 @@ from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from redis.exceptions import RedisError
 
-from api.deps import JobsDep
+from api.deps import FleetDep, JobsDep
 from api.errors import Conflict, NotFound
 from api.routes.job_pages import shown_as
 from api.routes.rendering import missing, render
 from api.services import forming
+from api.services.fleet import Fleet
 from api.services.jobs import fingerprint_of
+from computeshare.errors import BrokerError, SettingsError
+from computeshare.spec import JobSpec
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 MOST_FIELDS = 200
+DEFAULT_QUEUE: str = JobSpec.model_fields["queue"].default
 
 
 async def _posted(request: Request) -> dict[str, str]:
@@ -33,7 +38,10 @@ Posted = Annotated[dict[str, str], Depends(_posted)]
 
 @router.get("/new")
 def show_form(
-    request: Request, service: JobsDep, origin: Annotated[str, Query(alias="from", max_length=64)] = ""
+    request: Request,
+    service: JobsDep,
+    fleet: FleetDep,
+    origin: Annotated[str, Query(alias="from", max_length=64)] = "",
 ) -> HTMLResponse:
     """The form, filled in as another job was, or with defaults."""
     try:
@@ -41,21 +49,21 @@ def show_form(
     except NotFound:
         return missing(request, f"There is no job {origin}", "It may have been deleted.")
     values = forming.of_spec(spec) if spec else forming.of_defaults()
-    return _form(request, forming.filled(values), origin)
+    return _form(request, forming.filled(values), fleet, origin)
 
 
 @router.post("/new/check")
-def check_form(request: Request, posted: Posted) -> HTMLResponse:
+def check_form(request: Request, posted: Posted, fleet: FleetDep) -> HTMLResponse:
     """Those parts of the form that say what it makes and what is wrong with it."""
-    return _form(request, forming.filled(posted))
+    return _form(request, forming.filled(posted), fleet)
 
 
 @router.post("/new")
-def create_job(request: Request, service: JobsDep, posted: Posted) -> Response:
+def create_job(request: Request, service: JobsDep, posted: Posted, fleet: FleetDep) -> Response:
     """Create the job, once however often the form is sent as it is; or show what is wrong."""
     filled = forming.filled(posted)
     if filled.spec is None:
-        return _form(request, filled, status_code=422)
+        return _form(request, filled, fleet, status_code=422)
     key = posted.get("key")
     try:
         job = service.create(filled.spec, f"{key[:100]}-{fingerprint_of(filled.values)[:16]}" if key else None)
@@ -64,14 +72,30 @@ def create_job(request: Request, service: JobsDep, posted: Posted) -> Response:
     return RedirectResponse(f"/jobs/{job.id}", 303)
 
 
-def _form(request: Request, filled: forming.Filled, origin: str = "", status_code: int = 200) -> HTMLResponse:
+def _form(
+    request: Request, filled: forming.Filled, fleet: Fleet, origin: str = "", status_code: int = 200
+) -> HTMLResponse:
+    serving = _serving(fleet)
+    queue = filled.values.get("queue", "").strip() or DEFAULT_QUEUE
     spec = filled.spec.model_dump(mode="json") if filled.spec else None
     context: dict[str, Any] = {
         "groups": forming.groups(),
+        "others": forming.OTHERS,
         "filled": filled,
+        "wrong": forming.wrong(filled),
+        "queues": serving or {},
+        "unserved": serving is not None and not serving.get(queue) and "queue" not in filled.errors,
         "origin": origin,
         "key": filled.values.get("key") or secrets.token_urlsafe(16),
         "shown": shown_as(spec, request) if spec else {},
         "samples": spec["micro_batch"] * spec["micro_batches_per_round"] if spec else 0,
     }
     return render(request, "new.html", status_code, **context)
+
+
+def _serving(fleet: Fleet) -> dict[str, int] | None:
+    """The queues there are, each with the number of its workers; None while that is not known."""
+    try:
+        return {queue.name: queue.workers for queue in fleet.queues().items}
+    except (BrokerError, RedisError, SettingsError):
+        return None

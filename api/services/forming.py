@@ -38,6 +38,14 @@ class FormField:
         return self.path.replace(".", "-").replace("_", "-")
 
 
+OTHERS = FormField(
+    MORE,
+    "Any other field, as JSON",
+    'for example {"strategy": {"max_norm": 1.0}, "optimizer": {"weight_decay": 0.0005}}',
+)
+"""The last field, for whatever has none of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Fields under a heading; `open` says whether they are shown from the start."""
@@ -165,6 +173,11 @@ def fields() -> Iterator[FormField]:
     """All of them, in order."""
     for group in groups():
         yield from group.fields
+
+
+def wrong(form: Filled) -> Sequence[FormField]:
+    """The fields that something is wrong with, in order."""
+    return [one for one in (*fields(), OTHERS) if one.path in form.errors]
 
 
 def filled(values: Mapping[str, str]) -> Filled:

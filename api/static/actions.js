@@ -4,11 +4,14 @@ import { ask } from "./asking.js";
 
 const DONE = { pause: "paused", "pause?after=round": "told to pause", resume: "resumed", retry: "retried" };
 
-// `changed` is given the job as an action has left it; `refresh` has the page's parts fetched again.
+// `changed` is given the job as an action has left it; `refresh` has the page's parts fetched again. Returns a function
+// to be called with the job's priority whenever it may have been changed elsewhere.
 export function actions(jobId, { changed, refresh }) {
   const problem = document.getElementById("action-problem");
   const dialog = document.getElementById("confirm");
   const cancelProblem = document.getElementById("confirm-problem");
+  const priority = document.getElementById("priority"); // a job that has ended has none
+  const prioritySet = document.getElementById("priority-set");
   let asking = false;
 
   const post = (path) => ask("POST", `/v1/jobs/${jobId}/${path}`);
@@ -50,15 +53,27 @@ export function actions(jobId, { changed, refresh }) {
 
   async function prioritise(event) {
     event.preventDefault();
-    problem.textContent = "";
+    problem.textContent = prioritySet.textContent = "";
     try {
-      changed(await ask("PATCH", `/v1/jobs/${jobId}`, { priority: Number(event.target.elements.priority.value) }));
+      const job = await ask("PATCH", `/v1/jobs/${jobId}`, { priority: Number(priority.elements.priority.value) });
+      priority.elements.priority.defaultValue = job.priority;
+      changed(job);
+      prioritySet.textContent = `Priority ${job.priority} is set`;
     } catch (error) {
       problem.textContent = `The priority was not changed: ${error.message}`;
     }
   }
 
-  document.getElementById("priority")?.addEventListener("submit", prioritise);
+  // The field's default is the priority that it last showed; a reader who is at it is left alone.
+  function follow(now) {
+    const field = priority?.elements.priority;
+    if (!field || field === document.activeElement || field.defaultValue === String(now)) return;
+    field.value = field.defaultValue = now;
+    prioritySet.textContent = "";
+  }
+
+  priority?.addEventListener("submit", prioritise);
+  priority?.addEventListener("input", () => { prioritySet.textContent = ""; });
   document.addEventListener("click", ({ target }) => {
     if (target.closest("#cancel")) dialog.showModal();
     if (target.closest("#confirm-cancel")) cancel();
@@ -67,4 +82,5 @@ export function actions(jobId, { changed, refresh }) {
     const banned = target.closest("[data-unban]")?.dataset.unban;
     if (banned) unban(banned);
   });
+  return follow;
 }

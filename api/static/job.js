@@ -109,6 +109,7 @@ function take(snapshot) {
   job = snapshot;
   tell(snapshot);
   show();
+  followPriority(job.priority);
 }
 
 const HANDLERS = {
@@ -227,7 +228,7 @@ function begin() {
 
 // Pausing, resuming, trying again, cancelling, lifting bans
 
-actions(job.id, {
+const followPriority = actions(job.id, {
   changed(snapshot) {
     const ended = ENDED.includes(job.status);
     HANDLERS.job(snapshot);

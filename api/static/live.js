@@ -33,15 +33,13 @@ function replacePart(place, fresh) {
   const focused = place.contains(document.activeElement) ? document.activeElement.id : null;
   const scrolled = [...place.querySelectorAll(".scroll[id]")].map(({ id, scrollTop }) => [id, scrollTop]);
   for (const { id, open } of place.querySelectorAll("details[id]")) fresh.querySelector(`#${id}`)?.toggleAttribute("open", open);
-  for (const ticked of place.querySelectorAll("input[type=checkbox][id]:checked")) {
-    fresh.querySelector(`#${ticked.id}`)?.setAttribute("checked", "");
-  }
   place.replaceChildren(...fresh.childNodes);
+  place.dispatchEvent(new Event("replaced", { bubbles: true }));
   for (const [id, top] of scrolled) document.getElementById(id)?.scrollTo(0, top);
   if (focused !== null) (document.getElementById(focused) ?? document.getElementById("content")).focus({ preventScroll: true });
 }
 
-const LOGGED_OUT = "You are not logged in any more: open the login link that computeshare up printed.";
+const LOGGED_OUT = "You are not logged in any more: open the link that computeshare login prints.";
 
 // Says at the top of the page why it is not up to date; "" once it is.
 export function tellTrouble(text) {

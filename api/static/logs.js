@@ -4,6 +4,8 @@ const MOST = 500; // rows in the document
 const FIRST = 100;
 const AGAIN_MS = 3000;
 const SERVICES = ["reducer", "evaluator"];
+const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+const moment = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 
 function element(name, text, className = "") {
   const made = document.createElement(name);
@@ -21,11 +23,18 @@ function said(data) {
   return Object.entries(data).filter(([name]) => name !== "exception").map(([name, value]) => `${name}=${word(value)}`).join(" ");
 }
 
+// Has a time element say its time as it is where the reader is.
+function tellTime(time) {
+  const at = Date.parse(time.dateTime);
+  time.textContent = clock.format(at);
+  time.title = moment.format(at);
+}
+
 function row(line) {
   const item = element("li", "", `log-${line.level}`);
-  const time = element("time", line.at.slice(11, 19));
+  const time = document.createElement("time");
   time.dateTime = line.at;
-  time.title = `${line.at.slice(0, 10)} ${line.at.slice(11, 19)} UTC`;
+  tellTime(time);
   const writer = element("b", SERVICES.includes(line.worker) ? line.worker : line.name || line.worker);
   writer.title = line.name;
   item.append(time, " ", writer, " ", element("i", line.level), " ", element("span", line.text));
@@ -173,6 +182,7 @@ export function logs(root, jobId) {
     listen();
   });
   document.addEventListener("visibilitychange", listen);
+  list.querySelectorAll("time").forEach(tellTime);
   if (root.open) toEnd();
   listen();
 }

@@ -13,11 +13,18 @@ function showKinds() {
   for (const name of ["codec.up", "codec.down"]) form.elements[name].closest(".field").hidden = form.elements.codec.value === "auto";
 }
 
+// Opens the panels that hide a field with which something is wrong.
+function reveal() {
+  for (const problem of form.querySelectorAll("details .field-error .problem:not(:empty)")) problem.closest("details").open = true;
+}
+
 async function check() {
   const turn = (asked += 1);
   try {
     const answer = await fetch("/new/check", { method: "POST", body: new URLSearchParams(new FormData(form)) });
-    if (answer.ok && turn === asked) replaceParts(await answer.text());
+    if (!answer.ok || turn !== asked) return;
+    replaceParts(await answer.text());
+    reveal();
   } catch {
     // Said when it is sent.
   }
@@ -28,5 +35,8 @@ form.addEventListener("input", () => {
   clearTimeout(timer);
   timer = setTimeout(check, PAUSE_MS);
 });
+form.addEventListener("invalid", ({ target }) => { // the browser's own check; it can show only what is open
+  if (target.closest("details")) target.closest("details").open = true;
+}, true);
 showKinds();
 check(); // it may have been filled in before this ran, or by the browser

@@ -15,7 +15,8 @@ export function news(before, job) {
   return null;
 }
 
-const usable = () => "Notification" in window && window.isSecureContext;
+// Whether nothing more will be heard of a job.
+const over = (status) => ENDED.includes(status) && status !== "failed";
 
 function say(job, text) {
   try {
@@ -52,17 +53,25 @@ function kept(key) {
   };
 }
 
+// Shows why there is no button: browsers let no page notify that may have been changed on its way.
+function explain(place, job) {
+  const show = ({ status }) => { place.hidden = over(status); };
+  show(job);
+  return show;
+}
+
 // Makes `button` (hidden at first) a switch for the notifications about `job`, as the API tells it, and returns a
 // function to be called with every newer snapshot of that job. The permission is asked for by a click only.
 export function notify(button, job) {
-  if (!button || !usable()) return () => {};
+  if (!window.isSecureContext) return explain(document.getElementById("notify-why"), job);
+  if (!button || !("Notification" in window)) return () => {};
   const choice = kept(`notify-${job.id}`);
   let status = job.status;
 
   function show() {
     const blocked = Notification.permission === "denied";
     const on = choice.get() && Notification.permission === "granted";
-    button.hidden = ENDED.includes(status) && status !== "failed";
+    button.hidden = over(status);
     button.disabled = blocked;
     button.setAttribute("aria-pressed", String(on));
     button.textContent = blocked ? "Notifications are blocked" : on ? "Notifying you" : "Notify me";

@@ -1,5 +1,6 @@
 """The log of a job: written by real processes, and its panel in a real browser."""
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,12 @@ def test_what_a_worker_said_is_there_after_it_has_left(plane: ControlPlane) -> N
     assert texts(plane, job_id, worker="guest") == told
 
 
+def put(site: Site, job_id: str, text: str, writer: Writer = STUDIO, level: str = "info", **fields: Any) -> None:
+    """Write a line into a job's log, as of 2023-11-14 22:13:20 UTC."""
+    data = line_of({"event": text, "level": level, **fields}, writer, 1_700_000_000_000)
+    site.redis.xadd(JobKeys(job_id).logs(), {"data": data})
+
+
 class Panel:
     """A job's log in a page of its own, as the job's page has it."""
 
@@ -92,8 +99,7 @@ class Panel:
 
     def put(self, *texts: str, writer: Writer = STUDIO, level: str = "info", **fields: Any) -> None:
         for text in texts:
-            data = line_of({"event": text, "level": level, **fields}, writer, 1_700_000_000_000)
-            self.site.redis.xadd(JobKeys(self.job_id).logs(), {"data": data})
+            put(self.site, self.job_id, text, writer, level, **fields)
 
     def stored(self, text: str) -> None:
         """Wait until a line is in the database."""
@@ -194,5 +200,23 @@ def test_without_scripts_the_newest_lines_are_there_and_can_be_chosen(panel: Pan
     panel.put("calm", "said last")
     panel.stored("said last")
     html = panel.html()
+    assert "22:13:20 UTC</time>" in html
     assert html.index("calm") < html.index("said last") and "<noscript><button>Show</button></noscript>" in html
     assert " style=" not in html and "onclick" not in html and f'data-job="{panel.job_id}"' in html
+
+
+@in_every_window
+def test_the_job_s_page_has_its_log_live_and_tells_the_reader_s_own_time(site: Site, opened: Any) -> None:
+    job_id = site.services.jobs.create(JobSpec(dataset="digits", model="mlp", rounds=9)).id
+    put(site, job_id, "said before")
+    wait_until(lambda: bool(site.services.logs.page(job_id, Which(), limit=1).items))
+    page = opened(f"/jobs/{job_id}", timezone_id="Asia/Tokyo")
+    page.get_by_text("Logs", exact=True).click()
+    expect(page.locator(".log-state")).to_have_text("live")
+    put(site, job_id, "said live")
+    rows = page.locator(".log-lines li")
+    expect(rows).to_contain_text(["said before", "said live"])
+    expect(rows.locator("time")).to_have_text(["07:13:20"] * 2)
+    for time in rows.locator("time").all():
+        expect(time).to_have_attribute("datetime", re.compile(r"^2023-11-14T22:13:20"))
+        expect(time).to_have_attribute("title", "15 Nov 2023, 07:13:20 GMT+9")

@@ -8,12 +8,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from staging import arrived, start, under_way
-from watching import Site, in_every_window
+from watching import Site, forgive, in_every_window
 
 from api.database import now_ms
+from api.services import views
 from api.services.machines import remember
 from computeshare.keys import JobKeys
-from computeshare.queue import WorkerInfo
+from computeshare.queue import WorkerInfo, register
 
 pytestmark = pytest.mark.e2e
 
@@ -83,12 +84,31 @@ def test_a_priority_is_changed_on_the_page(site: Site, opened: Any) -> None:
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_label("Priority").fill("7")
     page.get_by_role("button", name="Set").click()
+    expect(page.locator("#priority [role=status]")).to_have_text("Priority 7 is set")
     expect(page.locator("#timeline")).to_contain_text("Priority changed from 0 to 7 by a user")
     assert site.services.jobs.show(feed.job_id).priority == 7
     page.get_by_label("Priority").fill("700")
+    expect(page.locator("#priority [role=status]")).to_have_text("")
     page.get_by_role("button", name="Set").click()
     assert page.get_by_label("Priority").evaluate("field => field.validity.rangeOverflow")
     assert site.services.jobs.show(feed.job_id).priority == 7
+
+
+def test_the_field_of_the_priority_follows_but_for_a_reader_who_is_at_it(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    field, timeline = page.get_by_label("Priority"), page.locator("#timeline")
+    site.services.jobs.prioritise(feed.job_id, 3)
+    expect(field).to_have_value("3")
+    field.fill("12")
+    site.services.jobs.prioritise(feed.job_id, 4)
+    expect(timeline).to_contain_text("Priority changed from 3 to 4")
+    expect(field).to_have_value("12")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.locator("#priority [role=status]")).to_have_text("Priority 12 is set")
+    site.services.jobs.prioritise(feed.job_id, 5)
+    expect(field).to_have_value("5")
+    expect(page.locator("#priority [role=status]")).to_have_text("")
 
 
 @in_every_window
@@ -109,6 +129,8 @@ def test_a_ban_is_lifted_on_the_page(site: Site, opened: Any) -> None:
 @in_every_window
 def test_a_copied_command_is_what_was_shown(site: Site, opened: Any) -> None:
     feed = under_way(site, 20, name='it\'s "quoted" $HOME')
+    feed.checkpoint()
+    arrived(site, feed)
     page = opened(f"/jobs/{feed.job_id}", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_text("Command line").click()
     shown = page.locator("#shown-3").text_content()
@@ -119,6 +141,9 @@ def test_a_copied_command_is_what_was_shown(site: Site, opened: Any) -> None:
     page.locator("#copy-link").click()
     expect(page.locator("#copy-link")).to_have_text("Copied")
     assert page.evaluate("() => navigator.clipboard.readText()") == page.url
+    page.get_by_role("button", name="copy the sha256 of version 20").click()
+    (checkpoint,) = site.services.history.checkpoints(feed.job_id).items
+    page.wait_for_function("async digest => await navigator.clipboard.readText() === digest", arg=checkpoint.sha256)
 
 
 @in_every_window
@@ -209,6 +234,130 @@ def test_ticked_jobs_are_compared(site: Site, opened: Any) -> None:
 
 
 @in_every_window
+def test_ticks_outlive_pages_filters_and_jobs_that_come(
+    site: Site, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "PER_PAGE", 2)
+    queue = f"ticks-{secrets.token_hex(3)}"
+    oldest, _, newest = (start(site, queue=queue, name=name).job_id for name in ("oldest", "between", "newest"))
+    page = opened(f"/?queue={queue}")
+    compare, ticked = page.locator("#compare"), page.locator("#ticked")
+    expect(compare).to_be_disabled()
+    expect(ticked).to_have_text("two to six")
+    page.locator(f"#tick-{newest}").check()
+    expect(ticked).to_have_text("1 job ticked, at least 2 are compared")
+    expect(compare).to_be_disabled()
+    page.get_by_role("link", name="Older jobs").click()
+    expect(ticked).to_have_text("1 job ticked, at least 2 are compared, 1 not shown here")
+    page.locator(f"#tick-{oldest}").check()
+    expect(compare).to_be_enabled()
+    page.go_back()
+    expect(page.locator(f"#tick-{newest}")).to_be_checked()
+    expect(ticked).to_have_text("2 of 6 jobs ticked, 1 not shown here")
+    for _ in range(2):
+        start(site, queue=queue)
+    expect(page.locator(f"#tick-{newest}")).to_have_count(0)
+    expect(ticked).to_have_text("2 of 6 jobs ticked, 2 not shown here")
+    page.locator("#filter-queued").click()
+    page.reload()
+    expect(ticked).to_have_text("2 of 6 jobs ticked, 2 not shown here")
+    compare.click()
+    expect(page.locator(".compared thead a")).to_have_text(["newest", "oldest"])
+    page.go_back()
+    page.locator(".tick input").first.check()
+    expect(ticked).to_have_text("3 of 6 jobs ticked, 2 not shown here")
+
+
+def test_a_seventh_tick_is_one_too_many(site: Site, opened: Any) -> None:
+    queue = f"ticks-{secrets.token_hex(3)}"
+    made = [start(site, queue=queue).job_id for _ in range(7)]
+    page = opened(f"/?queue={queue}")
+    for job_id in made:
+        page.locator(f"#tick-{job_id}").check()
+    expect(page.locator("#ticked")).to_have_text("7 jobs ticked, at most 6 are compared")
+    expect(page.locator("#compare")).to_be_disabled()
+    page.locator(f"#tick-{made[3]}").uncheck()
+    page.locator("#compare").click()
+    expect(page.locator("h1")).to_have_text("6 jobs compared")
+    page.go_back()
+    page.get_by_role("button", name="Untick all").click()
+    expect(page.locator("#ticked")).to_have_text("two to six")
+    expect(page.locator("#compare")).to_be_disabled()
+    expect(page.locator(".tick input:checked")).to_have_count(0)
+    expect(page.get_by_role("button", name="Untick all")).to_be_hidden()
+
+
+def test_jobs_are_compared_without_javascript(site: Site, opened: Any) -> None:
+    queue = f"ticks-{secrets.token_hex(3)}"
+    made = [start(site, queue=queue).job_id for _ in range(2)]
+    page = opened(f"/?queue={queue}", java_script_enabled=False)
+    forgive(page, "/compare*")
+    page.locator(f"#tick-{made[0]}").check()
+    page.locator("#compare").click()
+    expect(page.locator("h1")).to_have_text("Tick more jobs")
+    expect(page.locator("main")).to_contain_text("2 to 6 jobs can stand side by side; ticked: 1")
+    page.get_by_role("link", name="Back to the list").click()
+    for job_id in made:
+        page.locator(f"#tick-{job_id}").check()
+    page.locator("#compare").click()
+    expect(page.locator("h1")).to_have_text("2 jobs compared")
+
+
+@in_every_window
+def test_a_closed_panel_with_something_wrong_in_it_opens_where_that_is(site: Site, opened: Any) -> None:
+    page = opened("/new")
+    forgive(page, "/new")
+    panel, more = page.locator("details.panel"), page.get_by_label("Any other field")
+    panel.locator("summary").click()
+    more.fill("[1]")
+    expect(page.locator("#more-error")).to_contain_text("give an object of fields")
+    panel.locator("summary").click()
+    expect(more).to_be_hidden()
+    page.get_by_label("Name").fill("still wrong")
+    expect(more).to_be_visible()
+    panel.locator("summary").click()
+    expect(more).to_be_hidden()
+    page.get_by_role("link", name="Any other field, as JSON").click()
+    expect(more).to_be_focused()
+    panel.locator("summary").click()
+    page.get_by_role("button", name="Create the job").click()
+    page.wait_for_function("() => performance.getEntriesByType('navigation')[0].name.endsWith('/new')")
+    expect(more).to_have_value("[1]")
+    expect(more).to_be_focused()
+    expect(more).to_be_in_viewport()
+
+
+def test_what_the_browser_itself_finds_wrong_is_not_left_in_a_closed_panel(site: Site, opened: Any) -> None:
+    page = opened("/new")
+    page.route("**/new/check", lambda route: route.fulfill(body=""))  # the server has not said it yet
+    page.locator("details.panel summary").click()
+    page.get_by_label("Seed").fill("1.5")
+    page.locator("details.panel summary").click()
+    page.get_by_role("button", name="Create the job").click()
+    expect(page.get_by_label("Seed")).to_be_focused()
+    expect(page.get_by_label("Seed")).to_be_in_viewport()
+
+
+@in_every_window
+def test_the_form_knows_the_queues_and_says_which_of_them_no_worker_serves(site: Site, opened: Any) -> None:
+    served, waiting = (f"{word}-{secrets.token_hex(3)}" for word in ("served", "waiting"))
+    register(site.redis, WorkerInfo(secrets.token_hex(6), "studio", "cpu", (served,), {}, 1, "home", 1))
+    start(site, queue=waiting)
+    page = opened("/new")
+    found = page.locator("#queues option").evaluate_all("all => all.map((one) => one.value)")
+    assert {served, waiting} <= set(found)
+    hint = page.locator("#queue-unserved")
+    page.get_by_label("Queue").fill(waiting)
+    expect(hint).to_have_text("No worker serves this queue yet")
+    expect(page.locator("#made")).to_contain_text("parameters")  # the job can be made all the same
+    page.get_by_label("Queue").fill(served)
+    expect(hint).to_have_text("")
+    page.get_by_label("Queue").fill("no such / queue")
+    expect(page.locator("#queue-error")).to_contain_text("pattern")
+    expect(hint).to_have_text("")
+
+
+@in_every_window
 def test_the_form_says_what_is_wrong_as_it_is_filled_in_and_makes_the_job(site: Site, opened: Any) -> None:
     page = opened("/")
     page.get_by_role("link", name="New job").click()
@@ -254,11 +403,18 @@ def test_pages_are_accessible(site: Site, opened: Any) -> None:
     paths = ["/", "/workers", "/webhooks", "/new", f"/compare?job={feed.job_id}&job={failed.job_id}", f"/join/{code}"]
     paths += [f"/jobs/{one.job_id}" for one in (feed, failed, waiting)]
     paths += [f"/jobs/{feed.job_id}/{part}" for part in ("submissions", "timeline")]
+    paths.append("/jobs/nosuchid")
     page = opened("/", reduced_motion="reduce")
+    forgive(page, paths[-1])
     found = {}
     for path in paths:
         page.goto(site.url + path)
         page.evaluate("() => document.querySelectorAll('details:not([name])').forEach(one => { one.open = true; })")
         if wrong := problems(page):
             found[path] = wrong
+    page.goto(site.url + "/webhooks")
+    page.get_by_role("button", name="Add a webhook").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    if wrong := problems(page):
+        found["a dialog"] = wrong
     assert found == {}

@@ -1,15 +1,19 @@
 """The pages in a real browser, on the real application; events are written to the stream as the training would."""
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from feed import Feed
 from playwright.sync_api import Browser, Page, expect
 from staging import arrived, start, under_way
-from watching import SCREENSHOTS, Site, Window, in_every_window, picture, wait_until
+from watching import SCREENSHOTS, Site, Window, forgive, in_every_window, picture, wait_until
 
+from api.database import now_ms
 from api.services import wording
+from api.services.plans import mean_round
+from api.services.views import elapsed_s
 from computeshare.queue import WorkerInfo, register
 
 pytestmark = pytest.mark.e2e
@@ -41,6 +45,44 @@ def test_plots_and_numbers_grow_without_reloading(site: Site, opened: Any) -> No
     expect(page).to_have_title(re.compile(r"^15 % · mnist, lenet5"))
     assert page.evaluate("() => window.same") is True
     assert page.locator(".u-wrap canvas").count() == 4
+
+
+def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    fields = {name: page.locator(f"[data-field={name}]") for name in ("left", "elapsed", "speed", "version")}
+
+    def told() -> tuple[str, str]:
+        job = site.services.jobs.show(feed.job_id)
+        left = f"{wording.duration(job.left_s)} left" if job.left_s is not None else ""
+        return left, f"{wording.rate(60 * job.samples_per_s / mean_round(job.spec))} rounds a minute"
+
+    def shown() -> tuple[str, str]:
+        return fields["left"].inner_text(), fields["speed"].inner_text()
+
+    def elapsed_now() -> str:
+        return wording.duration(elapsed_s(site.services.jobs.show(feed.job_id), datetime.now(UTC)))
+
+    wait_until(lambda: shown() == told())
+    before = shown()
+    feed.now_ms = now_ms() - 5_000
+    feed.versions(100)  # in the minute since those before
+    expect(fields["version"]).to_have_text("120")
+    wait_until(lambda: shown() == told() != before)
+    assert re.fullmatch(r"[1-9].* left", shown()[0]) and 50 < float(shown()[1].partition(" ")[0]) <= 100
+    first = elapsed_now()
+    wait_until(lambda: fields["elapsed"].inner_text() == elapsed_now() != first)
+    started = page.locator("#started time")
+    at = site.services.jobs.show(feed.job_id).started_at
+    expect(started).to_have_attribute("datetime", at.isoformat())
+    wait_until(lambda: started.inner_text() == wording.ago((datetime.now(UTC) - at).total_seconds()))
+    site.services.jobs.pause(feed.job_id)
+    expect(fields["left"]).to_have_text("")
+    expect(fields["speed"]).to_have_text("")
+    stopped = elapsed_now()
+    expect(fields["elapsed"]).to_have_text(stopped)
+    page.wait_for_function("start => Date.now() > start + 1500", arg=page.evaluate("() => Date.now()"))
+    assert fields["elapsed"].inner_text() == elapsed_now() == stopped
 
 
 def test_stream_resumes_where_it_was_cut(site: Site, opened: Any) -> None:
@@ -399,6 +441,9 @@ def showcase(site: Site) -> dict[str, str]:
         "new": "/new",
         "compare": f"/compare?job={running.job_id}&job={failed.job_id}&smooth=0.7",
         "submissions": f"/jobs/{running.job_id}/submissions",
+        "timeline": f"/jobs/{running.job_id}/timeline",
+        "join": f"/join/{site.services.invites.create('mnist', 15)[1]}",
+        "missing": "/jobs/nosuchid",
     }
     return pages | {name: f"/jobs/{feed.job_id}" for name, feed in shown.items()}
 
@@ -433,6 +478,7 @@ def online(site: Site) -> None:
 def test_pages_fit_their_window(site: Site, opened: Any, showcase: dict[str, str], window: Window) -> None:
     online(site)
     page = opened("/")
+    forgive(page, showcase["missing"])
     for name, path in showcase.items():
         page.goto(site.url + path)
         if name == "job":

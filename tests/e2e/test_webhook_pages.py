@@ -206,3 +206,22 @@ def test_where_the_browser_has_no_notifications_nothing_is_offered(site: Site, o
     expect(page).to_have_title(re.compile("^Failed · "))
     assert page.evaluate("() => 'Notification' in window") is False
     expect(page.locator("#notify")).to_be_hidden()
+
+
+@in_every_window
+def test_where_the_page_is_not_served_securely_it_says_why_there_are_no_notifications(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#notify-why")).to_be_hidden()
+    page.add_init_script("Object.defineProperty(window, 'isSecureContext', { value: false });")
+    page.reload()
+    expect(page.locator("#notify-why")).to_have_text("Notifications need HTTPS, or the page on this machine itself")
+    expect(page.locator("#notify-why")).to_be_visible()
+    expect(page.locator("#notify")).to_be_hidden()
+    other = under_way(site, 20)
+    page.goto(f"{site.url}/jobs/{other.job_id}")
+    expect(page.locator("#notify-why")).to_be_visible()
+    site.services.jobs.cancel(other.job_id)
+    expect(page.locator("#notify-why")).to_be_hidden()  # there is nothing more to hear
+    page.goto(f"{site.url}/jobs/{feed.job_id}")
+    expect(page.locator("#notify-why")).to_be_visible()

@@ -14,7 +14,7 @@ from api.database import now_ms
 from api.main import create_app
 from api.services.history import EVENTS_ON_PAGE
 from api.services.views import PER_PAGE
-from api.tables import Event, Job, Score, Submission, WorkerStat
+from api.tables import Event, Job, Score, Submission, VersionRow, WorkerStat
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -232,6 +232,33 @@ def test_workers_that_left_stay_greyed(pages: Pages) -> None:
     assert "slept" in gone
 
 
+def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) -> None:
+    """Two workers take 1 s and 3 s for each of the 6 units of a round, 3 units each, and a round takes 10 s: 1 s more.
+
+    A third that takes 2 s for one leaves 2 units to each, 6 s: a round takes 7 s, 10 / 7 as fast. One that takes 3 s
+    makes that remainder of 1 s longer by half in the worst case: 10 / 7.5.
+    """
+    job_id, now = pages.create("running", rounds=1000, micro_batch=10, micro_batches_per_round=6), now_ms()
+    assert "It is too early to say" in pages.get(f"/jobs/{job_id}")
+    base = {"job_id": job_id, "samples": 60, "bytes_up": 1, "bytes_down": 1}
+    seconds = {"waiting_s": 50.0, "encoding_s": 0.25, "uploading_s": 0.25}
+    with pages.services.database.write() as session:
+        for unit_s, worker in ((1, "w1"), (3, "w2")):
+            times = {"joined_ms": now - 200_000, "seen_ms": now}
+            session.add(WorkerStat(job_id=job_id, worker=worker, name=worker, device="cpu", **times))
+            about = {"worker": worker, "nonce": worker, "stream_id": f"{unit_s}-0", "outcome": "accepted", "at_ms": now}
+            session.add(Submission(**base, **seconds, **about, micro_batches=[1, 2], computing_s=2 * unit_s - 0.5))
+        for version in range(1, 12):
+            about = {"token": f"1.{version}.a", "incarnation": 1, "version": version, "epoch": 0}
+            at_ms = now - 10_000 * (12 - version)
+            session.add(VersionRow(**base, **about, samples_per_s=6.0, at_ms=at_ms))
+    pages.change(job_id, version=11, samples_per_s=6.0)
+    line = pages.get(f"/jobs/{job_id}/parts").split('id="estimate"')[1].split("</p>")[0]
+    assert "about <b>1.43 times</b> as fast (1.33 to 1.43): 1 h 55 min left instead of 2 h 44 min" in line
+    pages.change(job_id, samples_per_s=0.0)
+    assert "left instead of" not in pages.get(f"/jobs/{job_id}/parts").split('id="estimate"')[1].split("</p>")[0]
+
+
 def test_parts_hold_the_plots_table_only_when_asked(pages: Pages) -> None:
     job_id = pages.create("running")
     assert 'id="values-table"' not in pages.get(f"/jobs/{job_id}/parts")
@@ -273,6 +300,16 @@ def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None
     assert len(pages.services.jobs.list().items) == 2
 
 
+def test_a_form_with_something_wrong_in_a_closed_panel_comes_back_with_that_open(pages: Pages) -> None:
+    assert '<details class="panel"><summary><h2>More' in pages.get("/new")
+    filled = {"dataset": "digits", "model": "mlp", "rounds": "5"}
+    hidden = pages.client.post("/new", data=filled | {"seed": "-1", "more": "[1]"}).text
+    assert '<details class="panel" open><summary><h2>More' in hidden
+    assert re.findall(r'id="([\w-]+)"[^>]* autofocus', hidden) == ["seed"]
+    assert re.findall(r'id="to-([\w-]+)" href="#\1"', hidden) == ["seed", "more"]
+    assert '<details class="panel"><summary><h2>More' in pages.client.post("/new", data=filled | {"rounds": "0"}).text
+
+
 def test_a_clone_begins_with_what_the_job_had(pages: Pages) -> None:
     job_id = pages.create("completed", name="the first", rounds=77, optimizer={"name": "Adam", "lr": 0.125})
     html = pages.get(f"/new?from={job_id}")
@@ -293,8 +330,11 @@ def test_compared_jobs_show_what_differs(pages: Pages) -> None:
     tables = pages.get(f"/compare?job={one}&job={other}").split('id="values-tables"')[1].split("</details>")[0]
     assert tables.count("Nothing to show yet.") == 1
     assert re.search(r'<th scope="row" class="number">1</th>.*>0.125</td>.*>75.00 %</td>', tables)
-    assert "0 were chosen" in pages.get("/compare", 404)
-    assert "1 were chosen" in pages.get(f"/compare?job={one}&job={one}", 404)
+    assert "ticked: 0" in pages.get("/compare", 404)
+    assert "Tick more jobs" in pages.get(f"/compare?job={one}&job={one}", 404)
+    many = "&".join(f"job={pages.create('completed')}" for _ in range(7))
+    refused = pages.get(f"/compare?{many}", 404)
+    assert "Tick fewer jobs" in refused and '<a href="/">Back to the list' in refused
     assert "there is no job nosuchid" in pages.get(f"/compare?job={one}&job=nosuchid", 404)
 
 
@@ -334,3 +374,9 @@ def test_workers_page_lists_machines_and_teaches_where_there_are_none(pages: Pag
 def test_workers_page_says_that_the_broker_is_away(tmp_path: Path) -> None:
     pages = Pages(Settings(home=tmp_path, redis_url="redis://127.0.0.1:1/0"))
     assert "The workers are not known right now" in pages.get("/workers")
+
+
+def test_the_form_says_nothing_of_queues_while_the_broker_is_away(pages: Pages, tmp_path: Path) -> None:
+    assert "No worker serves this queue yet" in pages.get("/new")
+    away = Pages(Settings(home=tmp_path / "away", redis_url="redis://127.0.0.1:1/0"))
+    assert "No worker serves this queue yet" not in away.get("/new")
