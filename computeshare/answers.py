@@ -166,6 +166,33 @@ class Estimate(TypedDict):
     reason: str | None
 
 
+class ComparedJob(TypedDict):
+    """What came of one of several jobs side by side."""
+
+    id: str
+    title: str
+    status: JobStatus
+    version: int
+    rounds_total: int
+    best_accuracy: float | None
+    best_version: int | None
+    accuracy: float | None
+    lowest_test_loss: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    accepted: int
+    dropped: int
+    seconds: float | None
+
+
+class Comparison(TypedDict):
+    """Jobs side by side; `differences` are dotted fields of their specifications, with each job's value."""
+
+    items: list[ComparedJob]
+    differences: dict[str, list[Any]]
+
+
 class EpochLedger(TypedDict):
     """How often each sample of an epoch counted; every number is in samples."""
 

@@ -1,54 +1,79 @@
-"""Two to six jobs side by side, as a page."""
+"""Two to six jobs side by side, over REST and as a page."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import AfterValidator
 
-from api.deps import ServicesDep
+from api.compare_schemas import Comparison
+from api.deps import Services, ServicesDep
 from api.errors import NotFound
 from api.routes.rendering import ViewsDep, render
-from api.services.comparing import differing, result
+from api.services.comparing import compared
 from api.services.views import PLOT_POINTS, Views
 from computeshare.comparing import FEWEST, MOST
 from computeshare.types import ENDED
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(tags=["jobs"])
 
 Ids = Annotated[list[str] | None, Query(alias="job", max_length=50)]
 
 
-@router.get("/compare")
+def _each_once(ids: list[str]) -> list[str]:
+    if len(set(ids)) < len(ids):
+        raise ValueError("give each job once")
+    return ids
+
+
+FewIds = Annotated[
+    list[str],
+    AfterValidator(_each_once),
+    Query(alias="job", min_length=FEWEST, max_length=MOST, description="their ids, each once"),
+]
+
+
+@router.get("/v1/compare")
+def compare_jobs(services: ServicesDep, ids: FewIds) -> Comparison:
+    """Jobs side by side: what came of each, and in what their specifications differ."""
+    return _compared(services, ids)
+
+
+@router.get("/compare", include_in_schema=False, response_class=HTMLResponse)
 def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids = None) -> HTMLResponse:
     """Series overlaid, differences of the specifications, best and last."""
     chosen = list(dict.fromkeys(ids or []))
     if not FEWEST <= len(chosen) <= MOST:
         text = f"{FEWEST} to {MOST} jobs can stand side by side; ticked: {len(chosen)}."
         return _refused(request, "Tick fewer jobs" if len(chosen) > MOST else "Tick more jobs", text)
-    now = datetime.now(UTC)
     try:
-        jobs = [services.jobs.show(job_id) for job_id in chosen]
-        results = [result(job, services.history.lowest_loss(job.id), now) for job in jobs]
-        data, tables = _data(views, chosen), [views.table(job.id) for job in jobs]
+        found = _compared(services, chosen)
+        data, tables = _data(views, chosen), [views.table(job_id) for job_id in chosen]
     except NotFound as error:
         return _refused(request, "These jobs cannot be compared", str(error))
     return render(
         request,
         "compare.html",
-        results=results,
+        results=found.items,
         tables=tables,
-        differences=differing([job.spec for job in jobs]),
-        moving=any(job.status not in ENDED for job in jobs),
-        late=any(job.spec["strategy"]["kind"] == "async" for job in jobs),
+        differences=found.differences,
+        moving=any(job.status not in ENDED for job in found.items),
+        late=any(one["late"] for one in data),
         data=data,
     )
 
 
-@router.get("/compare/data", response_class=JSONResponse)
+@router.get("/compare/data", include_in_schema=False, response_class=JSONResponse)
 def compare_data(views: ViewsDep, ids: Ids = None) -> list[dict[str, Any]]:
     """What the script of the page draws. Raises NotFound."""
     return _data(views, list(dict.fromkeys(ids or []))[:MOST])
+
+
+def _compared(services: Services, ids: list[str]) -> Comparison:
+    jobs = [services.jobs.show(job_id) for job_id in ids]
+    lowest = [services.history.lowest_loss(job_id) for job_id in ids]
+    return compared(jobs, lowest, datetime.now(UTC))
 
 
 def _refused(request: Request, heading: str, text: str) -> HTMLResponse:
@@ -62,5 +87,6 @@ def _data(views: Views, ids: list[str]) -> list[dict[str, Any]]:
     for job_id in ids:
         job = views.job_alone(job_id)
         about = {"id": job.id, "title": job.title, "start": (job.started_at or job.created_at).timestamp()}
+        about["late"] = job.spec["strategy"]["kind"] == "async"
         found.append(about | {"series": views.plots(job_id, PLOT_POINTS // len(ids))})
     return found

@@ -76,6 +76,7 @@ def _environment() -> Environment:
         wording.rate,
         wording.share,
         wording.size,
+        wording.spec_value,
         wording.told,
         wording.unit_of,
     ):

@@ -1,40 +1,30 @@
 """Jobs side by side: in what their specifications differ, and what came of each. Pure."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
+from api.compare_schemas import ComparedJob, Comparison
 from api.schemas import JobPublic
 from api.services.series import Lowest
 from api.services.views import elapsed_s
 from computeshare.comparing import differences
+from computeshare.types import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a job; `bytes` are those of all its workers, up and down, `elapsed_s` leaves pauses out."""
-
-    job: JobPublic
-    lowest_loss: float | None
-    bytes: int
-    elapsed_s: float
+def compared(jobs: Sequence[JobPublic], lowest: Sequence[Lowest | None], now: datetime) -> Comparison:
+    """Jobs with their lowest test losses."""
+    items = [_result(job, loss, now) for job, loss in zip(jobs, lowest, strict=True)]
+    return Comparison(items=items, differences=differing([job.spec for job in jobs]))
 
 
-def result(job: JobPublic, lowest: Lowest | None, now: datetime) -> Result:
-    """Of one job, with its lowest test loss."""
-    traffic = job.bytes_up + job.bytes_down
-    return Result(job, lowest.value if lowest else None, traffic, elapsed_s(job, now))
+def differing(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted field to its value in each specification, where they are not all the same; the names aside."""
+    return differences([{name: value for name, value in spec.items() if name != "name"} for spec in specs])
 
 
-def differing(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Dotted field to its value in each specification, as text, where they are not all the same; the names aside."""
-    nameless = [{name: value for name, value in spec.items() if name != "name"} for spec in specs]
-    return {name: [_text(value) for value in values] for name, values in differences(nameless).items()}
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else json.dumps(value)
+def _result(job: JobPublic, lowest: Lowest | None, now: datetime) -> ComparedJob:
+    dropped = sum(getattr(job, outcome) for outcome in get_args(Outcome) if outcome != "accepted")
+    counted = {"dropped": dropped, "seconds": elapsed_s(job, now) if job.started_at else None}
+    told = {name: value for name, value in job.model_dump().items() if name in ComparedJob.model_fields}
+    return ComparedJob.model_validate(told | counted | {"lowest_test_loss": lowest.value if lowest else None})

@@ -1,5 +1,6 @@
 """Numbers, times and events in words, as the pages show them. Pure. `static/format.js` says the same in the browser."""
 
+import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -32,6 +33,11 @@ def share(fraction: float) -> str:
 def done(version: int, total: int) -> str:
     """How far a job is; 100 % only with its last version."""
     return f"{100 * version // max(1, total)} %"
+
+
+def spec_value(value: Any) -> str:
+    """A field of a specification."""
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def loss(value: float | None) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from computeshare.answers import (
     Checkpoint,
+    Comparison,
     EpochLedger,
     Estimate,
     Event,
@@ -88,6 +89,11 @@ class Client:
     def show(self, job_id: str) -> Job:
         """One job."""
         return cast(Job, document(self._requests.repeatable("GET", _path(job_id))))
+
+    def compare(self, job_ids: Sequence[str]) -> Comparison:
+        """Two to six jobs side by side: what came of each, and in what they differ."""
+        parameters = {"job": list(job_ids)}
+        return cast(Comparison, document(self._requests.repeatable("GET", "/v1/compare", params=parameters)))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> Job:
         """Let a queued or running job rest, at once or once its round is done; what its workers did stays.

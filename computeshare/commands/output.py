@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare import types
-from computeshare.answers import ICONS, Job
+from computeshare.answers import ICONS, ComparedJob, Job
 
 NOTHING = "–"
 plain = types.plain
@@ -54,7 +54,7 @@ def title(job: Job) -> str:
     return plain(job.get("title") or job["name"] or f"{job['spec'].get('model')} on {job['spec'].get('dataset')}")
 
 
-def status(job: Job) -> Text:
+def status(job: Job | ComparedJob) -> Text:
     """The job's state as icon and word."""
     return Text(f"{ICONS.get(job['status'], '?')} {plain(job['status'])}", _STYLES.get(job["status"], ""))
 
@@ -97,18 +97,13 @@ def age(text: str | None, now: datetime) -> str:
     return duration((now - moment).total_seconds() if moment else None)
 
 
-def elapsed_s(job: Job, now: datetime) -> float | None:
-    """Seconds that the job has been, or was, at work, its pauses left out; None before it was."""
+def elapsed(job: Job, now: datetime) -> str:
+    """How long the job has been, or was, at work, its pauses left out."""
     started = instant(job["started_at"])
     if started is None:
-        return None
+        return duration(None)
     until = instant(job["finished_at"]) or instant(job.get("paused_at")) or now
-    return (until - started).total_seconds() - job.get("stopped_s", 0.0)
-
-
-def elapsed(job: Job, now: datetime) -> str:
-    """How long the job has been, or was, at work."""
-    return duration(elapsed_s(job, now))
+    return duration((until - started).total_seconds() - job.get("stopped_s", 0.0))
 
 
 def job_table(jobs: list[Job], now: datetime) -> Table:
@@ -168,16 +163,12 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     return table
 
 
-def uncounted(job: Job) -> dict[str, int]:
-    """Outcome to how many of a job's submissions had it, of those that did not count."""
-    told = cast(dict[str, Any], job)
-    return {outcome: told.get(outcome, 0) for outcome in get_args(types.Outcome) if outcome != "accepted"}
-
-
 def submissions(job: Job) -> str:
     """A job's submissions by outcome; the rarer ones are named where there were any."""
-    found = [(name, count) for name, count in uncounted(job).items() if count or name in ("stale", "duplicate")]
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in [("accepted", job["accepted"]), *found])
+    told = cast(dict[str, Any], job)
+    found = [(outcome, told.get(outcome, 0)) for outcome in get_args(types.Outcome)]
+    shown = [one for one in found if one[1] or one[0] in ("accepted", "stale", "duplicate")]
+    return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in shown)
 
 
 def target(output: Path | None, name: str) -> Path:

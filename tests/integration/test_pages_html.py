@@ -154,6 +154,39 @@ def test_the_lowest_loss_is_that_of_all_versions(pages: Pages) -> None:
     assert re.search(r"Lowest test loss.*?<td>0</td>", pages.get(f"/compare?job={job_id}&job={other}"), re.DOTALL)
 
 
+def test_rest_tells_what_the_page_of_compared_jobs_shows(pages: Pages) -> None:
+    spec = {"optimizer": {"name": "SGD", "lr": 0.125, "momentum": 0.9}, "queue": "b"}
+    one, other = pages.create("completed", name="a"), pages.create("running", name="b", **spec)
+    began = now_ms() - 90_000
+    counts = {"accepted": 9, "stale": 1, "duplicate": 2, "lease_lost": 3, "fenced": 4, "refused": 5}
+    pages.change(other, **counts, bytes_up=10, bytes_down=20, started_ms=began, finished_ms=began + 60_000)
+    with pages.services.database.write() as session:
+        for version, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
+            about = {"job_id": other, "token": f"1.{version}.aa", "incarnation": 1, "version": version}
+            session.add(Score(**about, at_ms=version, loss=loss, accuracy=0.5, samples=1, voided=False))
+    found = pages.client.get("/v1/compare", params={"job": [other, one]}).json()
+    assert found["differences"] == {"queue": ["b", "default"], "optimizer.lr": [0.125, 0.05]}
+    first, second = found["items"]
+    assert (first["id"], first["title"], first["status"], second["id"]) == (other, "b", "running", one)
+    assert (first["accepted"], first["dropped"], first["bytes_up"], first["bytes_down"]) == (9, 15, 10, 20)
+    assert (first["lowest_test_loss"], first["seconds"]) == (0.25, 60.0)
+    assert (second["lowest_test_loss"], second["seconds"]) == (None, None)
+    assert "15 of 24" in pages.get(f"/compare?job={one}&job={other}")
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_rest_compares_two_to_six_jobs(pages: Pages, count: int) -> None:
+    made = [pages.create("completed") for _ in range(count)]
+    assert pages.client.get("/v1/compare", params={"job": made}).status_code == 422
+
+
+def test_rest_compares_no_job_with_itself_and_none_that_is_not_there(pages: Pages) -> None:
+    job_id = pages.create("completed")
+    twice = pages.client.get("/v1/compare", params={"job": [job_id, job_id]})
+    assert twice.status_code == 422 and "give each job once" in twice.text
+    assert pages.client.get("/v1/compare", params={"job": [job_id, "nosuch00"]}).status_code == 404
+
+
 def test_an_unknown_status_names_those_there_are(pages: Pages) -> None:
     html = pages.get("/?status=asleep", 404)
     assert "completed" in html

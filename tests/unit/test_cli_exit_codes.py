@@ -30,7 +30,7 @@ REQUESTS = {
     "unban ab12 w1": "GET /v1/jobs/ab12/workers",
     "delete ab12 --yes": "DELETE /v1/jobs/ab12",
     "download ab12": "GET /v1/jobs/ab12/checkpoints",
-    "compare ab12 cd34": "GET /v1/jobs/ab12",
+    "compare ab12 cd34": "GET /v1/compare?job=ab12&job=cd34",
     "export csv ab12": "GET /v1/jobs/ab12",
     "logs ab12": "GET /v1/jobs/ab12/logs?limit=100",
     "replay ab12": "GET /v1/jobs/ab12",

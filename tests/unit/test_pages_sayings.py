@@ -18,8 +18,8 @@ def spec(**fields: Any) -> dict[str, Any]:
 def test_only_what_differs_is_listed_by_its_dotted_field() -> None:
     found = differing([spec(name="a", rounds=3), spec(name="b", rounds=3, optimizer={"name": "Adam", "lr": 0.001})])
     assert found["optimizer.name"] == ["SGD", "Adam"]
-    assert found["optimizer.lr"] == ["0.05", "0.001"]
-    assert found["optimizer.momentum"] == ["0.9", "–"]
+    assert found["optimizer.lr"] == [0.05, 0.001]
+    assert found["optimizer.momentum"] == [0.9, None]
     assert not found.keys() & {"name", "rounds", "dataset"}
 
 

@@ -1,0 +1,36 @@
+"""What the REST API answers about jobs side by side."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from computeshare.types import JobStatus
+
+
+class ComparedJob(BaseModel):
+    """What came of one of them; bytes are those of all its workers."""
+
+    id: str
+    title: str
+    status: JobStatus
+    version: int
+    rounds_total: int
+    best_accuracy: float | None
+    best_version: int | None
+    accuracy: float | None
+    lowest_test_loss: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    accepted: int
+    dropped: int = Field(description="submissions that did not count")
+    seconds: float | None = Field(description="from the first worker's joining to the end, or to now, without pauses")
+
+
+class Comparison(BaseModel):
+    """Jobs, in the order in which they were asked for."""
+
+    items: list[ComparedJob]
+    differences: dict[str, list[Any]] = Field(
+        description="dotted field of the JobSpec to its value in each job, where they differ; the names aside"
+    )
