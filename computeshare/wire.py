@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import Redis
@@ -27,6 +27,10 @@ from computeshare.resp import Replies
 
 STALL_S = 10.0
 """Seconds without a byte moved after which a link counts as broken, where the client has no timeout of its own."""
+ROOM_BYTES = 1 << 22
+"""What a unix socket may hold each way, so that few changes of process move a large value; systems grant less (Linux
+`net.core.wmem_max`) and by default little: 200 kB, macOS 8.
+"""
 _LOOK_S = 0.5
 _WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _SO_NWRITE = 0x1024  # macOS: bytes that the other side has not confirmed
@@ -141,6 +145,7 @@ class Wire:
             self._link = self._connection._get_socket()
             assert self._link is not None
             self._link.setblocking(False)
+            _widen(self._link)
             self._replies = Replies()
 
     def _in_step(self, link: socket.socket) -> bool:
@@ -241,6 +246,14 @@ class _Watch:
         """Whether the other side has confirmed bytes since this was last asked."""
         before, self._queued = self._queued, unconfirmed_bytes(self._link)
         return self._queued < before
+
+
+def _widen(link: socket.socket) -> None:
+    """Give a unix socket its room; what goes over a network is left to the system, which measures what that takes."""
+    if link.family == socket.AF_UNIX:
+        for way in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            with suppress(OSError):  # macOS refuses what is above its limit
+                link.setsockopt(socket.SOL_SOCKET, way, ROOM_BYTES)
 
 
 def unconfirmed_bytes(link: socket.socket) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import threading
@@ -147,6 +148,15 @@ def test_commands_and_replies_that_fill_every_buffer_on_the_way_do_not_block_eac
     expected = value.tobytes()
     assert all(reply == expected for reply in replies[::2])
     assert replies[1::2] == [1, 1] + [0] * 98
+
+
+def test_a_unix_socket_gets_more_room_than_it_has_by_itself(broker: EmbeddedBroker) -> None:
+    with closing(client_of(broker.url)) as client, closing(Wire(client)) as wire:
+        wire.exchange([["PING"]])
+        assert wire._link is not None
+        with socket.socket(socket.AF_UNIX) as plain:
+            own, usual = (one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for one in (wire._link, plain))
+    assert own >= 2 * usual
 
 
 def test_errors_are_raised_after_the_last_reply_and_the_connection_goes_on(wire: Wire) -> None:
