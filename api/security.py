@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
-from computeshare.settings import derive
+from computeshare.settings import EVERYWHERE, derive
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
 OPEN_FOLDERS = ("/static/", "/join/")
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+WILDCARDS = EVERYWHERE | {""}
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

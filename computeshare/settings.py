@@ -16,6 +16,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from computeshare.errors import NoToken, SettingsError, Unreachable
 
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
+"""Addresses to listen on that are none to be reached by."""
+
 
 def _default_home() -> Path:
     return Path(platformdirs.user_data_dir("computeshare", appauthor=False))

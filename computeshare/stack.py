@@ -26,7 +26,7 @@ from computeshare import evaluator, reducer
 from computeshare.embedded import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
 from computeshare.errors import SettingsError, SpecError, Unreachable
 from computeshare.processes import PARENT, stop_event
-from computeshare.settings import RunFile, Settings, login_path
+from computeshare.settings import EVERYWHERE, RunFile, Settings, login_path
 from computeshare.types import ENDED
 
 READY_S = 120.0
@@ -35,8 +35,6 @@ REDUCERS = 2
 """One at work and one standing by."""
 BROKER_MEMORY = 0.5
 """What part of this machine's memory the embedded broker may hold."""
-EVERYWHERE = ("0.0.0.0", "::")
-"""Addresses to listen on that are none to be reached by."""
 NAMELESS = (
     "That link is for this machine. With COMPUTESHARE_URL set to the address that others know it by, as "
     "http://studio.local:8000, links are for them, too."

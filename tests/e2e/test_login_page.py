@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
-from watching import Site, Window, picture
+from watching import Site, Window, picture, problems
 
 pytestmark = pytest.mark.e2e
 
@@ -15,7 +14,7 @@ def test_whoever_is_not_logged_in_pastes_the_link_and_goes_on(site: Site, browse
     page = context.new_page()
     page.goto(f"{site.url}/workers?queue=home")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not logged in")
-    assert Axe().run(page).response["violations"] == []
+    assert problems(page) == []
     picture(page, f"login-{window}")
     page.get_by_label("paste it").fill("http://studio.local:8000/login?key=another")
     page.get_by_role("button", name="Log in").click()
@@ -33,5 +32,5 @@ def test_the_page_of_the_routes_fits_its_window(site: Site, opened: Any, window:
     longest = page.get_by_text("/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
     expect(longest).to_be_visible()
     assert longest.bounding_box()["width"] <= window.width
-    assert Axe().run(page).response["violations"] == []
+    assert problems(page) == []
     picture(page, f"routes-{window}")

@@ -5,10 +5,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 from staging import arrived, start, under_way
-from watching import Site, forgive, in_every_window
+from watching import Site, forgive, in_every_window, problems
 
 from api.database import now_ms
 from api.services import views
@@ -382,11 +381,6 @@ def test_the_form_says_what_is_wrong_as_it_is_filled_in_and_makes_the_job(site: 
     page.get_by_role("link", name="Clone").click()
     expect(page.get_by_label("Name")).to_have_value("made by hand")
     expect(page.get_by_label("Inner steps")).to_have_value("10")
-
-
-def problems(page: Page) -> list[str]:
-    """What axe-core finds wrong with a page: its rule and the first element."""
-    return [f"{one['id']}: {one['nodes'][0]['html'][:150]}" for one in Axe().run(page).response["violations"]]
 
 
 @in_every_window

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 from staging import under_way
-from test_page_tools import problems
-from watching import Site, Window, in_every_window, picture, wait_until
+from watching import Site, Window, in_every_window, picture, problems, wait_until
 
 from api.webhook_schemas import WebhookRequest
 from tests.receiving import Receiver, receiving

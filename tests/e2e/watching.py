@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, Page, Route, ViewportSize
 from redis import Redis
 
@@ -65,6 +66,11 @@ def forgive(page: Page, path: str) -> None:
         route.fulfill(response=route.fetch(headers=route.request.headers | own), status=200)
 
     page.route(f"**{path}", answer)
+
+
+def problems(page: Page) -> list[str]:
+    """What axe-core finds wrong with a page: its rule and the first element."""
+    return [f"{one['id']}: {one['nodes'][0]['html'][:150]}" for one in Axe().run(page).response["violations"]]
 
 
 def picture_of_test(page: Page, request: pytest.FixtureRequest) -> None:
