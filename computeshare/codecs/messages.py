@@ -127,11 +127,12 @@ def encode_weights(
         before: parameters (d,); in the place of its own go what is to be added to these.
     """
     scratch = _scratch(layout)
+    compress = not codec.exact  # whole weights are too dense for that
     for index, bucket in enumerate(layout.buckets):
         values = weights.parameters[bucket]
         if before is not None:
             values = np.subtract(values, before[bucket], out=scratch[: values.size])
-        yield codec.encode(values, seed + index)
+        yield codec.encode(values, seed + index, compress)
     yield _EXACT.encode(weights.buffers)
     yield frame.pack(weights.counters.astype("<i8", copy=False))
 

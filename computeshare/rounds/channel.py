@@ -184,12 +184,12 @@ def staging(key: str, parts: Iterable[Blob | None], life_s: int) -> Iterator[Com
     for index, part in enumerate(parts):
         if part is None:
             continue
+        some += (index, part)
+        size += len(part)
         if size >= LARGE:
             yield ["HSET", key, *some]
             yield ["EXPIRE", key, life_s]
             some, size = [], 0
-        some += (index, part)
-        size += len(part)
     if some:
         yield ["HSET", key, *some]
     yield ["EXPIRE", key, life_s]
