@@ -291,7 +291,6 @@ class SeatSession:
     def _waited(self, loaded: str) -> Grant:
         """What the waiting that was begun with a submission ends with."""
         started = time.perf_counter()
-        self._look_ahead(loaded)
         grant = self.member.waited(loaded)
         self.waiting_s += time.perf_counter() - started
         return grant
@@ -364,13 +363,14 @@ class SeatSession:
             "bytes_down": self.inbox.bytes,
             "seconds": {name: round(s, 6) for name, s in seconds.items()},
         }
-        waiting = self._expected()
+        waiting = self._expected(token)
+        self.waiting_s = 0.0
         receipt = when_there_is_room(lambda: self.outbox.submit(token, report, waiting), self.stop)
         self.is_working = False
         self.submitted_at = time.perf_counter()
-        self.uploading_s = self.submitted_at - started
+        self.uploading_s = self.submitted_at - started - self.waiting_s
         self._remark(receipt, token)
-        self.inbox.bytes, self.waiting_s = 0, 0.0
+        self.inbox.bytes = 0
         if receipt.outcome == "gone":
             raise JobGone(f"job {self.seat.job} is not open")
         if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
@@ -388,10 +388,15 @@ class SeatSession:
             seconds, sent = round(self.uploading_s, 1), self.outbox.bytes
             self.remarks.tell(log.warning, "slow upload", job=job, seconds=seconds, bytes=sent)
 
-    def _expected(self) -> Waiting | None:
+    def _expected(self, loaded: str) -> Waiting | None:
         """How to wait for the next version right after a submission; None if there may be more to do before."""
         takes_any = isinstance(self.spec.strategy, AsyncStrategy)  # as many as there are, in any order
         if not self.inbox.with_news or not self.usual_wait_s or takes_any or self.stop.is_set():
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)
-        return Waiting(timeout_ms, self.inbox.parts)
+        return Waiting(timeout_ms, self.inbox.parts, partial(self._begin_to_wait, loaded))
+
+    def _begin_to_wait(self, loaded: str) -> None:
+        started = time.perf_counter()
+        self._look_ahead(loaded)
+        self.waiting_s += time.perf_counter() - started

@@ -73,6 +73,7 @@ class Wire:
         into: Sequence[Blob | None] | None = None,
         raise_errors: bool = True,
         following: Sequence[Command] = (),
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
         """Send commands and receive their replies, both at a time.
 
@@ -83,6 +84,7 @@ class Wire:
             raise_errors: whether to raise the first error among the replies, nested ones included, after the last of
                 them was received; else they are exceptions in their places.
             following: commands that are sent with these; `rest` waits for their replies, another exchange does without.
+            meanwhile: called once all is sent, before replies are waited for.
         Returns: a reply for each command: bytes, int, None, list; with RESP3 also float, bool, dict.
         Raises:
             redis.exceptions.ResponseError and its kin, CodecError: as above; the connection goes on.
@@ -96,7 +98,7 @@ class Wire:
         with self._closing():
             self._ready()
             self._replies.expect(buffers)
-        return self._taken(outgoing, len(commands), raise_errors)
+        return self._taken(outgoing, len(commands), raise_errors, meanwhile)
 
     def rest(self) -> list[Any]:
         """The replies to the commands that followed those of the exchange before; raises what that does."""
@@ -110,10 +112,12 @@ class Wire:
         self._allowed_bytes = 0
         self._connection.disconnect()
 
-    def _taken(self, outgoing: Outgoing, count: int, raise_errors: bool) -> list[Any]:
+    def _taken(
+        self, outgoing: Outgoing, count: int, raise_errors: bool, meanwhile: Callable[[], object] | None = None
+    ) -> list[Any]:
         """The next so many replies, once they are there; the others are left for `rest`."""
         with self._closing():
-            self._transfer(outgoing, self._replies.expected - count)
+            self._transfer(outgoing, self._replies.expected - count, meanwhile)
         replies, error = self._replies.take(count)
         self._outgoing = outgoing if self._replies.expected else None
         if outgoing.left and self._outgoing is None:  # the broker has answered all of it, and listens no more
@@ -156,7 +160,7 @@ class Wire:
             return False
         return self._replies.waiting[:1] in (b"", b">")
 
-    def _transfer(self, outgoing: Outgoing, later: int) -> None:
+    def _transfer(self, outgoing: Outgoing, later: int, meanwhile: Callable[[], object] | None) -> None:
         """Send and receive until all replies but the last `later` are there."""
         link = self._link
         assert link is not None
@@ -165,6 +169,9 @@ class Wire:
             if self._interrupt is not None and self._interrupt():
                 raise Interrupted("the transfer was given up")
             moved = self._send(link, outgoing)
+            if meanwhile and not outgoing.left:
+                meanwhile()
+                meanwhile = None
             if self._replies.missing > later:  # else they came while sending, and perhaps the connection's end after
                 moved += self._receive(link)
             if moved:

@@ -1,6 +1,6 @@
 """The Lua scripts, called by digest, alone or among other commands of one exchange."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -67,18 +67,20 @@ class Channel:
         commands: Sequence[Command],
         into: Sequence[Buffer | None] | None = None,
         following: Sequence[Command] = (),
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
         """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time.
 
         Args:
             following: commands that are sent with these, whose replies `rest` waits for.
+            meanwhile: as for `Wire.exchange`; called again where all is sent again.
         """
         self._following = following
         try:
-            return self._exchange(commands, into)
+            return self._exchange(commands, into, meanwhile)
         except NoScriptError:
             self._scripts.load_again()
-            return self._exchange(commands, into)
+            return self._exchange(commands, into, meanwhile)
 
     def rest(self) -> list[Any]:
         """The replies to what followed the exchange before, which is sent again if the broker was away since."""
@@ -118,10 +120,11 @@ class Channel:
         *others: Command,
         before: Sequence[str] = (),
         following: Sequence[Command] = (),
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
         """Put messages under their keys and run the script that makes use of them: its reply, then those of `others`.
 
-        `before` is as for `stage`, `following` as for `exchange`.
+        `before` is as for `stage`, `following` and `meanwhile` as for `exchange`.
 
         Small ones go with the script in one transaction, of which a broker that has no memory for a part does nothing;
         large ones are staged before. So the script never meets half of one.
@@ -131,7 +134,7 @@ class Channel:
             messages = {}
         staged = [command for key, parts in messages.items() for command in staging(key, parts, life_s)]
         block: list[Command] = [["MULTI"], *staged, script, ["EXEC"]]
-        replies = self.exchange([*block, *others], following=following)
+        replies = self.exchange([*block, *others], following=following, meanwhile=meanwhile)
         return [replies[len(block) - 1][-1], *replies[len(block) :]]
 
     def read(
@@ -157,9 +160,14 @@ class Channel:
         parts = [self.exchange([["HGET", key, part]])[0] for part in range(count)]
         return parts if parts and None not in parts else None
 
-    def _exchange(self, commands: Sequence[Command], into: Sequence[Buffer | None] | None) -> list[Any]:
+    def _exchange(
+        self,
+        commands: Sequence[Command],
+        into: Sequence[Buffer | None] | None,
+        meanwhile: Callable[[], object] | None,
+    ) -> list[Any]:
         def exchange() -> list[Any]:
-            return self._wire.exchange(commands, into, following=self._following)
+            return self._wire.exchange(commands, into, following=self._following, meanwhile=meanwhile)
 
         if self._retry is None:
             return exchange()

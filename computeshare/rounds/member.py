@@ -1,7 +1,7 @@
 """A worker's side of the round protocol."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,8 @@ class Waiting:
     timeout_ms: int
     parts: int
     """Of which a version's weights consist."""
+    meanwhile: Callable[[], object] | None = None
+    """What there is to do before, once the request for it is sent with a submission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +232,9 @@ class Member:
         submission = self._submission(token, nonce, updates, report)
         others = [self._lease(token)] if and_lease else []
         following = self._waiting(token, and_wait) if and_wait else []
+        meanwhile = and_wait.meanwhile if and_wait else None
         (outcome, current, status, before), *granted = self._channel.run_staged(
-            messages, STAGED_S, submission, *others, following=following
+            messages, STAGED_S, submission, *others, following=following, meanwhile=meanwhile
         )
         failpoint("after_push")
         grant = self._parsed(granted[0]) if granted else None

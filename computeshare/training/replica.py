@@ -19,6 +19,8 @@ from computeshare.training.datasets import Split
 from computeshare.training.models import entries
 from computeshare.types import Vector
 
+FEW = 8
+"""How many weights a convolution has for each value of its input, from where on rearranging those costs more."""
 Take = Callable[[int, Vector], None]
 """Takes a bucket of an update, by its number; the values may change once it returns."""
 
@@ -59,6 +61,9 @@ class Replica:
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
         self._ahead: dict[int, tuple[Tensor, Tensor]] = {}
         self._is_clean = True  # the gradient is zero
+        if device.type == "cpu":
+            for convolution in filter(lambda one: isinstance(one, nn.Conv2d), module.modules()):
+                convolution.register_forward_pre_hook(_row_by_row)
         self._buckets = _Buckets(layout, parameters, self._gradient)
 
     def load(self, weights: Weights) -> None:
@@ -131,6 +136,17 @@ def pixel_by_pixel(images: Tensor) -> Tensor:
     """
     n, c, h, w = images.shape
     return torch.empty_strided((n, c, h, w), (c * h * w, 1, w * c, c), dtype=images.dtype).copy_(images)
+
+
+def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a convolution takes, in torch's usual order where it has many more weights than its input has values.
+
+    Those would be brought into the input's order for each pass, forward and back: a ResNet-18 on small images takes 6 %
+    longer.
+    """
+    (images,) = inputs
+    weights = convolution.get_parameter("weight").numel()
+    return (images.clone(memory_format=torch.contiguous_format),) if weights > FEW * images.numel() else inputs
 
 
 class FlatTensors:

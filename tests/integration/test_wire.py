@@ -279,6 +279,19 @@ def test_what_follows_an_exchange_is_waited_for_later(wire: Wire, broker: Embedd
         assert wire.exchange([["PING"]]) == [b"PONG"]
 
 
+def test_what_is_to_be_done_meanwhile_is_done_once_when_all_is_sent(wire: Wire, broker: EmbeddedBroker) -> None:
+    value, found = noise(BUCKET).tobytes(), list[int]()
+    with closing(client_of(broker.url)) as client:
+
+        def push() -> None:
+            found.append(wire.bytes_sent)
+            client.rpush("list", "now")
+
+        commands = [["SET", "large", value], ["BLPOP", "list", 0]]  # which waits for what is done meanwhile
+        assert wire.exchange(commands, meanwhile=push) == [b"OK", [b"list", b"now"]]
+        assert found == [wire.bytes_sent] and client.llen("list") == 0
+
+
 def test_an_exchange_does_not_wait_for_what_followed_the_one_before(wire: Wire, broker: EmbeddedBroker) -> None:
     number, *_ = wire.exchange([["CLIENT", "ID"]], following=[["BLPOP", "nothing", 0]])
     assert wire.exchange([["PING"]]) == [b"PONG"]

@@ -1,5 +1,7 @@
 """What a micro-batch yields depends on the weights and its number, and on nothing else."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -232,3 +234,19 @@ def test_buckets_of_parameters_that_the_loss_does_not_touch_are_taken_too() -> N
 @pytest.mark.usefixtures("small_buckets", "apart")
 def test_buckets_of_tensors_with_storage_of_their_own_are_taken_after_the_pass() -> None:
     assert taken(replica(), 3)[1] == replica().compute(3).vector.tobytes()
+
+
+def test_a_convolution_of_many_weights_takes_images_in_torchs_order_and_yields_the_same() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 64, 9, stride=7), nn.Conv2d(64, 256, 3, padding=1)  # 147,456 weights; 2 x 2 pixels
+    module = nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(1024, 10))
+    layout, plain = layout_of(module), copy.deepcopy(module)
+    r, seen = Replica(module, layout, PLAN, split(), CPU), list[tuple[int, ...]]()
+    for convolution in (first, second):
+        convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].stride()))
+    update = r.compute(0)
+    assert seen == [(256, 1, 16, 1), (256, 4, 2, 1)]
+    images, labels = split().batch(PLAN.indices(0))
+    functional.cross_entropy(plain(images), labels).backward()  # type: ignore[no-untyped-call]
+    expected = np.concatenate([p.grad.numpy().ravel() for p in plain.parameters() if p.grad is not None])
+    assert np.abs(update.vector - expected).max() < 1e-6
