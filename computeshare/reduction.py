@@ -18,7 +18,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.deciding import Decider, Undecided
 from computeshare.errors import ArtifactError, Diverged, LostClaim
-from computeshare.failpoints import failpoint
+from computeshare.failpoints import armed, failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Layout, Weights
 from computeshare.loglines import REMARK_EVERY_S, Seldom
@@ -257,14 +257,17 @@ class JobReducer:
         failpoint("before_commit")
         link = self._link(token, held, weights)
         event["seconds"] = clock.laps
-        if not self.rounds.commit(base, counted, token, left, following, event, link, is_news(self.layout)):
+        is_small = is_news(self.layout)
+        state = self.steps.dump(master) if is_small and not armed("after_commit") else None
+        if not self.rounds.commit(base, counted, token, left, following, event, link, is_small, state):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         del weights, left, link
         failpoint("after_commit")
         self.current = Version(token, held, sha256)
         self._expected = self.gatherer.expected(token, following)
-        done = [(part.base, part.micro_batch) for part in counted]
-        self.rounds.store_state(base.token, done, token, self.steps.dump(master))
+        if state is None:
+            done = [(part.base, part.micro_batch) for part in counted]
+            self.rounds.store_state(base.token, done, token, self.steps.dump(master))
         failpoint("after_state")
         self._keep(self.current, following)
         if self.spec.quorum_of(token.version) < 1:

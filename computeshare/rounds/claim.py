@@ -12,7 +12,7 @@ from redis import Redis
 
 from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
-from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs
+from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round
 from computeshare.types import Blob, Message, Token
@@ -255,6 +255,7 @@ class Claim(RoundStore):
         event: dict[str, Any],
         link: Link | None = None,
         news: bool = False,
+        state: Sequence[Blob] | None = None,
     ) -> bool:
         """Publish the next version, once; False if the version or the fence had moved on.
 
@@ -266,6 +267,8 @@ class Claim(RoundStore):
             following: the next round, with what is carried into it; its count is 0 after the last one.
             link: where `weights` are the difference from the version before, what else becomes of the chain.
             news: whether `weights` are small enough to come with the news of the version.
+            state: the state that goes with the version, if that is to be kept right after, in the same exchange; else
+                `store_state` is to follow.
         """
         k = self.keys
         staged, snapshot = self._staged("weights"), self._staged("snapshot")
@@ -287,7 +290,11 @@ class Claim(RoundStore):
         arguments += [numbers_text(following.sizes), ",".join(following.owners), int(news)]
         messages = {staged: weights, snapshot: link.snapshot if link else None}
         there = {key: message for key, message in messages.items() if message}
-        return self._run_staged("commit", there, names, arguments, [] if weights else [staged])
+        others: list[Command] = []
+        if state is not None:
+            where, command = self._keep(base.token, [(part.base, part.micro_batch) for part in parts], token)
+            others = [["MULTI"], *staging(where, state, STAGED_S), command, ["EXEC"]]
+        return self._run_staged("commit", there, names, arguments, [] if weights else [staged], others)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
@@ -295,11 +302,15 @@ class Claim(RoundStore):
 
         Returns False, changing nothing, if the version or the fence had moved on.
         """
-        k = self.keys
-        staged = self._staged("state")
+        staged, command = self._keep(base, counted, token)
+        return bool(self._channel.run_staged({staged: state}, STAGED_S, command)[0])
+
+    def _keep(self, base: Token, counted: Sequence[tuple[str, int]], token: Token) -> tuple[str, Command]:
+        """Where a state is to be staged, and the command that keeps it then."""
+        k, staged = self.keys, self._staged("state")
         drop = [k.update(*one) for one in counted]
         names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
-        return self._run_staged("keep", {staged: state}, names, [self.fence, str(token)])
+        return staged, self._channel.script("keep", names, [self.fence, str(token)])
 
     def _run_staged(
         self,
@@ -308,9 +319,10 @@ class Claim(RoundStore):
         names: Sequence[str],
         arguments: Sequence[Argument],
         before: Sequence[str] = (),
+        others: Sequence[Command] = (),
     ) -> bool:
         command = self._channel.script(script, names, arguments)
-        return bool(self._channel.run_staged(messages, STAGED_S, command, before=before)[0])
+        return bool(self._channel.run_staged(messages, STAGED_S, command, *others, before=before)[0])
 
     def _staged(self, what: str) -> str:
         """A key that no other reducer writes, whatever fence it believes to have."""

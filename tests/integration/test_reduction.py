@@ -14,7 +14,7 @@ import torch
 from redis import Redis
 
 from bench import plain
-from computeshare import gathering
+from computeshare import gathering, reduction
 from computeshare import layout as layout_module
 from computeshare.artifacts import Artifacts
 from computeshare.codecs import CODECS
@@ -161,6 +161,12 @@ def test_the_weights_are_those_of_a_plain_loop(start: Callable[..., Job]) -> Non
     assert np.abs(ours - plain.train(job.spec, Path()).parameters).max() < 1e-5
 
 
+def dies_before_the_state(patch: pytest.MonkeyPatch) -> None:
+    """Have reducers commit, and keep no state."""
+    patch.setattr(reduction, "armed", lambda _: True)  # else it goes with the commit
+    patch.setattr(Claim, "store_state", lambda *_: None)
+
+
 def test_one_who_takes_over_between_commit_and_state_recomputes_the_same_bits(
     start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,8 +175,10 @@ def test_one_who_takes_over_between_commit_and_state_recomputes_the_same_bits(
     hand = broken.hand("solo")
     broken.round(hand)
     with monkeypatch.context() as patch:
-        patch.setattr(Claim, "store_state", lambda *_: None)  # dies just before
+        dies_before_the_state(patch)
         broken.round(hand)
+    state = broken.store.read()
+    assert state is not None and not broken.redis.exists(broken.store.keys.state(str(state.token)))
     broken.reducer = broken.new_reducer()
     assert broken.reducer.advance()
     assert broken.finish(hand) == expected
@@ -479,7 +487,7 @@ def test_one_who_takes_over_after_a_quorum_repeats_the_step_from_its_list(
 ) -> None:
     job, quick, slow = quorum_job(start)
     with monkeypatch.context() as patch:
-        patch.setattr(Claim, "store_state", lambda *_: None)  # dies just before
+        dies_before_the_state(patch)
         half_round(job, quick, slow)
     before = b"".join(job.reducer.steps.optimizer.dump())
     assert job.reducer.current is not None
@@ -684,7 +692,7 @@ def test_one_who_takes_over_between_commit_and_state_repeats_the_step_bucket_by_
     expected = whole.finish(whole.hand("solo"))
     hand = job.hand("solo")
     with monkeypatch.context() as patch:
-        patch.setattr(Claim, "store_state", lambda *_: True)
+        dies_before_the_state(patch)
         job.round(hand)
     job.reducer = job.new_reducer()
     assert job.finish(hand) == expected
