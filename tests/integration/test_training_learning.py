@@ -22,6 +22,8 @@ from computeshare.training.scoring import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
+SEEDS = 5
+"""Orders of the data that an accuracy is the mean of: on 360 digits one is uncertain by a point."""
 MOMENTUM = OptimizerSpec(name="SGD", lr=0.01, momentum=0.9)
 TOLERANCE = 1e-5  # at a rate of 0.01; at 0.02 rounding alone can grow to 4e-4, at 0.05 to 2e-2
 
@@ -45,13 +47,13 @@ def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: Optimizer
     return weights
 
 
-def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int) -> Weights:
+def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int, seed: int) -> Weights:
     """What a job of local SGD does, without the processes."""
     module = models.build(name, split.normalise.shape, 10, 0)
     layout = models.layout_of(module)
     weights = models.weights_of(module, layout)
     steps, replicas = strategy.inner_steps, strategy.replicas
-    plan = Plan(seed=0, samples=len(split), micro_batch=32, micro_batches_per_round=steps * replicas, inner_steps=steps)
+    plan = Plan(seed, len(split), micro_batch=32, micro_batches_per_round=steps * replicas, inner_steps=steps)
     replica = LocalReplica(module, layout, plan, split, CPU, strategy.inner_optimizer)
     server = ServerOptimizer(layout, strategy.outer_optimizer)
     for version in range(epochs * plan.rounds_per_epoch):
@@ -118,15 +120,19 @@ def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
 def test_local_sgd_and_diloco_learn_the_digits_as_synchronous_sgd_does(tmp_path: Path) -> None:
     train_split, test_split = (open_split("digits", s, tmp_path, (1, 8, 8)) for s in ("train", "test"))
     momentum = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
-    plan = Plan(seed=0, samples=len(train_split), micro_batch=32, micro_batches_per_round=4)
     averaged = LocalStrategy(inner_optimizer=momentum, outer_lr=1.0, outer_momentum=0.0)
     diloco = LocalStrategy(inner_optimizer=OptimizerSpec(name="AdamW", lr=2e-3))
-    trained = {
-        "sync": train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, momentum),
-        "averaged": train_local("mlp", train_split, averaged, 30),
-        "diloco": train_local("mlp", train_split, diloco, 30),
-    }
     module = models.build("mlp", (1, 8, 8), 10, 0)
-    reached = {name: score(module, models.layout_of(module), w, test_split).accuracy for name, w in trained.items()}
-    assert reached["sync"] > 0.96
-    assert reached["averaged"] >= reached["sync"] - 0.01 and reached["diloco"] >= reached["sync"] - 0.01, reached
+    reached: dict[str, list[float]] = {"sync": [], "averaged": [], "diloco": []}
+    for seed in range(SEEDS):
+        plan = Plan(seed, len(train_split), micro_batch=32, micro_batches_per_round=4)
+        trained = {
+            "sync": train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, momentum),
+            "averaged": train_local("mlp", train_split, averaged, 30, seed),
+            "diloco": train_local("mlp", train_split, diloco, 30, seed),
+        }
+        for name, weights in trained.items():
+            reached[name].append(score(module, models.layout_of(module), weights, test_split).accuracy)
+    mean = {name: np.mean(each) for name, each in reached.items()}
+    assert mean["sync"] > 0.96
+    assert mean["averaged"] >= mean["sync"] - 0.01 and mean["diloco"] >= mean["sync"] - 0.01, reached
