@@ -40,7 +40,8 @@ class Halves:
         import torch
 
         if frame.is_single(blob):
-            words = np.frombuffer(frame.unpack(blob, 2 * size), "<u2").astype(np.uint16)
+            body = np.frombuffer(frame.unpack(blob, 2 * size), "<u2")
+            words = np.require(body, np.uint16, ["ALIGNED", "WRITEABLE"])  # as torch wants it; mostly it is
         else:
             words = _words(*(np.frombuffer(plane, np.uint8) for plane in frame.unpack_all(blob, (size, size))))
         short = torch.from_numpy(words.view(np.int16)).view(getattr(torch, self.kind))

@@ -27,19 +27,24 @@ local entries = redis.call("HMGET", KEYS[8], unpack(counted))
 for i, entry in ipairs(entries) do entries[i] = entry or "" end
 if redis.sha1hex(table.concat(entries)) ~= ARGV[9] or redis.call("EXISTS", KEYS[15]) == 0 then return 0 end
 
-local function median(values)
-  table.sort(values)
-  local middle = math.floor(#values / 2) + 1
-  return #values % 2 == 1 and values[middle] or (values[middle - 1] + values[middle]) / 2
-end
-
 local function deadline() -- of the next round, in milliseconds after its opening: median plus four deviations; 0: unknown
-  local arrivals = redis.call("LRANGE", KEYS[14], 0, -1)
+  local arrivals = redis.call("SORT", KEYS[14]) -- table.sort takes five times as long
   if #arrivals < 8 then return 0 end
   for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
-  local middle = median(arrivals)
-  for i, arrival in ipairs(arrivals) do arrivals[i] = math.abs(arrival - middle) end
-  return middle + 4 * math.max(median(arrivals), 0.1 * middle, 5)
+  local upper = math.floor(#arrivals / 2) + 1
+  local odd = #arrivals % 2 == 1
+  local median = odd and arrivals[upper] or (arrivals[upper - 1] + arrivals[upper]) / 2
+  local below, above = upper - 1, upper -- the deviations from it grow from here to both sides
+  local before, deviation = 0, 0
+  for _ = 1, upper do
+    before = deviation
+    local down = below > 0 and median - arrivals[below] or math.huge
+    local up = above <= #arrivals and arrivals[above] - median or math.huge
+    deviation = math.min(down, up)
+    if down < up then below = below - 1 else above = above + 1 end
+  end
+  if not odd then deviation = (before + deviation) / 2 end
+  return median + 4 * math.max(deviation, 0.1 * median, 5)
 end
 
 if ARGV[15] ~= "" then

@@ -1,5 +1,7 @@
 """The round protocol against a real server: one test per rule of the scripts."""
 
+import random
+import statistics
 import threading
 
 import pytest
@@ -219,6 +221,20 @@ def test_the_deadline_of_backup_tasks_follows_the_arrivals(claim: Claim, join: J
     assert early.answer == "wait" and early.ask_again_ms <= 200
     claim.redis.hincrby(claim.keys.round(), "opened", -250)
     assert quick.lease(str(ONE)).micro_batches == (4, 5)
+
+
+@pytest.mark.parametrize("count", [8, 9, 63, 64])
+@pytest.mark.parametrize("spread_ms", [0, 3, 5_000])
+def test_a_deadline_is_the_median_and_four_deviations(claim: Claim, join: Join, count: int, spread_ms: int) -> None:
+    fill(join, claim)
+    claim.redis.delete(claim.keys.arrivals())
+    draw = random.Random(count + spread_ms)
+    arrivals = [100 + draw.randint(0, spread_ms) + draw.choice([0.0, 0.5]) for _ in range(count)]
+    claim.redis.rpush(claim.keys.arrivals(), *arrivals)
+    assert commit(claim, ONE)
+    middle = statistics.median(arrivals)
+    deviation = statistics.median(abs(arrival - middle) for arrival in arrivals)
+    assert current(claim).deadline_ms == pytest.approx(middle + 4 * max(deviation, 0.1 * middle, 5))
 
 
 def test_few_arrivals_make_no_deadline(claim: Claim, join: Join) -> None:
