@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from computeshare.errors import Fenced, JobGone
 from computeshare.outgoing import Blob, Command, frame
 from computeshare.rounds import Grant, Member
-from computeshare.wire import Wire
+from computeshare.wire import Wire, Wires
 
 KINDS = ("death", "sleep", "cut", "repeat", "lost reply")
 SLEEP_S = 3.0
@@ -74,7 +74,9 @@ class Worker:
 
     def _serve(self) -> None:
         """One session."""
-        self._member = Member(self._redis, self._job_id, self._id, uuid.uuid4().hex, wire=self._wire)
+        self._member = Member(
+            self._redis, self._job_id, self._id, uuid.uuid4().hex, wires=Wires(self._wire, self._wire)
+        )
         self._member.join("seat", {"name": self._id, "device": "none"})
         loaded = ""
         grant = self._member.lease(loaded)

@@ -4,12 +4,14 @@ import random
 import re
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
-from redis import Redis
+from redis import ConnectionPool, Redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from computeshare.addresses import without_secret
@@ -47,6 +49,28 @@ def is_next_door(redis: Redis) -> bool:
     An address like 127.0.0.1 may be the near end of a tunnel; a unix socket is none that we know of.
     """
     return "path" in redis.connection_pool.connection_kwargs
+
+
+def by_loopback(redis: Redis) -> Redis:
+    """A client of the same broker by TCP, where `redis` goes through a unix socket and the broker listens on this
+    machine's loopback, too; else `redis` itself.
+
+    Raises RedisError: the broker does not answer `redis`.
+    """
+    if not is_next_door(redis):
+        return redis
+    options = {name: value for name, value in redis.connection_pool.connection_kwargs.items() if name != "path"}
+    try:
+        about: Any = redis.info("server")
+        there = {**options, "host": "127.0.0.1", "port": int(about["tcp_port"])}
+        with Redis(connection_pool=ConnectionPool(**{**there, "retry": None})) as probe:
+            found: Any = probe.info("server")
+    except (ResponseError, KeyError, ValueError):
+        return redis  # it does not tell everyone
+    except (RedisConnectionError, RedisTimeoutError):
+        redis.ping()  # this one raises if the broker is away altogether
+        return redis
+    return Redis(connection_pool=ConnectionPool(**there)) if found.get("run_id") == about.get("run_id") else redis
 
 
 def connect(url: str, retries: int = 60, timeout_s: float = BLOCK_MS / 1000 + 6) -> Redis:

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from computeshare import handshake, keys
 from computeshare.artifacts import Artifacts
-from computeshare.broker import connect
+from computeshare.broker import by_loopback, connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.layout import Layout
@@ -39,7 +39,7 @@ from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim
 from computeshare.settings import Settings
 from computeshare.spec import OptimizerSpec
-from computeshare.wire import Wire
+from computeshare.wire import Wires
 
 CLAIM_MS = 2000
 RENEW_S = 0.5
@@ -55,7 +55,7 @@ class Reducer:
     def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
         self.redis, self.artifacts, self.stop = redis, artifacts, stop
         self.id = uuid.uuid4().hex[:12]
-        self.wire = Wire(redis)
+        self.wires: Wires | None = None
         self.jobs: dict[str, JobReducer] = {}
         self._claims: dict[str, Claim] = {}
         self._lost: set[Claim] = set()
@@ -127,7 +127,8 @@ class Reducer:
         for job_id in sorted(bytes(member).decode() for member in members):
             if job_id in self.jobs:
                 continue
-            rounds = Claim(self.redis, job_id, self.id, self.wire)
+            self.wires = self.wires or Wires.to(self.redis, by_loopback(self.redis))
+            rounds = Claim(self.redis, job_id, self.id, self.wires)
             state = rounds.read()
             if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
                 continue  # nothing is left to do

@@ -17,7 +17,7 @@ import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.broker import connect, is_next_door, when_there_is_room
+from computeshare.broker import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.errors import ArtifactError, Fenced, Interrupted, JobGone
@@ -37,7 +37,7 @@ from computeshare.sending import Outbox
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Token, Vector
-from computeshare.wire import Wire
+from computeshare.wire import Wires
 
 AHEAD = 8
 """Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
@@ -89,8 +89,8 @@ class SeatSession:
         terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers, at_first)
         limit = os.environ.get("COMPUTESHARE_MAX_UP")
         pacer = Pacer(parse_rate(limit)) if limit else None
-        self.wire = Wire(redis, pacer=pacer, interrupt=self._is_called_off)
-        self.member = Member(redis, seat.job, seat.worker, session, terms, self.wire)
+        self.wires = Wires.to(redis, by_loopback(redis), pacer=pacer, interrupt=self._is_called_off)
+        self.member = Member(redis, seat.job, seat.worker, session, terms, self.wires)
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
         self.is_working = False  # computing, or sending what came of it
@@ -348,7 +348,7 @@ class SeatSession:
     def _progress(self) -> Progress:
         """How this seat gets on, for whoever sits before its machine."""
         state = ("working" if self.is_working else "waiting") if self.loaded else "loading"
-        moved = self.wire.bytes_sent, self.wire.bytes_received
+        moved = self.wires.bytes_sent, self.wires.bytes_received
         return Progress(state, self.spec.title, self.version, self.spec.rounds_total, self.samples, *moved)
 
     def _is_called_off(self) -> bool:

@@ -14,6 +14,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
@@ -217,6 +218,31 @@ class Wire:
         self._replies.received(count)
         self.bytes_received += count
         return count
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """One thread's connections to the broker: for short exchanges, and for large values; they may be one and the same.
+
+    On one machine TCP is the quicker for what fits into a few hundred kB, a unix socket for what does not.
+    """
+
+    short: Wire
+    large: Wire
+
+    @classmethod
+    def to(cls, client: Redis, near: Redis | None = None, **options: Any) -> "Wires":
+        """Wires as `Wire` makes them from `client`; the short one from `near`, if that is another."""
+        large = Wire(client, **options)
+        return cls(large if near in (None, client) else Wire(near, **options), large)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(wire.bytes_sent for wire in {self.short, self.large})
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(wire.bytes_received for wire in {self.short, self.large})
 
 
 class _Watch:

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from computeshare.outgoing import Argument, Command
 from computeshare.types import Blob, Message
-from computeshare.wire import Wire
+from computeshare.wire import Wire, Wires
 
 LARGE = 1 << 20
 """Bytes of a message from which another command takes what follows."""
@@ -51,13 +51,13 @@ class Scripts:
 
 
 class Channel:
-    """Exchanges several commands at a time over a connection of its own, in one thread, with large values among them.
+    """Exchanges several commands at a time over connections of its own, in one thread, with large values among them.
 
     An outage of the broker is waited out as `redis` would. Commands may be sent twice then, so they must bear that.
     """
 
-    def __init__(self, redis: Redis, wire: Wire | None = None) -> None:
-        self._wire = wire or Wire(redis)
+    def __init__(self, redis: Redis, wires: Wires | None = None) -> None:
+        self._wires = wires or Wires.to(redis)
         self._retry: Any = redis.get_retry()
         self._scripts = Scripts(redis)
         self._following: Sequence[Command] = ()
@@ -68,24 +68,28 @@ class Channel:
         into: Sequence[Buffer | None] | None = None,
         following: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
+        large: bool = False,
     ) -> list[Any]:
         """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time.
 
         Args:
+            into: as for `Wire.exchange`, for what is large.
+            large: whether the commands are, which nothing follows then.
             following: commands that are sent with these, whose replies `rest` waits for.
             meanwhile: as for `Wire.exchange`; called again where all is sent again.
         """
         self._following = following
+        wire = self._wires.large if large or into else self._wires.short
         try:
-            return self._exchange(commands, into, meanwhile)
+            return self._exchange(wire, commands, into, meanwhile)
         except NoScriptError:
             self._scripts.load_again()
-            return self._exchange(commands, into, meanwhile)
+            return self._exchange(wire, commands, into, meanwhile)
 
     def rest(self) -> list[Any]:
         """The replies to what followed the exchange before, which is sent again if the broker was away since."""
         try:
-            return self._wire.rest()
+            return self._wires.short.rest()
         except (NoScriptError, RedisConnectionError, RedisTimeoutError):
             return self.exchange(self._following)
 
@@ -109,7 +113,7 @@ class Channel:
         for key, parts in messages.items():
             for command in staging(key, parts, life_s):
                 others: list[Command] = [["EXPIRE", other, life_s] for other in done]
-                self.exchange([command, *others])
+                self.exchange([command, *others], large=True)
             done.append(key)
 
     def run_staged(
@@ -157,17 +161,18 @@ class Channel:
     def load(self, key: str) -> list[Blob] | None:
         """All parts of the message under a key; None if it is gone."""
         (count,) = self.exchange([["HLEN", key]])
-        parts = [self.exchange([["HGET", key, part]])[0] for part in range(count)]
+        parts = [self.exchange([["HGET", key, part]], large=True)[0] for part in range(count)]
         return parts if parts and None not in parts else None
 
     def _exchange(
         self,
+        wire: Wire,
         commands: Sequence[Command],
         into: Sequence[Buffer | None] | None,
         meanwhile: Callable[[], object] | None,
     ) -> list[Any]:
         def exchange() -> list[Any]:
-            return self._wire.exchange(commands, into, following=self._following, meanwhile=meanwhile)
+            return wire.exchange(commands, into, following=self._following, meanwhile=meanwhile)
 
         if self._retry is None:
             return exchange()

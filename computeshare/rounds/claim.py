@@ -16,7 +16,7 @@ from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs,
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.sampling import Round
 from computeshare.types import Blob, Message, Token
-from computeshare.wire import Wire
+from computeshare.wire import Wires
 
 BANNING_STRIKES = 5
 """A worker of which this many submissions were refused may not join the job any more."""
@@ -81,10 +81,10 @@ class Link:
 class Claim(RoundStore):
     """One job's rounds in the hands of one reducer; everything it does carries its fence."""
 
-    def __init__(self, redis: Redis, job_id: str, reducer_id: str, wire: Wire | None = None) -> None:
-        """`wire`: what updates, weights and states travel over; one thread alone may ask for those then."""
+    def __init__(self, redis: Redis, job_id: str, reducer_id: str, wires: Wires | None = None) -> None:
+        """`wires`: what updates, weights and states travel over; one thread alone may ask for those then."""
         super().__init__(redis, job_id)
-        self._channel = Channel(redis, wire)
+        self._channel = Channel(redis, wires)
         self.reducer_id = reducer_id
         self.fence = 0
         self._held = ""

@@ -16,7 +16,7 @@ from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import Channel, Messages, Scripts, pairs
 from computeshare.rounds.store import leave, numbers_in
 from computeshare.types import Blob, Message
-from computeshare.wire import Wire
+from computeshare.wire import Wires
 
 Update = tuple[int, Message, float]
 """A micro-batch, the message of its update, without the parts that were staged before; its loss."""
@@ -102,16 +102,16 @@ class Member:
         worker_id: str,
         session: str,
         terms: Terms = Terms(),
-        wire: Wire | None = None,
+        wires: Wires | None = None,
     ) -> None:
-        """`wire`: what leases, updates and weights travel over; one thread alone may ask for those then."""
+        """`wires`: what leases, updates and weights travel over; one thread alone may ask for those then."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
         self.session = session
         self._terms = terms
         self._scripts = Scripts(redis)
-        self._channel = Channel(redis, wire)
+        self._channel = Channel(redis, wires)
         self._last_id = "0-0"
 
     def join(self, seat: str, about: dict[str, Any]) -> str:
@@ -200,7 +200,7 @@ class Member:
     def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
         """Send a part of an update ahead of the submission `nonce`; `extend` is to keep it until then."""
         key = self._staged(nonce, micro_batch)
-        self._channel.exchange([["HSET", key, index, part], ["EXPIRE", key, STAGED_S]])
+        self._channel.exchange([["HSET", key, index, part], ["EXPIRE", key, STAGED_S]], large=True)
 
     def unstage(self, nonce: str, micro_batches: Iterable[int]) -> None:
         """Let go of what was sent ahead of the submission `nonce`, which is not to come."""
