@@ -5,6 +5,7 @@ statistics) and the counters (int64; BatchNorm's `num_batches_tracked`), each in
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,14 +135,12 @@ class Layout:
     def digest(self, weights: Weights) -> str:
         """sha256, in hex, over all tensors' little-endian bytes in `state_dict` order."""
         self.check(weights)
-        sha = hashlib.sha256()
-        for kind, start, stop in self._runs:
-            part = weights.vector(kind)[start:stop]
-            sha.update(part.astype(part.dtype.newbyteorder("<"), copy=False).data)
-        return sha.hexdigest()
+        digest = Digest(self, weights.buffers, weights.counters)
+        digest.add(weights.parameters)
+        return digest.hexdigest()
 
     @cached_property
-    def _runs(self) -> list[tuple[Kind, int, int]]:
+    def runs(self) -> list[tuple[Kind, int, int]]:
         """Neighbours of one kind joined, so that a digest takes few calls."""
         runs: list[tuple[Kind, int, int]] = []
         for t in self.tensors:
@@ -150,3 +149,40 @@ class Layout:
             else:
                 runs.append((t.kind, t.start, t.stop))
         return runs
+
+
+class Digest:
+    """The digest of weights whose parameters come piece by piece, while others are still being worked out.
+
+    Args:
+        buffers: (b,). counters: (c,).
+    """
+
+    def __init__(self, layout: Layout, buffers: Vector, counters: Counters) -> None:
+        self._left = deque(layout.runs)
+        self._others: dict[Kind, npt.NDArray[Any]] = {"buffer": buffers, "counter": counters}
+        self._sha = hashlib.sha256()
+        self._count, self._expected = 0, layout.parameters
+
+    def add(self, parameters: Vector) -> None:
+        """Take in the next parameters, in their order."""
+        begun, self._count = self._count, self._count + len(parameters)
+        while self._left:
+            kind, start, stop = self._left[0]
+            if kind != "parameter":
+                self._update(self._others[kind][start:stop])
+            else:
+                self._update(parameters[max(start - begun, 0) : stop - begun])
+                if stop > self._count:
+                    return
+            self._left.popleft()
+
+    def hexdigest(self) -> str:
+        """That of all of them. Raises ShapeError: some parameters are missing, or there were too many."""
+        self.add(np.zeros(0, np.float32))  # what follows the last parameter
+        if self._count != self._expected:
+            raise ShapeError(f"weights of {self._count} parameters do not fit a layout of {self._expected}")
+        return self._sha.hexdigest()
+
+    def _update(self, part: npt.NDArray[Any]) -> None:
+        self._sha.update(part.astype(part.dtype.newbyteorder("<"), copy=False).data)

@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from computeshare.deciding import Decider, Undecided
 from computeshare.errors import ArtifactError, Diverged, LostClaim
 from computeshare.failpoints import armed, failpoint
 from computeshare.gathering import Gatherer, Refused
-from computeshare.layout import Layout, Weights
+from computeshare.layout import Digest, Layout, Weights
 from computeshare.loglines import REMARK_EVERY_S, Seldom
 from computeshare.processes import return_freed_memory
 from computeshare.quorum import Progress, decide, needed, tolerated
@@ -237,14 +237,13 @@ class JobReducer:
         failpoint("after_gather")
         clock.lap("combine")
         self.current = None  # it is written over: if anything fails, start again from what Redis holds
-        master = self.steps.move(current.held, gradient)
+        full, digest = self._stepped(base, current.held, gradient, buffers)
         del gradient
-        if not np.isfinite(master).all():
-            raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
         clock.lap("step")
-        weights, held = self.steps.publish(master, buffers, current.held.weights, base.version + 1)
-        del current
-        left, sha256 = self._begin(weights, held.weights)
+        weights, held = self.steps.publish(full, current.held.weights, base.version + 1)
+        master = held.master
+        del current, full
+        left, sha256 = self._begin(weights, held.weights, digest)
         token = Token(base.token.incarnation, base.version + 1, sha256[:16])
         event = self._event(base, token, sha256, counted, samples)
         if any(staleness):
@@ -289,13 +288,34 @@ class JobReducer:
         finally:
             self.gatherer.settle()
 
-    def _begin(self, parts: Iterable[Blob], weights: Weights) -> tuple[Sequence[Blob], str]:
-        """Send the next version's weights on, if they are large, and work out their digest meanwhile; what is left to
-        send, and the digest.
+    def _stepped(
+        self, base: RoundState, held: "Held", gradient: Vector, buffers: Vector
+    ) -> tuple[Weights, "Future[str] | None"]:
+        """The next version's full-precision weights; and their digest, begun on while they were being worked out, if
+        they are large, and what workers get. Raises Diverged.
+        """
+        others = self.steps.others(buffers, held.weights)
+        digest = Digest(self.layout, *others) if self.steps.is_exact and len(self.layout.buckets) > 1 else None
+
+        def ready(parameters: Vector) -> None:
+            if not np.isfinite(parameters).all():
+                raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
+            if digest:
+                self._helper.submit(digest.add, parameters)
+
+        master = self.steps.move(held, gradient, ready)
+        return Weights(master, *others), self._helper.submit(digest.hexdigest) if digest else None
+
+    def _begin(
+        self, parts: Iterable[Blob], weights: Weights, digest: "Future[str] | None"
+    ) -> tuple[Sequence[Blob], str]:
+        """Send the next version's weights on, if they are large, while their digest is worked out.
+
+        Returns: what is left to send, and the digest.
         """
         if len(self.layout.buckets) == 1:
             return [*parts], self.layout.digest(weights)
-        digest = self._helper.submit(self.layout.digest, weights)
+        digest = digest or self._helper.submit(self.layout.digest, weights)
         return self.rounds.begin(parts), digest.result()
 
     def _link(self, token: Token, held: "Held", delta: Iterable[Blob]) -> Link | None:

@@ -4,6 +4,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from computeshare.layout import Layout, Weights
 from computeshare.methods import SyncStrategy
 from computeshare.spec import JobSpec
 from computeshare.strategies import combining, sync
-from computeshare.training.optimizers import ServerOptimizer
-from computeshare.types import Blob, Vector
+from computeshare.training.optimizers import Ready, ServerOptimizer
+from computeshare.types import Blob, Counters, Vector
 
 Buckets = Callable[[int], Iterable[Vector]]
 """Gives the bucket with this number of each update, one after the other; each holds until the next is asked for."""
@@ -71,46 +72,53 @@ class Steps:
         if isinstance(strategy, SyncStrategy) and strategy.max_norm is not None and len(buckets) > 1:
             squares = np.array([[sync.square(values) for values in read(index)] for index in range(len(buckets))])
             norms = [math.sqrt(sum(each)) for each in squares.T.tolist()]
-        combined = (
-            combining.combine(strategy, read(index), samples, self._spec.workers.min, staleness, norms)
-            for index in range(len(buckets))
-        )
+        combine = partial(combining.combine, strategy, samples=samples, workers=self._spec.workers.min)
         if len(buckets) == 1:
-            return next(combined)
-        for where, values in zip(buckets, combined, strict=True):
-            self._gradient[where] = values
+            return combine(read(0), staleness=staleness)
+        for index, where in enumerate(buckets):
+            out = self._gradient[where]
+            values = combine(read(index), staleness=staleness, norms=norms, out=out)
+            if values is not out:
+                out[...] = values
         return self._gradient
 
-    def move(self, held: Held, gradient: Vector) -> Vector:
+    def others(self, buffers: Vector, before: Weights) -> tuple[Vector, Counters]:
+        """The buffers and counters of the version after `before`, from the mean of a round's buffers (b,)."""
+        return buffers if self._layout.buffers else before.buffers, self._layout.counted(before.counters)
+
+    def move(self, held: Held, gradient: Vector, ready: Ready = lambda values: None) -> Vector:
         """The full-precision parameters after those of `held`, in whose place they are written where nothing else needs
-        those: `held` is good for `publish` alone then.
+        those: `held` is good for `publish` alone then. `ready` is as for `ServerOptimizer.step`.
         """
         shared = self.chained and np.may_share_memory(held.master, held.weights.parameters)
-        return self.optimizer.step(held.master, gradient, in_place=not shared)
+        return self.optimizer.step(held.master, gradient, not shared, ready)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether workers get the full-precision parameters as they are."""
+        return self._down.exact
 
     @property
     def chained(self) -> bool:
         """Whether versions are published as their difference from the one before."""
         return self._spec.codecs.down in DELTAS
 
-    def publish(self, master: Vector, buffers: Vector, before: Weights, version: int) -> tuple[Iterable[Blob], Held]:
+    def publish(self, full: Weights, before: Weights, version: int) -> tuple[Iterable[Blob], Held]:
         """A version's weights as they travel, to be read once, and what everyone holds who has read them.
 
         What a difference has lost is in the next one, which is that of the full-precision parameters from what
         everyone holds.
 
         Args:
-            buffers: the mean of the round's buffers (b,).
-            before: the weights of the version before; of its parameters nothing is read unless versions are published
-                as differences.
+            full: what `move` and `others` gave.
+            before: the weights of the version before; nothing is read of them unless versions are published as
+                differences.
         """
-        mean = buffers if self._layout.buffers else before.buffers
-        full = Weights(master, mean, self._layout.counted(before.counters))
         if not self.chained:
-            return self._whole(master, full)
+            return self._whole(full)
         seed = version * len(self._layout.buckets)
         parts = [*encode_weights(self._down, full, self._layout, seed, before.parameters)]
-        return parts, Held(master, add_delta(self._down, parts, self._layout, before))
+        return parts, Held(full.parameters, add_delta(self._down, parts, self._layout, before))
 
     def blob(self, master: Vector, weights: Weights) -> tuple[list[Blob], Held]:
         """A version's whole weights as they travel, and what everyone holds who has read them.
@@ -120,15 +128,15 @@ class Steps:
         """
         if self.chained:
             return [*encode_weights(WHOLE, weights, self._layout)], Held(master, weights)
-        parts, held = self._whole(master, Weights(master, weights.buffers, weights.counters))
+        parts, held = self._whole(Weights(master, weights.buffers, weights.counters))
         return [*parts], held
 
-    def _whole(self, master: Vector, full: Weights) -> tuple[Iterable[Blob], Held]:
-        """As `publish`, of full-precision weights."""
+    def _whole(self, full: Weights) -> tuple[Iterable[Blob], Held]:
+        """As `publish`, of weights that are not published as a difference."""
         if self._down.exact:
-            return encode_weights(self._down, full, self._layout), Held(master, full)
+            return encode_weights(self._down, full, self._layout), Held(full.parameters, full)
         parts = [*encode_weights(self._down, full, self._layout)]
-        return parts, Held(master, decode_weights(self._down, parts, self._layout))
+        return parts, Held(full.parameters, decode_weights(self._down, parts, self._layout))
 
     def step(
         self,
@@ -154,4 +162,4 @@ class Steps:
             return (update[self._layout.buckets[index]] for update in updates)
 
         master = self.optimizer.step(base.master, self.combine(read, samples, staleness))
-        return self.publish(master, buffers.value, base.weights, version)[1]
+        return self.publish(Weights(master, *self.others(buffers.value, base.weights)), base.weights, version)[1]

@@ -9,7 +9,11 @@ from computeshare.types import Vector
 
 
 def combine(
-    strategy: AsyncStrategy, updates: Iterable[Vector], samples: Sequence[int], staleness: Sequence[int]
+    strategy: AsyncStrategy,
+    updates: Iterable[Vector],
+    samples: Sequence[int],
+    staleness: Sequence[int],
+    out: Vector | None = None,
 ) -> Vector:
     """The gradient of a version: the sum of weight x samples x update, over the sum of samples.
 
@@ -22,9 +26,10 @@ def combine(
         updates: one mean gradient per micro-batch, shape (d,) float32, in micro-batch order; read once.
         samples: how many samples each stands for.
         staleness: how many versions each one's weights were behind.
+        out: where to add them up, if it is given.
     Returns: shape (d,), float32.
     """
-    total = Mean(sum(samples))
+    total = Mean(sum(samples), out)
     for update, count, late in zip(updates, samples, staleness, strict=True):
         total.add(update, count * weight(strategy.weighting, late))
     return total.value

@@ -14,6 +14,7 @@ def combine(
     workers: int = 1,
     staleness: Sequence[int] = (),
     norms: Sequence[float] | None = None,
+    out: Vector | None = None,
 ) -> Vector:
     """The gradient that the server's optimizer steps on, or a bucket of it from that bucket of the updates.
 
@@ -22,13 +23,13 @@ def combine(
         samples: how many samples each stands for.
         workers: the fewest that share a round, for `sync`.
         staleness: how many versions each one's weights were behind, for `async`; none: all are fresh.
-        norms: as for `sync.combine`.
+        norms, out: as for `sync.combine`.
     Returns: shape (d,), float32.
     """
     match strategy:
         case SyncStrategy():
-            return sync.combine(strategy, updates, samples, workers, norms)
+            return sync.combine(strategy, updates, samples, workers, norms, out)
         case AsyncStrategy():
-            return buffered.combine(strategy, updates, samples, staleness or [0] * len(samples))
+            return buffered.combine(strategy, updates, samples, staleness or [0] * len(samples), out)
         case LocalStrategy():
-            return local.combine(updates, samples)
+            return local.combine(updates, samples, out)

@@ -22,6 +22,7 @@ def combine(
     samples: Sequence[int],
     workers: int = 1,
     norms: Sequence[float] | None = None,
+    out: Vector | None = None,
 ) -> Vector:
     """The round's gradient, or a bucket of it from that bucket of the updates.
 
@@ -30,13 +31,14 @@ def combine(
         samples: how many samples each stands for.
         workers: the fewest that share a round, of which fewer than half may be bad.
         norms: of the whole updates, where these are buckets of them and the strategy has a `max_norm`.
+        out: where a mean is added up, if it is given.
     Returns: shape (d,), float32.
     """
     if strategy.max_norm is not None:
         updates = _clipped(updates, strategy.max_norm, norms)
     match strategy.combine:
         case "mean":
-            return mean(updates, samples)
+            return mean(updates, samples, out)
         case "median":
             return median(_stacked(updates, len(samples)))
         case "trimmed_mean":
@@ -46,9 +48,9 @@ def combine(
 class Mean:
     """A mean weighted by samples, added up in the order given; holds one vector, and works on it piece by piece."""
 
-    def __init__(self, total: int) -> None:
-        """`total`: samples of all the vectors to come."""
-        self._total = total
+    def __init__(self, total: int, out: Vector | None = None) -> None:
+        """`total`: samples of all the vectors to come; `out`: where to add them up."""
+        self._total, self._out = total, out
         self._sum: Vector | None = None
         self._scratch: Vector | None = None
 
@@ -56,7 +58,8 @@ class Mean:
         """Count `vector` as `samples` of the total; a fraction where some of them count less."""
         weight = np.float32(samples / self._total)
         if self._sum is None or self._scratch is None:
-            self._sum, self._scratch = vector * weight, np.empty(min(PIECE, len(vector)), np.float32)
+            self._sum = np.multiply(vector, weight, out=self._out)
+            self._scratch = np.empty(min(PIECE, len(vector)), np.float32)
             return
         for start in range(0, len(vector), PIECE):
             piece = vector[start : start + PIECE]
@@ -69,9 +72,9 @@ class Mean:
         return self._sum
 
 
-def mean(updates: Iterable[Vector], samples: Sequence[int]) -> Vector:
-    """The mean weighted by samples, added up in the order given."""
-    total = Mean(sum(samples))
+def mean(updates: Iterable[Vector], samples: Sequence[int], out: Vector | None = None) -> Vector:
+    """The mean weighted by samples, added up in the order given, in `out` if that is given."""
+    total = Mean(sum(samples), out)
     for update, count in zip(updates, samples, strict=True):
         total.add(update, count)
     return total.value

@@ -1,7 +1,7 @@
 """The server's optimizer: any of the catalog's, stepping on flat vectors, its state as bytes that hold no code."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,15 +22,17 @@ BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
 """Optimizers that treat every value alike, whichever tensor it is of."""
+Ready = Callable[[Vector], None]
+"""Takes the next parameters of a step as they are done, some at a time, in their order."""
 
 
 class ServerOptimizer:
     """A `torch.optim` optimizer over the tensors of a layout, on the CPU, with no module.
 
     During a step the parameters are views into one flat vector and their gradients into another; between steps it
-    holds its state alone. Where an optimizer's work is the same for every value, they are a single parameter: for
-    several small ones a step takes longer. The first one made in a process takes seconds: `torch.optim` imports
-    `torch._dynamo`.
+    holds its state alone. Where an optimizer's work is the same for every value, they are the layout's buckets, which
+    take their step one after the other: many small ones take longer, and a large one goes through memory several times.
+    The first one made in a process takes seconds: `torch.optim` imports `torch._dynamo`.
     """
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, lr_factor: float = 1.0) -> None:
@@ -39,24 +41,37 @@ class ServerOptimizer:
         self._name = spec.name
         self._shape = (layout.parameters,)
         self._places = [(t.start, t.stop, t.shape) for t in layout.tensors if t.kind == "parameter"]
+        self._turns = [slice(None)]  # which parameters take a step together
         if spec.name in BY_VALUE:
-            self._places = [(0, layout.parameters, self._shape)]
+            self._places = [(b.start, b.stop, (b.stop - b.start,)) for b in layout.buckets]
+            self._turns = [slice(i, i + 1) for i in range(len(self._places))]
         self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
         with self._bound(torch.empty(self._shape)):  # some make their state at once
             self._optimizer = build(spec, lr_factor, self._parameters)
 
-    def step(self, parameters: Vector, gradient: Vector, in_place: bool = False) -> Vector:
+    def step(
+        self, parameters: Vector, gradient: Vector, in_place: bool = False, ready: Ready = lambda values: None
+    ) -> Vector:
         """The next parameters (d,) from these and their gradient (d,). Raises ShapeError.
 
         Args:
             in_place: write them over these, unless those are read-only; else they are a new array.
+            ready: is given the next parameters piece by piece, in order, each once it is done.
         """
         if not parameters.shape == gradient.shape == self._shape:
             raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
         following = parameters if in_place and parameters.flags.writeable else parameters.copy()
         gradient = gradient if gradient.flags.writeable else gradient.copy()  # torch warns of anything else
-        with self._bound(torch.from_numpy(following), torch.from_numpy(gradient)):
-            self._optimizer.step()
+        gradients = torch.from_numpy(gradient)
+        with self._bound(torch.from_numpy(following)):
+            for turn in self._turns:
+                places = self._places[turn]
+                for parameter, (start, stop, shape) in zip(self._parameters[turn], places, strict=True):
+                    parameter.grad = gradients[start:stop].view(shape)
+                self._optimizer.step()
+                for parameter in self._parameters[turn]:
+                    parameter.grad = None  # the others' turns leave it alone
+                ready(following[places[0][0] : places[-1][1]] if places else following)
         return following
 
     def dump(self) -> list[Blob]:
@@ -69,11 +84,10 @@ class ServerOptimizer:
             load_state(self._name, self._optimizer, blob)
 
     @contextmanager
-    def _bound(self, values: Tensor, gradients: Tensor | None = None) -> Iterator[None]:
-        """Make the parameters views of these vectors for a while."""
+    def _bound(self, values: Tensor) -> Iterator[None]:
+        """Make the parameters views of this vector for a while."""
         for parameter, (start, stop, shape) in zip(self._parameters, self._places, strict=True):
             parameter.data = values[start:stop].view(shape)
-            parameter.grad = None if gradients is None else gradients[start:stop].view(shape)
         try:
             yield
         finally:

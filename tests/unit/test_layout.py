@@ -1,10 +1,12 @@
 """Layouts: a state dict in flat vectors and back."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
 from computeshare.errors import ShapeError
-from computeshare.layout import Layout, Weights
+from computeshare.layout import Digest, Layout, Weights
 
 LAYOUT = Layout.build(
     iter(
@@ -44,6 +46,30 @@ def test_every_value_matters_to_the_digest() -> None:
         changed = WEIGHTS.copy()
         changed.vector(kind)[index] += 1  # type: ignore[arg-type, index, operator]
         assert LAYOUT.digest(changed) != LAYOUT.digest(WEIGHTS)
+
+
+@pytest.mark.parametrize("cuts", [[], [6], [1, 5, 7], [0, 0, 10], [*range(10)]], ids=str)
+def test_a_digest_is_the_same_however_the_parameters_come(cuts: list[int]) -> None:
+    digest = Digest(LAYOUT, WEIGHTS.buffers, WEIGHTS.counters)
+    for start, stop in zip([0, *cuts], [*cuts, 10], strict=True):
+        digest.add(WEIGHTS.parameters[start:stop])
+    bytes_in_order = b"".join(view.tobytes() for view in LAYOUT.views(WEIGHTS).values())
+    assert digest.hexdigest() == hashlib.sha256(bytes_in_order).hexdigest() == LAYOUT.digest(WEIGHTS)
+
+
+def test_a_digest_of_what_stands_after_the_parameters_has_it_all() -> None:
+    layout = Layout.build(iter([("w", (2,), "parameter"), ("b", (2,), "buffer"), ("n", (), "counter")]))
+    weights = Weights(np.float32([1, 2]), np.float32([3, 4]), np.array([5], np.int64))
+    bytes_in_order = b"".join(view.tobytes() for view in layout.views(weights).values())
+    assert layout.digest(weights) == hashlib.sha256(bytes_in_order).hexdigest()
+
+
+@pytest.mark.parametrize("count", [0, 9, 11])
+def test_a_digest_of_too_few_or_too_many_parameters_is_refused(count: int) -> None:
+    digest = Digest(LAYOUT, WEIGHTS.buffers, WEIGHTS.counters)
+    digest.add(np.zeros(count, np.float32))
+    with pytest.raises(ShapeError, match=f"of {count} parameters do not fit a layout of 10"):
+        digest.hexdigest()
 
 
 def test_weights_of_another_layout_are_refused() -> None:

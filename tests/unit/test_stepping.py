@@ -32,7 +32,8 @@ def test_moving_gives_the_weights_that_stepping_gives(down: str) -> None:
     for version, update in enumerate(UPDATES, 1):
         expected = replay.step(version, expected, [(update, BUFFERS)], [8])
         master = reducer.move(held, reducer.combine(lambda _, one=update: [one], [8]))
-        parts, held = reducer.publish(master, BUFFERS, held.weights, version)
+        full = Weights(master, *reducer.others(BUFFERS, held.weights))
+        parts, held = reducer.publish(full, held.weights, version)
         assert [*parts]
         assert LAYOUT.digest(held.weights) == LAYOUT.digest(expected.weights)
         assert np.array_equal(held.master, expected.master)

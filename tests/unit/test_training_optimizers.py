@@ -114,6 +114,23 @@ def test_the_arguments_of_a_step_are_left_alone_and_its_result_is_new() -> None:
     np.testing.assert_allclose(following, start - 0.5 * gradient, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adafactor"])
+def test_a_large_step_tells_of_its_parameters_in_order_once_they_are_done(name: str) -> None:
+    layout = layout_of(nn.Linear(1024, 2100))  # three buckets
+    start, steps = np.ones(layout.parameters, np.float32), gradients(layout, 3)
+    optimizer, other = (ServerOptimizer(layout, OptimizerSpec(name=name)) for _ in range(2))
+    vector = start.copy()
+    for gradient in steps:
+        told: list[Vector] = []
+        vector = optimizer.step(
+            vector, gradient, in_place=True, ready=lambda values, told=told: told.append(values.copy())
+        )
+        start = other.step(start, gradient)
+        assert np.concatenate(told).tobytes() == vector.tobytes() == start.tobytes()
+        assert len(told) == (1 if name == "Adafactor" else len(layout.buckets))
+    assert dumped(optimizer) == dumped(other)
+
+
 @pytest.mark.parametrize("arguments", [{}, {"lr": 0.25}])
 def test_the_rate_is_scaled_whether_given_or_default(arguments: dict[str, Any]) -> None:
     module = model()
