@@ -8,13 +8,15 @@ from computeshare.errors import CodecError
 from computeshare.layout import Layout, Weights
 from computeshare.rounds import Grant, Member, Pulled
 from computeshare.spec import CodecName
-from computeshare.types import Blob
+from computeshare.types import Blob, Vector
 
 
 class Inbox:
     """The versions of one job as a worker gets them; of those that come as differences it keeps the last weights."""
 
-    def __init__(self, member: Member, codec: CodecName, layout: Layout) -> None:
+    def __init__(self, member: Member, codec: CodecName, layout: Layout, into: Vector | None = None) -> None:
+        """`into`: where parameters (d,) of versions that come whole are decoded; by default each gets a vector."""
+        self._into = into
         self._member, self._codec, self._layout = member, CODECS[codec], layout
         self._chained = codec in DELTAS
         self._room = weights_room(layout)
@@ -44,7 +46,7 @@ class Inbox:
 
     def _whole(self, message: Sequence[Blob]) -> Weights:
         self.bytes += sum(map(len, message))
-        return decode_weights(self._codec, message, self._layout)
+        return decode_weights(self._codec, message, self._layout, self._into)
 
     def _followed(self, token: str, pulled: Pulled) -> Weights:
         """The weights of a version, from what leads to it, kept for the next differences."""

@@ -176,10 +176,10 @@ class SeatSession:
             self.spec = JobSpec.model_validate_json(raw)
         codecs = self.spec.codecs
         self.plan = self.spec.plan
-        self.inbox = Inbox(self.member, codecs.down, self.layout)
         self.feedback = feedback_of(CODECS[codecs.up], self.layout)
         self.outbox = Outbox(self.member, UpdateEncoder(CODECS[codecs.up], self.layout, self.feedback, self.compress))
         self.replica = self.make_replica(self.spec)
+        self.inbox = Inbox(self.member, codecs.down, self.layout, self.replica.room)
         return None
 
     def _join(self) -> str | None:

@@ -137,10 +137,12 @@ def encode_weights(
     yield frame.pack(weights.counters.astype("<i8", copy=False))
 
 
-def decode_weights(codec: Codec, message: Message, layout: Layout) -> Weights:
-    """The weights in a message, bit for bit as every other receiver gets them. Raises CodecError."""
+def decode_weights(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> Weights:
+    """The weights in a message, bit for bit as every other receiver gets them; their parameters (d,) in `out` if that
+    is given. Raises CodecError: `out` may hold a part of them then.
+    """
     parts = _whole(message, weights_parts(layout))
-    return Weights(_decoded(codec, parts, layout, None), *_rest(parts, layout))
+    return Weights(_decoded(codec, parts, layout, out), *_rest(parts, layout))
 
 
 def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -> Weights:

@@ -63,10 +63,16 @@ class LocalReplica:
         """Whether the inner state goes on from unit to unit."""
         return self._keep
 
+    @property
+    def room(self) -> Vector:
+        """As `Replica.room`."""
+        return self._base
+
     def load(self, weights: Weights) -> None:
         """Start the following units from `weights`, which are copied. Raises ShapeError."""
         self._replica.load(weights)
-        np.copyto(self._base, weights.parameters)
+        if weights.parameters is not self._base:
+            np.copyto(self._base, weights.parameters)
 
     def compute(
         self,

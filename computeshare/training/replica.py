@@ -66,6 +66,13 @@ class Replica:
                 convolution.register_forward_pre_hook(_row_by_row)
         self._buckets = _Buckets(layout, parameters, self._gradient)
 
+    @property
+    def room(self) -> Vector | None:
+        """Where the parameters (d,) of weights may be put before these are loaded, which saves a copy; None if they do
+        not lie in one vector.
+        """
+        return self.parameters.view() if self.parameters.are_views else None
+
     def load(self, weights: Weights) -> None:
         """Start the following micro-batches from `weights`, which are copied. Raises ShapeError."""
         self._layout.check(weights)
@@ -168,8 +175,9 @@ class FlatTensors:
                 tensor.data = part.view(tensor.shape)
 
     def fill(self, vector: npt.NDArray[Any]) -> None:
-        """Set all tensors from a vector, which is copied."""
-        np.copyto(self._vector, vector)
+        """Set all tensors from a vector, which is copied, unless it is their own."""
+        if vector is not self._vector:
+            np.copyto(self._vector, vector)
         if self._apart:
             parts = torch.split(self._host.to(self._device), self._sizes)
             torch._foreach_copy_(self._apart, [p.view_as(t) for p, t in zip(parts, self._apart, strict=True)])

@@ -208,6 +208,9 @@ def test_weights_carry_buffers_and_counters_exactly_and_their_digest_follows_the
     )
     got = decode_weights(CODECS["float32"], [*encode_weights(CODECS["float32"], weights, LAYOUT)], LAYOUT)
     assert LAYOUT.digest(got) == LAYOUT.digest(weights)
+    room = np.zeros(LAYOUT.parameters, np.float32)
+    there = decode_weights(CODECS["float32"], [*encode_weights(CODECS["float32"], weights, LAYOUT)], LAYOUT, room)
+    assert there.parameters is room and LAYOUT.digest(there) == LAYOUT.digest(weights)
     w, b = weights.parameters[:12], weights.parameters[12:]
     in_order = w.tobytes() + weights.buffers.tobytes() + weights.counters.tobytes() + b.tobytes()
     assert LAYOUT.digest(weights) == hashlib.sha256(in_order).hexdigest()

@@ -135,6 +135,14 @@ def test_what_others_draw_from_the_generator_changes_nothing() -> None:
     assert bits(run(r, 1)) == expected
 
 
+def test_weights_that_were_put_into_its_room_are_loaded_like_others() -> None:
+    apart, inside, given = replica(), replica(), weights(1)
+    apart.load(given)
+    inside.room[:] = given.parameters
+    inside.load(Weights(inside.room, given.buffers, given.counters))
+    assert bits(run(inside, 3)) == bits(run(apart, 3)) != bits(run(replica(), 3))
+
+
 def test_loaded_weights_are_copied_and_an_update_is_not_overwritten() -> None:
     r, loaded = replica(), weights(seed=9)
     r.load(loaded)

@@ -56,6 +56,15 @@ def test_a_micro_batch_yields_the_same_bits_every_time() -> None:
     assert bits(r.compute(3)) == bits(r.compute(3))
 
 
+def test_weights_that_were_put_into_its_room_are_loaded_like_others() -> None:
+    apart, inside, given = replica(1), replica(1), weights(2)
+    apart.load(given)
+    assert inside.room is not None
+    inside.room[:] = given.parameters
+    inside.load(Weights(inside.room, given.buffers, given.counters))
+    assert bits(inside.compute(3)) == bits(apart.compute(3)) != bits(replica(1).compute(3))
+
+
 def test_the_order_of_micro_batches_changes_nothing() -> None:
     numbers = [0, 4, 6, 7, 13]
     first, second = replica(), replica()
