@@ -4,6 +4,8 @@ import { ago, until } from "./format.js";
 
 const skew = Number(document.documentElement.dataset.now) - Date.now();
 const printed = new Map();
+let isPressed = false;
+let held = null; // what came while the reader pressed something, which would not be clicked if it were replaced
 
 // The server's time, in milliseconds.
 export const now = () => Date.now() + skew;
@@ -49,6 +51,10 @@ export function tellTrouble(text) {
 
 // The server has escaped every name in this document, and scripts in it do not run.
 export function replaceParts(html) {
+  if (isPressed) {
+    held = html;
+    return;
+  }
   const fresh = new DOMParser().parseFromString(html, "text/html");
   for (const part of fresh.querySelectorAll("[data-part]")) {
     const place = document.getElementById(part.id);
@@ -58,6 +64,17 @@ export function replaceParts(html) {
     replacePart(place, part);
   }
   tellTime();
+}
+
+function letGo() {
+  isPressed = false;
+  if (held !== null) replaceParts(held);
+  held = null;
+}
+
+addEventListener("pointerdown", () => { isPressed = true; }, true);
+for (const sign of ["pointerup", "pointercancel", "pointermove", "blur"]) { // a menu may swallow the first two
+  addEventListener(sign, ({ buttons }) => { if (isPressed && !buttons) setTimeout(letGo); }, true); // after the click
 }
 
 // Returns a function that asks for fresh parts. However often it is called, it fetches every `pause_ms` at most, and

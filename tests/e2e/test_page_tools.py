@@ -125,6 +125,22 @@ def test_a_ban_is_lifted_on_the_page(site: Site, opened: Any) -> None:
     assert not site.redis.exists(keys.banned(), keys.strikes())
 
 
+def test_what_is_pressed_is_not_replaced_before_it_is_let_go(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    feed.tell("banned", worker="w2laptop", session="w2laptop-1", strikes=5, reason="checksum differs")
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_role("button", name="Lift the ban").hover()
+    page.mouse.down()
+    for worker in ("w3mini", "w4mini"):  # once the second is asked for, the first has been dealt with
+        with page.expect_response(f"**/jobs/{feed.job_id}/parts*"):
+            feed.joined(worker, "mac-mini", "CPU, 4 cores")
+    expect(page.locator("#workers")).not_to_contain_text("mac-mini")
+    page.mouse.up()
+    expect(page.locator("#workers")).to_contain_text("mac-mini")
+    expect(page.locator("#workers")).not_to_contain_text("Banned")
+
+
 @in_every_window
 def test_a_copied_command_is_what_was_shown(site: Site, opened: Any) -> None:
     feed = under_way(site, 20, name='it\'s "quoted" $HOME')
