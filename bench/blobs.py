@@ -15,7 +15,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from bench.report import Part, Table, markdown
+from bench.report import Cell, Part, Table, markdown
 from computeshare.broker import connect
 from computeshare.codecs.messages import PART_BYTES
 from computeshare.embedded import EmbeddedBroker
@@ -56,7 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker.start(Path(folder) / "broker.log")
         try:
-            rows = [
+            rows: list[list[Cell]] = [
                 [way, name, *measure(connect(url), size)]
                 for way, url in (("unix socket", broker.url), ("loopback", broker.tcp_url))
                 for name, size in SIZES.items()
@@ -65,7 +65,7 @@ def main() -> None:
             broker.stop()
     hiredis = "with" if find_spec("hiredis") else "without"
     columns = ["over", "size", "out, GB/s", "in, GB/s", "redis-py out, GB/s", "redis-py in, GB/s"]
-    part = Part([Table("Messages", columns, [[*row] for row in rows], f"redis-py {hiredis} hiredis.")])
+    part = Part([Table("Messages", columns, rows, f"redis-py {hiredis} hiredis.")])
     print(markdown(part))
     if options.json:
         part.save(options.json)

@@ -62,8 +62,8 @@ def _trained(model: str, shape: models.Shape, steps: int, data_dir: Path) -> Vec
         optimizer.step()  # at first there is no gradient, and nothing changes
         images, labels = split.batch(rng.integers(0, len(split), 32))
         optimizer.zero_grad()
-        functional.cross_entropy(module(images), labels).backward()
-    return np.concatenate([p.grad.numpy().ravel() for p in module.parameters()])
+        functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+    return np.concatenate([p.grad.numpy().ravel() for p in module.parameters() if p.grad is not None])
 
 
 def measure(codec: Codec, values: Vector, times: int) -> Row:
@@ -81,9 +81,9 @@ def measure(codec: Codec, values: Vector, times: int) -> Row:
         for blob, target in zip(blobs, into, strict=True):
             codec.decode(blob, target.size, target)
 
-    speeds = [values.nbytes / 1e6 / median_s(work, times) for work in (encode, decode)]
+    encoding, decoding = (values.nbytes / 1e6 / median_s(work, times) for work in (encode, decode))
     lost = np.linalg.norm(out.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64))
-    return Row(values.nbytes / sum(map(len, blobs)), *speeds, float(lost))
+    return Row(values.nbytes / sum(map(len, blobs)), encoding, decoding, float(lost))
 
 
 def memcpy_mb_s(values: Vector, times: int) -> float:

@@ -43,7 +43,7 @@ def carry(pairs: list[tuple[int, int]], delay_s: float, end: int) -> None:
 
 def _frames(tap: int) -> list[bytes]:
     """What waits in a device."""
-    found = []
+    found: list[bytes] = []
     with contextlib.suppress(OSError):  # nothing more, or the device is down
         while len(found) < 64:
             found.append(os.read(tap, _FRAME))

@@ -43,7 +43,7 @@ from computeshare.layout import Layout
 from computeshare.queue.roster import ALIVE_MS
 from computeshare.rounds import RoundStore
 from computeshare.sampling import Plan
-from computeshare.spec import JobSpec
+from computeshare.spec import CodecSpec, JobSpec
 from computeshare.types import Token
 
 FAULT_S = 0.2
@@ -163,7 +163,7 @@ def main() -> None:
         micro_batch=1,
         micro_batches_per_round=options.workers,
         rounds=10_000_000,
-        codec={"up": "float32", "down": "float32"},
+        codec=CodecSpec(up="float32", down="float32"),
         checkpoint_every=0,
         evaluate_every=0,
     )

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from computeshare.errors import Fenced, JobGone
-from computeshare.outgoing import Blob, Command, frame
+from computeshare.outgoing import Command, frame
 from computeshare.rounds import Grant, Member
 from computeshare.wire import Wire, Wires
 
@@ -27,16 +27,10 @@ class FragileWire(Wire):
     mishap = ""
     """`cut`: in the middle of what is sent; `lost reply`: before anything of the reply was read."""
 
-    def exchange(
-        self,
-        commands: Sequence[Command],
-        into: Sequence[Blob | None] | None = None,
-        raise_errors: bool = True,
-        following: Sequence[Command] = (),
-    ) -> list[Any]:
+    def exchange(self, commands: Sequence[Command], *arguments: Any, **options: Any) -> list[Any]:
         kind, self.mishap = self.mishap, ""
         if not kind:
-            return super().exchange(commands, into, raise_errors, following)
+            return super().exchange(commands, *arguments, **options)
         data = b"".join(piece for command in commands for piece in frame(command))
         self._ready()
         link = self._link

@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,14 @@ def main() -> None:
         }
         for row in app.state.services.history.checkpoints(job_id).items:
             raise SystemExit(f"a checkpoint without its file was offered: {row.version}")
+
+        def ask(path: str) -> None:
+            client.get(path).raise_for_status()
+
         paths = {"ledger": f"/v1/jobs/{job_id}/ledger", "parts": f"/jobs/{job_id}/parts"}
         paths |= {"parts with table": f"/jobs/{job_id}/parts?table=true", "page": f"/jobs/{job_id}"}
         for name, path in paths.items():
-            result[f"{name} ms"] = median_ms(lambda path=path: client.get(path).raise_for_status())
+            result[f"{name} ms"] = median_ms(partial(ask, path))
         print(json.dumps(result))
         database.close()
 

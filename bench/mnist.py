@@ -25,17 +25,19 @@ def main() -> None:
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--codec", default="float16")
     options = parser.parse_args()
-    spec = JobSpec(
-        name="bench: mnist",
-        queue="bench",
-        dataset="mnist",
-        model=options.model,
-        micro_batch=32,
-        micro_batches_per_round=4,
-        epochs=options.epochs,
-        optimizer={"name": "SGD", "lr": 0.02, "momentum": 0.9},
-        codec={"up": options.codec},
-        threads=1,
+    spec = JobSpec.model_validate(
+        {
+            "name": "bench: mnist",
+            "queue": "bench",
+            "dataset": "mnist",
+            "model": options.model,
+            "micro_batch": 32,
+            "micro_batches_per_round": 4,
+            "epochs": options.epochs,
+            "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
+            "codec": {"up": options.codec},
+            "threads": 1,
+        }
     )
     with tempfile.TemporaryDirectory() as home:
         up = UpOptions(port=free_port(), workers=options.workers, queue="bench", home=Path(home))
@@ -47,6 +49,7 @@ def main() -> None:
             for _ in client.follow(job):
                 pass
             job = client.show(job["id"])
+            assert job["accuracy"] is not None  # it is scored at its end
             seconds = time.monotonic() - started
     alone = plain.train(spec, Settings().data_dir)
     print(

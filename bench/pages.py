@@ -25,7 +25,7 @@ import httpx2
 from redis import Redis
 
 from bench.longjob import JOB, ROUND_MS, SPEC, database_in, fill, token, worker
-from bench.report import Part, Table, markdown
+from bench.report import Cell, Part, Table, markdown
 from bench.results import ROOT, percentile
 from computeshare.broker import connect
 from computeshare.embedded import EmbeddedBroker, free_port
@@ -218,7 +218,7 @@ def main() -> None:
         feed = Feed(redis, options.versions, options.workers)
         feed.start()
         found = asyncio.run(lags(url, headers, feed, options.streams, options.seconds))
-        shares = [[f"{share:.0%}", percentile(found, share)] for share in (0.5, 0.95, 0.99, 1.0)]
+        shares: list[list[Cell]] = [[f"{share:.0%}", percentile(found, share)] for share in (0.5, 0.95, 0.99, 1.0)]
         note = f"{options.streams} streams, {len(found):,} arrivals."
         tables.append(Table("Seconds from a version to its arrival at a stream", ["share", "s at most"], shares, note))
         rows, heap = in_browser(url, key, options.minutes, options.chromium)

@@ -33,7 +33,7 @@ def train(spec: JobSpec, data_dir: Path) -> Plain:
         numbers = range(following.first, following.first + following.count)
         images, labels = split.batch(np.concatenate([spec.plan.indices(m) for m in numbers]))
         optimizer.zero_grad()
-        functional.cross_entropy(module(images), labels).backward()
+        functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     weights = models.weights_of(module, layout)
     test = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
