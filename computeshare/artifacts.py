@@ -29,7 +29,7 @@ from computeshare import tensorfile
 from computeshare.errors import ArtifactError
 from computeshare.failpoints import failpoint
 from computeshare.ledger import Entry
-from computeshare.types import Blob, Token
+from computeshare.types import JOB_ID, Blob, Token
 
 UNFINISHED_S = 3600
 """A checkpoint still being written after this long is not being written any more."""
@@ -78,6 +78,9 @@ class Artifacts:
     """The checkpoints of one job."""
 
     def __init__(self, root: Path, job_id: str) -> None:
+        """Raises ValueError: `job_id` is no id, so that it cannot lead out of `root`."""
+        if not JOB_ID.fullmatch(job_id):
+            raise ValueError(f"not a job's id: {job_id[:100]!r}")
         self.folder = root / job_id
 
     def path(self, token: Token, name: str = "") -> Path:

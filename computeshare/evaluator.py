@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare import handshake, keys
+from computeshare import handshake
 from computeshare.artifacts import Artifacts
 from computeshare.broker import connect
 from computeshare.commands.run import run_command
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog
 from computeshare.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
-from computeshare.rounds import RoundStore
+from computeshare.rounds import RoundStore, published_jobs
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Token
@@ -56,8 +56,7 @@ class Evaluator:
     def _turn(self) -> bool:
         """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
         handshake.check(self.redis, "evaluator")
-        members: Any = self.redis.smembers(keys.JOBS)
-        for job_id in sorted(bytes(member).decode() for member in members):
+        for job_id in published_jobs(self.redis):
             artifacts, spec = Artifacts(self.root, job_id), self._spec(job_id)
             if spec is None:
                 continue  # deleted meanwhile, or not readable

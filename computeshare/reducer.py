@@ -19,7 +19,7 @@ import typer
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare import handshake, keys
+from computeshare import handshake
 from computeshare.artifacts import Artifacts
 from computeshare.broker import by_loopback, connect
 from computeshare.commands.run import run_command
@@ -36,7 +36,7 @@ from computeshare.processes import (
     stop_event,
 )
 from computeshare.reduction import JobReducer
-from computeshare.rounds import Claim
+from computeshare.rounds import Claim, published_jobs
 from computeshare.settings import Settings
 from computeshare.spec import OptimizerSpec
 from computeshare.wire import Wires
@@ -123,8 +123,7 @@ class Reducer:
 
     def _claim_jobs(self) -> None:
         handshake.check(self.redis, "reducer")
-        members: Any = self.redis.smembers(keys.JOBS)
-        for job_id in sorted(bytes(member).decode() for member in members):
+        for job_id in published_jobs(self.redis):
             if job_id in self.jobs:
                 continue
             self.wires = self.wires or Wires.to(self.redis, by_loopback(self.redis))

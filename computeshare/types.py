@@ -1,5 +1,6 @@
 """Vectors and the values that pass between processes."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -18,6 +19,9 @@ JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cance
 Kind = dict[str, str | int]
 """What a machine's bits depend on, by name: device, processor, torch's version and so on."""
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
+JOB_ID = re.compile(r"[a-z0-9]{3,32}")
+"""A job's id: it becomes part of keys, of seats' ids and of the names of folders."""
+_TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9a-f]{16})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,11 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a token back. Raises ValueError if `text` is none."""
-        incarnation, version, digest16 = text.split(".")
-        if len(digest16) != 16:
-            raise ValueError(f"not a version token: {text!r}")
+        """Read a token back. Raises ValueError if `text` is none: a token names a checkpoint's folder, too."""
+        match = _TOKEN.fullmatch(text)
+        if not match:
+            raise ValueError(f"not a version token: {text[:100]!r}")
+        incarnation, version, digest16 = match.groups()
         return cls(int(incarnation), int(version), digest16)
 
 

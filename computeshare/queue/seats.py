@@ -15,6 +15,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from computeshare.keys import JobKeys
+from computeshare.types import JOB_ID
 
 FUNCTION = "computeshare.seat.serve"
 """The only function a seat's RQ job may name, on both sides."""
@@ -38,7 +39,7 @@ _FIELDS = frozenset(
     ]
 )
 _LARGEST = 4096
-_SEAT = re.compile(r"([a-z0-9]{8,32})-([a-z0-9]{4,32})-(\d{1,4})-(\d{1,9})")
+_SEAT = re.compile(rf"([a-z0-9]{{8,32}})-({JOB_ID.pattern})-([0-9]{{1,4}})-([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from computeshare.rounds.claim import Claim, Fault, Link, Received, Suspicion
 from computeshare.rounds.member import Grant, Member, Pulled, Receipt, Terms, Update, Waiting
-from computeshare.rounds.store import RoundState, RoundStore
+from computeshare.rounds.store import RoundState, RoundStore, published_jobs
 
 __all__ = [
     "Claim",
@@ -19,4 +19,5 @@ __all__ = [
     "Terms",
     "Update",
     "Waiting",
+    "published_jobs",
 ]

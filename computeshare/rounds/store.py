@@ -5,11 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import structlog
 from redis import Redis
 
 from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.channel import Scripts
-from computeshare.types import Token
+from computeshare.types import JOB_ID, Token
+
+log = structlog.get_logger()
 
 LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
 """Lines of a job's log that wait for the control plane, and the bytes they take, about; the oldest give way."""
@@ -71,6 +74,20 @@ class RoundState:
             deadline_ms=float(deadline or 0),
             sizes=numbers_in(sizes),
         )
+
+
+def published_jobs(redis: Redis) -> list[str]:
+    """The ids of the jobs that reducers and evaluators look after, sorted.
+
+    Whoever can write to the broker can write anything there: what is no job's id is removed and logged, because an id
+    becomes part of keys and of a folder's name.
+    """
+    members: Any = redis.smembers(JOBS)
+    named = {bytes(member): bytes(member).decode(errors="replace") for member in members}
+    if wrong := [member for member, text in named.items() if not JOB_ID.fullmatch(text)]:
+        redis.srem(JOBS, *wrong)
+        log.warning("removed entries that are not job ids", key=JOBS, entries=[repr(one[:100]) for one in wrong[:10]])
+    return sorted(text for member, text in named.items() if member not in wrong)
 
 
 class RoundStore:

@@ -1,0 +1,61 @@
+"""A job's id becomes part of keys and of a folder's name: what is no id gets no further than the door."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from test_evaluator import save
+
+from computeshare import keys
+from computeshare.artifacts import Artifacts
+from computeshare.evaluator import Evaluator
+from computeshare.keys import JobKeys
+from computeshare.reducer import Reducer
+from computeshare.rounds import RoundStore, published_jobs
+from computeshare.spec import JobSpec
+
+SPEC = JobSpec(dataset="digits", model="mlp", rounds=2)
+
+
+def hostile(folder: Path) -> list[str]:
+    """Names of jobs that would lead out of the folder of checkpoints."""
+    return ["../../x", str(folder / "absolute"), "..", "", "a/b", "UPPER", "x" * 33, "new\nline", "\x00zero"]
+
+
+def test_reducer_makes_no_folder_outside_its_home_for_what_is_no_job_id(
+    redis: Redis, job_id: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "home" / "artifacts"
+    names = hostile(tmp_path)
+    for name in names:
+        redis.set(JobKeys(name).spec(), SPEC.model_dump_json())
+        redis.sadd(keys.JOBS, name)
+    RoundStore(redis, job_id).publish(SPEC.model_dump_json())
+    reducer = Reducer(redis, home, threading.Event())
+    reducer._claim_jobs()
+    assert job_id in reducer.jobs and not set(names) & set(reducer.jobs)
+    assert {path.name for path in home.iterdir()} == set(reducer.jobs)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert not set(names) & set(published_jobs(redis))
+    reducer._release(job_id)
+    RoundStore(redis, job_id).purge()
+    for name in names:
+        redis.delete(JobKeys(name).spec())
+
+
+def test_evaluator_passes_over_what_is_no_job_id(redis: Redis, job_id: str, tmp_path: Path) -> None:
+    root = tmp_path / "home" / "artifacts"
+    for name in hostile(tmp_path):
+        redis.sadd(keys.JOBS, name)
+    RoundStore(redis, job_id).publish(SPEC.model_dump_json())
+    token = save(Artifacts(root, job_id), SPEC, 2)
+    assert Evaluator(redis, root, tmp_path / "data", threading.Event())._turn()
+    assert Artifacts(root, job_id).score(token) is not None
+    RoundStore(redis, job_id).purge()
+
+
+@pytest.mark.parametrize("name", hostile(Path("/tmp")))
+def test_checkpoints_have_no_folder_for_what_is_no_job_id(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a job's id"):
+        Artifacts(tmp_path, name)
