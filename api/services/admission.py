@@ -1,6 +1,5 @@
 """Whether the broker's memory has room for a job. Pure, but for reading how much there is."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,22 +27,27 @@ class Memory:
         return cls(int(info["used_memory"]), int(info.get("maxmemory") or 0))
 
 
-def no_room(needed_bytes: int, promised_bytes: Sequence[int], memory: Memory) -> str | None:
+def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | None:
     """Why a job cannot start yet, in words that say what would help; None if it can.
 
     Args:
-        promised_bytes: the most that each job which was let in may need; it may use less now.
+        promised_bytes: the most that all jobs which were let in may need; they may use less now.
     """
     if not memory.limit_bytes:
         return None
-    taken = max(memory.used_bytes, BASE_BYTES + sum(promised_bytes))
+    taken = max(memory.used_bytes, BASE_BYTES + promised_bytes)
     free = max(0, memory.limit_bytes - taken)
     if needed_bytes <= free:
         return None
     needs = f"Needs up to {size(needed_bytes)} of the broker's memory"
-    if needed_bytes > memory.limit_bytes - BASE_BYTES:
+    if not may_fit(needed_bytes, memory):
         return f"{needs}, whose limit is {size(memory.limit_bytes)}: raise its maxmemory, or make a smaller job"
     return f"{needs}, {size(free)} of {size(memory.limit_bytes)} are free: wait for other jobs, or raise its maxmemory"
+
+
+def may_fit(needed_bytes: int, memory: Memory) -> bool:
+    """Whether a job would fit if it were the only one."""
+    return not memory.limit_bytes or needed_bytes <= memory.limit_bytes - BASE_BYTES
 
 
 def exhausted(memory: Memory) -> str | None:

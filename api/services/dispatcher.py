@@ -15,25 +15,23 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, select, update
 
 from api.database import Database, now_ms
-from api.services.admission import Memory, exhausted, no_room
-from api.services.exclusion import excluded
+from api.services.exclusion import Excluded, excluded
 from api.services.jobs import Jobs
 from api.services.machines import DISMISSED, Roll
 from api.services.outbox import SEAT, Courier
 from api.services.placing import place
+from api.services.publication import Published, Publisher, look_up
 from api.services.reasons import Situation, reason
 from api.services.reconciling import reconcile
-from api.services.seating import Action, Available, Held, Past, decide_seats, fair_shares
-from api.services.shortage import shortage
+from api.services.seating import Action, Available, Demand, Held, Past, Share, decide_seats, fair_shares
+from api.services.shortage import shortages
 from api.services.storing import JOB, WORKER
 from api.services.thinning import thin
-from api.services.wants import Published, Stored, demands_of, is_finished
+from api.services.wants import Stored, demands_of, is_finished
 from api.tables import ACTIVE
-from computeshare import handshake, keys
-from computeshare.keys import JobKeys
+from computeshare import handshake
 from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
 from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
 from computeshare.types import ENDED
 
 CALM_MS = 12_000
@@ -53,9 +51,11 @@ class Dispatcher:
         self._artifacts_dir = artifacts_dir
         self._jobs = Jobs(database, artifacts_dir)
         self._courier = Courier(database, artifacts_dir)
+        self._publisher = Publisher(self._courier)
         self._roll = Roll(database)
         self._idle_since: dict[str, int] = {}
         self._short_since: dict[str, int] = {}
+        self._known_since: dict[str, int] = {}
         self._calm_until = self._last = self._reconciled = self._tidied = 0
 
     def step(self, redis: Redis) -> None:
@@ -69,62 +69,26 @@ class Dispatcher:
         refused = self._courier.deliver(redis)
         self._jobs.resume_due(now)
         stored = Stored.read(self._database.engine, now)
-        self._align(redis, stored)
-        published = self._publish(redis, stored.jobs, refused)
+        published = self._publisher.look(redis, stored.jobs)
+        self._align(redis, stored, published)
         workers = list_workers(redis)
         if now > self._calm_until:
             self._bury(redis, stored, {w.id for w in workers}, now)
         off = self._roll.call(workers, now, calm=now <= self._calm_until)
-        actions, situations = self._decide(redis, stored, published, workers, off, now)
+        actions, situations = self._decide(redis, stored, published, workers, off, now, refused)
         if self._write(actions, stored, situations, refused, now):
             self._courier.deliver(redis)
         self._order(redis, {w.id for w in workers}, off)
-        self._look_after(redis, stored, now)
+        self._look_after(redis, stored, published, now)
 
-    def _align(self, redis: Redis, stored: Stored) -> None:
+    def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
         """Pause the rounds of paused jobs, and of no other: a reducer may have opened them after the pause."""
-        wrong = {job.id: b"paused" for job in stored.jobs} | dict.fromkeys(stored.paused, b"running")
-        pipeline = redis.pipeline(transaction=False)
+        wrong = [job_id for job_id, its in jobs.items() if its.status == "paused"]
+        paused = look_up(redis, stored.paused)
+        wrong += [job_id for job_id, its in paused.items() if its.status == "running"]
         for job_id in wrong:
-            pipeline.hget(JobKeys(job_id).round(), "status")
-        for job_id, status in zip(wrong, pipeline.execute(), strict=True):
-            if status == wrong[job_id]:
-                with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
-                    self._courier.align(redis, job_id)
-
-    def _publish(self, redis: Redis, jobs: Sequence[Any], refused: dict[str, str]) -> dict[str, Published]:
-        """What the broker says of the jobs; those it does not know are published, the oldest first, if it has room."""
-        published = self._published(redis, [job.id for job in jobs])
-        memory = Memory.of(redis)
-        promised = [_needed(job) for job in jobs if published[job.id].known] if memory.limit_bytes else []
-        for job in jobs:
-            if published[job.id].known:
-                published[job.id] = replace(published[job.id], no_room=exhausted(memory))
-            elif why := no_room(_needed(job), promised, memory):
-                published[job.id] = replace(published[job.id], no_room=why)
-            else:
-                try:
-                    self._courier.publish(redis, job.id)
-                    promised.append(_needed(job))
-                    published[job.id] = replace(published[job.id], known=True)
-                except ResponseError as error:  # out of memory, for one
-                    refused[job.id] = str(error)
-        return published
-
-    @staticmethod
-    def _published(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
-        pipeline = redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            names = JobKeys(job_id)
-            pipeline.sismember(keys.JOBS, job_id)
-            pipeline.exists(names.spec())
-            pipeline.hget(names.round(), "status")
-            pipeline.exists(names.reducer())
-        answers = iter(pipeline.execute())
-        published = {}
-        for job_id, member, spec, status, reducer in zip(job_ids, answers, answers, answers, answers, strict=True):
-            published[job_id] = Published(bool(member and spec), status.decode() if status else None, bool(reducer))
-        return published
+            with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+                self._courier.align(redis, job_id)
 
     def _bury(self, redis: Redis, stored: Stored, alive: set[str], now: int) -> None:
         """Take workers that are not heard of any more out of their jobs, so that others get what they had leased."""
@@ -146,6 +110,7 @@ class Dispatcher:
         registered: list[WorkerInfo],
         off: Mapping[str, str],
         now: int,
+        refused: dict[str, str],
     ) -> tuple[list[Action], dict[str, Situation]]:
         workers = [Available(w.id, w.queues, w.seat, w.resting, off.get(w.id, "")) for w in registered if not w.refusal]
         held = self._held(redis, stored, {w.id: w for w in workers}, now)
@@ -154,28 +119,57 @@ class Dispatcher:
             workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
         demands = demands_of(stored, published, now)
         past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
-        present = {row.job_id for row in stored.present}
         with self._database.engine.connect() as connection:
             out = excluded(connection, {w.id: w.name or w.id for w in registered}, now)
         share = fair_shares(demands, workers, held, past, out.now)
+        refused |= self._publish(redis, stored, published, demands, share)
+        due = {job_id: its.due if published[job_id].known else 0 for job_id, its in share.items()}
         short = [job_id for job_id, its in share.items() if its.holds < its.due]
         self._short_since = {job_id: self._short_since.get(job_id, now) for job_id in short}
         demands = [replace(d, short_ms=now - self._short_since.get(d.job_id, now)) for d in demands]
-        situations = {
-            demand.job_id: Situation(
-                shortage=shortage(demand, workers, held, out.reasons, demands, share[demand.job_id].due),
+        missing = shortages(demands, workers, held, out.reasons, {job_id: its.due for job_id, its in share.items()})
+        situations = self._situations(stored, published, missing, out, now)
+        return decide_seats(demands, workers, held, past, out.now, due), situations
+
+    def _publish(
+        self,
+        redis: Redis,
+        stored: Stored,
+        published: dict[str, Published],
+        demands: Sequence[Demand],
+        share: Mapping[str, Share],
+    ) -> dict[str, str]:
+        """Tell the broker of the jobs that could start; returns, by job, what it refused."""
+        ready = {demand.job_id for demand in demands if demand.seats and share[demand.job_id].due >= demand.minimum}
+        ready |= {job.id for job in stored.jobs if is_finished(job, published[job.id])}
+        idle = published.keys() - ready - {seat.job_id for seat in stored.seats}
+        self._publisher.withdraw(redis, stored.jobs, published, idle)
+        return self._publisher.publish(redis, stored.jobs, published, ready)
+
+    def _situations(
+        self,
+        stored: Stored,
+        published: Mapping[str, Published],
+        missing: Mapping[str, str | None],
+        out: Excluded,
+        now: int,
+    ) -> dict[str, Situation]:
+        present = {row.job_id for row in stored.present}
+        known = [job_id for job_id, its in published.items() if its.known]
+        self._known_since = {job_id: self._known_since.get(job_id, now) for job_id in known}
+        return {
+            job.id: Situation(
+                shortage=missing[job.id],
                 finished=is_finished(job, published[job.id]),
-                opened=published[demand.job_id].status is not None,
-                reducer=published[demand.job_id].reducer,
-                working=demand.job_id in present,
-                waited_ms=now - job.created_ms,
+                opened=published[job.id].status is not None,
+                reducer=published[job.id].reducer,
+                working=job.id in present,
+                waited_ms=now - self._known_since.get(job.id, now),
                 trouble=out.trouble(job.id),
                 no_room=published[job.id].no_room,
             )
-            for job, demand in zip(stored.jobs, demands, strict=True)
+            for job in stored.jobs
         }
-        due = {job_id: its.due for job_id, its in share.items()}
-        return decide_seats(demands, workers, held, past, out.now, due), situations
 
     def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[Held]:
         issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]
@@ -231,11 +225,11 @@ class Dispatcher:
         with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
             give_orders(redis, {worker: order for worker, order in orders.items() if worker in there})
 
-    def _look_after(self, redis: Redis, stored: Stored, now: int) -> None:
+    def _look_after(self, redis: Redis, stored: Stored, published: Mapping[str, Published], now: int) -> None:
         """What need not be done every turn."""
         if now - self._reconciled > RECONCILE_MS:
             self._reconciled = now
-            for job_id in (*(job.id for job in stored.jobs), *stored.paused):
+            for job_id in (*(job_id for job_id, its in published.items() if its.known), *stored.paused):
                 reconcile(self._database, self._artifacts_dir, job_id)
             self._retire(redis, now)
         if now - self._tidied > TIDY_MS:
@@ -256,16 +250,12 @@ class Dispatcher:
                 rounds.end(job.status)
             if job.busy or job.finished_ms > now - RETIRED_MS:
                 continue
-            if redis.xlen(rounds.keys.events()) or redis.xlen(rounds.keys.logs()):
+            if not rounds.is_stored():
                 continue
             rounds.purge()
             with self._database.writing() as connection:
                 mine = (JOB.c.id == job.id) & JOB.c.status.in_(ENDED)  # unless it is tried again just now
                 connection.execute(update(JOB).where(mine).values(purged_ms=now))
-
-
-def _needed(job: Any) -> int:
-    return JobSpec.model_validate(job.spec).broker_bytes
 
 
 def _touch(

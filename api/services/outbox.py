@@ -145,10 +145,7 @@ class Courier:
             return
         state = rounds.read()
         if state is None or state.token.incarnation <= payload["incarnation"]:  # else this was done already
-            fence = redis.get(rounds.keys.fence())
-            rounds.purge()
-            if fence is not None:  # goes on counting, so that a reducer of the failed rounds stays locked out
-                redis.set(rounds.keys.fence(), fence)
+            rounds.reset()
 
     def _purge(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         """Remove every trace of a deleted job."""

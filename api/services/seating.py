@@ -1,6 +1,6 @@
 """Which worker should have which seat. Pure: what is wanted, what there is, and the time, as arguments."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from api.services.sharing import Owners, Step, Want, settle, shares
@@ -162,12 +162,15 @@ def decide_seats(
     owners = settle(floor.wants, shares(floor.wants) if due is None else due, floor.owners, floor.may_change)
     actions: list[Action] = list(floor.closed)
     actions += [action for seat in floor.kept if (action := floor.recalled(seat, owners))]
-    for demand in demands:
-        chosen = [w.id for w in floor.free if owners.get(w.id) == demand.job_id]
-        chosen = [worker for worker in chosen if not _pause_ms(demand.job_id, worker, floor.past)]
-        taken = {seat.number for seat in floor.kept if seat.job_id == demand.job_id}
-        numbers = _unused(taken, len(chosen))
-        actions += [Issue(demand.job_id, worker, number) for worker, number in zip(chosen, numbers, strict=True)]
+    chosen: dict[str, list[str]] = {}
+    for worker in floor.free:
+        job_id = owners.get(worker.id)
+        if job_id is not None and not _pause_ms(job_id, worker.id, floor.past):
+            chosen.setdefault(job_id, []).append(worker.id)
+    for job_id in (demand.job_id for demand in demands if demand.job_id in chosen):
+        taken = {seat.number for seat in floor.kept if seat.job_id == job_id}
+        numbers = _unused(taken, len(chosen[job_id]))
+        actions += [Issue(job_id, worker, number) for worker, number in zip(chosen[job_id], numbers, strict=True)]
     return actions
 
 
@@ -221,8 +224,7 @@ class _Floor:
         owners = {s.worker: job for s in kept if (job := s.left_to if s.leaving else s.job_id) in wanted}
         owners = {w: job for w, job in owners.items() if alive[w].works and (job, w) not in out}
         there = [*idle, *(alive[seat.worker] for seat in kept if alive[seat.worker].works)]
-        wants = [_want(demand, there, owners, past, out) for demand in demands]
-        return cls(wanted, alive, closed, kept, past, idle, wants, owners)
+        return cls(wanted, alive, closed, kept, past, idle, _wants(demands, there, owners, past, out), owners)
 
     def may_change(self, steps: list[Step]) -> bool:
         """Whether a job has been short for long enough, and none of those concerned has just given or got a worker."""
@@ -247,14 +249,36 @@ class _Floor:
         return Leave(seat.id, other, "priority" if above else "share")
 
 
-def _want(
-    demand: Demand, workers: Sequence[Available], owners: Owners, past: Sequence[Past], out: Collection[Pair]
-) -> Want:
-    job_id = demand.job_id
-    mine = {worker for worker, owner in owners.items() if owner == job_id}
-    serving = [w.id for w in workers if w.id in mine or (demand.queue in w.queues and (job_id, w.id) not in out)]
-    serving = [w for w in serving if w in mine or _pause_ms(job_id, w, past) <= BRIEF_MS]
-    return Want(job_id, demand.priority, demand.seats, demand.minimum, demand.started, serving, len(mine))
+def _wants(
+    demands: Sequence[Demand],
+    workers: Sequence[Available],
+    owners: Owners,
+    past: Sequence[Past],
+    out: Collection[Pair],
+) -> list[Want]:
+    """What each job could use. Jobs of one queue share one tuple of workers, but for those that differ."""
+    pausing = {(seat.job_id, seat.worker) for seat in past}
+    barred = [*out, *(pair for pair in pausing if _pause_ms(*pair, past) > BRIEF_MS)]
+    barred_of, mine_of = _by_job(barred), _by_job((job_id, worker) for worker, job_id in owners.items())
+    queues = {queue for worker in workers for queue in worker.queues}
+    lines = {queue: tuple(w.id for w in workers if queue in w.queues) for queue in queues}
+    wants = []
+    for demand in demands:
+        mine, not_it = mine_of.get(demand.job_id, set()), barred_of.get(demand.job_id, set())
+        serving = lines.get(demand.queue, ())
+        if not_it or (mine and not mine.issubset(serving)):
+            may = mine | (set(serving) - not_it)
+            serving = tuple(worker.id for worker in workers if worker.id in may)
+        about = (demand.job_id, demand.priority, demand.seats, demand.minimum, demand.started)
+        wants.append(Want(*about, serving, len(mine)))
+    return wants
+
+
+def _by_job(pairs: Iterable[Pair]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for job_id, worker in pairs:
+        found.setdefault(job_id, set()).add(worker)
+    return found
 
 
 def _close(seat: Held, worker: Available | None, demand: Demand | None) -> Close | None:

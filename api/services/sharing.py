@@ -25,8 +25,13 @@ class Want:
     seats: int
     minimum: int
     started: bool
-    serving: Sequence[str]
+    serving: tuple[str, ...]
     holds: int = 0
+
+    @property
+    def fewest(self) -> int:
+        """With fewer workers than this the job gets none."""
+        return min(self.minimum, self.seats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,12 @@ Graph = Mapping[str, Sequence[str]]
 """Job to the workers that may serve it."""
 Spare = Callable[[str], int]
 """How gladly a job gives a worker away, the larger the sooner; 0: it does not."""
+
+
+Refused = dict[tuple[str, ...], int]
+"""How many workers a job was refused, by the workers that may serve it. Another job that the same workers may serve
+would be refused as many, too: what is given to a job is not taken back.
+"""
 
 
 def nothing_to_spare(_job_id: str) -> int:
@@ -104,11 +115,12 @@ def shares(wants: Sequence[Want]) -> dict[str, int]:
     """
     graph = {want.job_id: want.serving for want in wants}
     owners: Owners = {}
+    refused: Refused = {}
     passed: list[list[Want]] = []
     for _, group in groupby(sorted(wants, key=lambda want: -want.priority), key=lambda want: want.priority):
         members = list(group)
         in_line = sorted(members, key=lambda want: not want.started)
-        able = {want.job_id for want in in_line if _gets_minimum(want, graph, owners)}
+        able = {want.job_id for want in in_line if _gets_minimum(want, graph, owners, refused)}
         _fill([want for want in members if want.job_id in able], graph, owners)
         begun = [want for want in members if want.started or want.holds]
         passed.append([want for want in begun if want.job_id not in able])
@@ -118,13 +130,16 @@ def shares(wants: Sequence[Want]) -> dict[str, int]:
     return {want.job_id: counts[want.job_id] for want in wants}
 
 
-def _gets_minimum(want: Want, graph: Graph, owners: Owners) -> bool:
+def _gets_minimum(want: Want, graph: Graph, owners: Owners, refused: Refused) -> bool:
     """Give a job its minimum, or nothing."""
-    for _ in range(min(want.minimum, want.seats)):
+    if want.fewest >= refused.get(want.serving, want.fewest + 1):
+        return False
+    for _ in range(want.fewest):
         steps = route(want.job_id, graph, owners)
         if not steps:
             for worker in [worker for worker, job in owners.items() if job == want.job_id]:
                 del owners[worker]
+            refused[want.serving] = want.fewest
             return False
         take(owners, steps)
     return True
@@ -137,8 +152,9 @@ def _fill(wants: Sequence[Want], graph: Graph, owners: Owners) -> None:
     while hungry:
         want = min(hungry, key=lambda want: (counts[want.job_id], want.holds <= counts[want.job_id]))
         steps = route(want.job_id, graph, owners) if counts[want.job_id] < want.seats else []
-        if not steps:
-            hungry.remove(want)  # nor will it get one later: what is taken stays taken
+        if not steps:  # nor later: what is taken stays taken; nor will others whom the same workers may serve
+            full = want.serving if counts[want.job_id] < want.seats else None
+            hungry = [other for other in hungry if other is not want and other.serving != full]
         else:
             take(owners, steps)
             counts[want.job_id] += 1

@@ -5,8 +5,40 @@ from collections.abc import Mapping, Sequence
 
 from api.services.seating import Available, Demand, Held, Pair
 
+Kind = tuple[str, int, int, bool, bool]
+
 SHOWN = 3
 """So many workers are named in a reason; the others are counted."""
+
+
+def shortages(
+    demands: Sequence[Demand],
+    workers: Sequence[Available],
+    held: Sequence[Held],
+    out: Mapping[Pair, str],
+    due: Mapping[str, int],
+) -> dict[str, str | None]:
+    """Why each job has too few seats (see `shortage`), by job.
+
+    Among jobs that hold no seat and that no worker is left out of, those of one queue, minimum and priority have the
+    same reason, which is worked out once for all of them.
+
+    Args:
+        due: how many workers each job is to have.
+    """
+    special = {seat.job_id for seat in held} | {job_id for job_id, _ in out}
+    known: dict[Kind, str | None] = {}
+    found = {}
+    for demand in demands:
+        share = due[demand.job_id]
+        kind = (demand.queue, demand.minimum, demand.priority, demand.seats > 0, share >= demand.minimum)
+        if demand.job_id in special:
+            found[demand.job_id] = shortage(demand, workers, held, out, demands, share)
+            continue
+        if kind not in known:
+            known[kind] = shortage(demand, workers, held, out, demands, share)
+        found[demand.job_id] = known[kind]
+    return found
 
 
 def shortage(

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, func, select
 
 from api.services.outbox import SEAT
 from api.services.placing import seats_wanted
+from api.services.publication import Published
 from api.services.seating import Demand
 from api.services.storing import JOB, WORKER
 from api.tables import ACTIVE, priority_of
@@ -15,16 +16,6 @@ from computeshare.types import ENDED
 
 PAST_MS = 120_000
 """For how long seats that ended are looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What the broker says of a job; `no_room` why its memory does not let the job start or go on, if so."""
-
-    known: bool
-    status: str | None
-    reducer: bool
-    no_room: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +60,8 @@ def is_finished(job: Any, published: Published) -> bool:
 
 def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
     seats = seats_wanted(job.spec)
-    wanted = published.known and not is_finished(job, published)
+    has_room = published.known or not published.no_room
+    wanted = has_room and not is_finished(job, published)
     return Demand(
         job_id=job.id,
         queue=job.queue,

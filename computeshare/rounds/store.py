@@ -157,6 +157,17 @@ class RoundStore:
         names = [self.keys.spec(), self.keys.logs()]
         return bool(self.scripts.call("log", names, [LINES_KEPT, LINE_BYTES_KEPT, *lines]))
 
+    def is_stored(self) -> bool:
+        """Whether the control plane has stored all events and lines of the log that were written so far."""
+        return not (self.redis.xlen(self.keys.events()) or self.redis.xlen(self.keys.logs()))
+
+    def reset(self) -> None:
+        """Delete every key of the job but its newest fence: a reducer that looked after it stays locked out."""
+        fence: Any = self.redis.get(self.keys.fence())
+        self.purge()
+        if fence is not None:
+            self.redis.set(self.keys.fence(), fence)
+
     def purge(self) -> None:
         """Delete every key of the job. The spec goes first, so that no script brings one back."""
         self.redis.unlink(self.keys.spec(), self.keys.round())

@@ -41,7 +41,7 @@ def ban(feed: Feed, strikes: int = 5) -> None:
 def job(redis: Redis, database: Database, dispatcher: Dispatcher, create: Callable[..., str], queue: str) -> str:
     """One from which the worker LIAR was banned; both workers are online."""
     job = create(workers={"min": 1, "max": 4})
-    dispatcher.step(redis)
+    dispatcher._courier.publish(redis, job)
     feed = Feed(redis, job, PLAN)
     feed.open()
     feed.join(LIAR, "liar")

@@ -17,6 +17,7 @@ from api.database import Database
 from api.services import dispatcher as dispatcher_module
 from api.services import jobs as jobs_module
 from api.services import outbox
+from api.services.admission import BASE_BYTES, Memory
 from api.services.dispatcher import Dispatcher
 from api.services.history import History
 from api.services.jobs import Jobs
@@ -350,6 +351,7 @@ def test_what_the_broker_refuses_is_the_reason_and_is_tried_again(
     redis: Redis,
     dispatcher: Dispatcher,
     jobs: Jobs,
+    queue: str,
     create: Callable[..., str],
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
@@ -357,6 +359,7 @@ def test_what_the_broker_refuses_is_the_reason_and_is_tried_again(
     def full(*_arguments: object) -> None:
         raise ResponseError("OOM command not allowed when used memory > 'maxmemory'")
 
+    online(redis, queue)
     job = create()
     with monkeypatch.context() as patch:
         patch.setattr(RoundStore, "publish", full)
@@ -364,7 +367,7 @@ def test_what_the_broker_refuses_is_the_reason_and_is_tried_again(
         assert str(jobs.show(job).reason).startswith("The broker refuses: OOM")
     clock.ms += outbox.POSTPONED_MS + 1
     dispatcher.step(redis)
-    assert str(jobs.show(job).reason).startswith("Needs 1 worker")
+    assert jobs.show(job).reason == "A reducer is preparing the first weights"
     assert RoundStore(redis, job).spec() is not None
 
 
@@ -469,7 +472,9 @@ def test_outage_in_mid_delivery_leaves_the_rest_for_the_next_turn(
     create: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    jobs_made = [create() for _ in range(3)]
+    for _ in range(3):
+        online(redis, queue)
+    jobs_made = [create(workers={"min": 1, "max": 1}) for _ in range(3)]
     publish, calls = RoundStore.publish, []
 
     def away_after_one(self: RoundStore, spec: str, origin: str = "") -> None:
@@ -511,3 +516,90 @@ def test_seat_whose_delivery_comes_after_its_job_was_deleted_is_not_handed_over(
     dispatcher.step(redis)
     assert queued(redis, worker) == []
     assert list(redis.scan_iter(JobKeys(job).pattern())) == []
+
+
+# What the broker is told of
+
+
+def published(redis: Redis, job: str) -> bool:
+    return bool(redis.sismember(keys.JOBS, job)) and RoundStore(redis, job).spec() is not None
+
+
+@pytest.fixture
+def room_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker whose memory takes one job at a time."""
+    needed = JobSpec(dataset="digits", model="mlp").broker_bytes
+    limit = Memory(used_bytes=0, limit_bytes=BASE_BYTES + needed * 3 // 2)
+    monkeypatch.setattr(Memory, "of", lambda _redis: limit)
+
+
+@pytest.mark.usefixtures("room_for_one")
+def test_a_job_that_nobody_can_serve_takes_no_room_from_one_with_idle_workers(
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, database: Database, queue: str, create: Callable[..., str]
+) -> None:
+    unserved = create(queue=f"{queue}0")
+    served = create()
+    worker = online(redis, queue)
+    dispatcher.step(redis)
+    assert (published(redis, unserved), published(redis, served)) == (False, True)
+    assert [(seat.job_id, seat.worker) for seat in seats(database)] == [(served, worker)]
+    assert str(jobs.show(unserved).reason).startswith("Needs 1 worker")
+
+
+@pytest.mark.usefixtures("room_for_one")
+def test_a_job_whose_workers_went_before_it_began_gives_its_room_up_to_one_that_waits_for_it(
+    redis: Redis,
+    dispatcher: Dispatcher,
+    database: Database,
+    queue: str,
+    create: Callable[..., str],
+    clock: Clock,
+) -> None:
+    first = create(queue=f"{queue}0")
+    gone = online(redis, f"{queue}0")
+    dispatcher.step(redis)
+    assert published(redis, first)
+    RoundStore(redis, first).append("opened", {})
+    unregister(redis, gone)
+    second, worker = create(), online(redis, queue)
+    for _ in range(3):
+        clock.ms += 1000
+        dispatcher.step(redis)
+    assert published(redis, first), "events that nobody has stored yet are not thrown away"
+    redis.delete(JobKeys(first).events())
+    redis.set(JobKeys(first).fence(), 3)
+    for _ in range(3):
+        clock.ms += 1000
+        dispatcher.step(redis)
+    assert (published(redis, first), published(redis, second)) == (False, True)
+    assert redis.get(JobKeys(first).fence()) == b"3"
+    assert [seat.worker for seat in seats(database, "issued")] == [worker]
+    online(redis, f"{queue}0")
+    Jobs(database, dispatcher._artifacts_dir).cancel(second)
+    clock.ms += dispatcher_module.RETIRED_MS
+    dispatcher.step(redis)
+    assert published(redis, first)
+
+
+def test_a_job_waits_with_its_workers_for_as_many_as_it_needs_before_the_broker_is_told(
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, queue: str, create: Callable[..., str], clock: Clock
+) -> None:
+    job = create(workers={"min": 2, "max": 4})
+    online(redis, queue)
+    clock.ms += 3_600_000
+    dispatcher.step(redis)
+    assert not published(redis, job) and jobs.show(job).reason == f"Needs 2 workers on queue {queue}, 1 is online"
+    online(redis, queue)
+    dispatcher.step(redis)
+    assert published(redis, job)
+    assert jobs.show(job).reason == "A reducer is preparing the first weights"  # though it was created long ago
+
+
+def test_a_job_whose_rounds_are_all_done_is_published_without_a_worker(
+    redis: Redis, dispatcher: Dispatcher, database: Database, create: Callable[..., str]
+) -> None:
+    job = create()
+    with database.writing() as connection:
+        connection.execute(update(outbox.JOB).where(outbox.JOB.c.id == job).values(status="running", version=2))
+    dispatcher.step(redis)
+    assert published(redis, job)

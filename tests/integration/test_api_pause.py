@@ -257,8 +257,9 @@ def test_resuming_lets_the_same_rounds_go_on_with_new_attempts(
 
 
 def test_a_job_paused_before_it_was_opened_is_paused_once_it_is(
-    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, create: Callable[..., str], clock: Clock
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, queue: str, create: Callable[..., str], clock: Clock
 ) -> None:
+    online(redis, queue)
     job = create()
     dispatcher.step(redis)
     jobs.pause(job)
@@ -269,8 +270,9 @@ def test_a_job_paused_before_it_was_opened_is_paused_once_it_is(
 
 
 def test_rounds_that_somebody_paused_too_late_go_on(
-    redis: Redis, dispatcher: Dispatcher, create: Callable[..., str], clock: Clock
+    redis: Redis, dispatcher: Dispatcher, queue: str, create: Callable[..., str], clock: Clock
 ) -> None:
+    online(redis, queue)
     job = create()
     dispatcher.step(redis)
     opened(redis, job, status="paused")
@@ -282,6 +284,7 @@ def test_a_broker_without_memory_for_a_pause_stops_no_other_job(
     redis: Redis,
     dispatcher: Dispatcher,
     jobs: Jobs,
+    queue: str,
     create: Callable[..., str],
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
@@ -289,6 +292,7 @@ def test_a_broker_without_memory_for_a_pause_stops_no_other_job(
     def full(*_arguments: object) -> None:
         raise ResponseError("OOM command not allowed when used memory > 'maxmemory'")
 
+    online(redis, queue)
     job = create()
     dispatcher.step(redis)
     opened(redis, job)
@@ -303,8 +307,9 @@ def test_a_broker_without_memory_for_a_pause_stops_no_other_job(
 
 
 def test_a_job_paused_before_it_was_published_is_published_when_it_is_resumed(
-    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, create: Callable[..., str], clock: Clock
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, queue: str, create: Callable[..., str], clock: Clock
 ) -> None:
+    online(redis, queue)
     job = create()
     jobs.pause(job)
     turns(dispatcher, redis, clock)
@@ -539,8 +544,15 @@ def test_a_retried_job_is_published_anew_without_what_was_left_of_it(
 
 
 def test_a_job_whose_keys_were_deleted_long_ago_can_be_retried(
-    redis: Redis, dispatcher: Dispatcher, database: Database, jobs: Jobs, create: Callable[..., str], clock: Clock
+    redis: Redis,
+    dispatcher: Dispatcher,
+    database: Database,
+    jobs: Jobs,
+    queue: str,
+    create: Callable[..., str],
+    clock: Clock,
 ) -> None:
+    online(redis, queue)
     job = failed(redis, database, jobs, create, dispatcher)
     for _ in range(30):
         clock.ms += 5001
@@ -590,10 +602,12 @@ def test_a_retry_that_comes_while_the_keys_are_deleted_is_heard(
     dispatcher: Dispatcher,
     database: Database,
     jobs: Jobs,
+    queue: str,
     create: Callable[..., str],
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    online(redis, queue)
     job = failed(redis, database, jobs, create, dispatcher)
     clock.ms += dispatcher_module.RETIRED_MS + 1
     purge = RoundStore.purge

@@ -29,6 +29,7 @@ from computeshare.seat import SeatSession
 from computeshare.spec import JobSpec
 
 LIMIT = 24_000_000
+MAC = WorkerInfo("aaaaaaaaaaaa", "mac", "cpu", (JobSpec(dataset="digits", model="mlp").queue,), {}, 1, "host", 1)
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "micro_batch": 16, "threads": 1, "evaluate_every": 0}
 
 
@@ -64,12 +65,12 @@ def until(true: Callable[[], Any], timeout_s: float = 120) -> None:
 
 def test_a_job_is_let_in_only_where_its_most_fits_beside_the_others() -> None:
     memory = Memory(used_bytes=50_000_000, limit_bytes=100_000_000)
-    assert no_room(40_000_000, [], memory) is None
-    assert no_room(40_000_000, [], Memory(90_000_000, 0)) is None  # no limit
-    said = str(no_room(60_000_000, [], memory))
+    assert no_room(40_000_000, 0, memory) is None
+    assert no_room(40_000_000, 0, Memory(90_000_000, 0)) is None  # no limit
+    said = str(no_room(60_000_000, 0, memory))
     assert "60.0 MB" in said and "50.0 MB of 100 MB are free" in said and "raise its maxmemory" in said
-    assert no_room(40_000_000, [30_000_000, 30_000_000], memory) is not None  # promised, though not taken yet
-    assert "smaller job" in str(no_room(100_000_000 - BASE_BYTES + 1, [], memory))
+    assert no_room(40_000_000, 60_000_000, memory) is not None  # promised, though not taken yet
+    assert "smaller job" in str(no_room(100_000_000 - BASE_BYTES + 1, 0, memory))
     assert exhausted(memory) is None and "goes on by itself" in str(exhausted(Memory(100, 100)))
 
 
@@ -97,9 +98,10 @@ def test_a_job_waits_for_room_with_numbers_and_starts_by_itself(
     assert shown.status == "queued" and "of 24.0 MB are free" in str(shown.reason)
     assert RoundStore(small, job).spec() is None
     small.delete(*ballast)
+    register(small, MAC)
     dispatcher.step(small)
     assert RoundStore(small, job).spec() is not None
-    assert "Needs 1 worker" in str(jobs.show(job).reason)
+    assert "preparing the first weights" in str(jobs.show(job).reason)
 
 
 def test_a_job_that_never_fits_says_so_and_holds_up_no_smaller_one(
@@ -108,6 +110,7 @@ def test_a_job_that_never_fits_says_so_and_holds_up_no_smaller_one(
     dispatcher = Dispatcher(database, tmp_path / "artifacts")
     large = jobs.create(JobSpec(dataset="mnist", model="resnet18", input=(3, 32, 32), micro_batch=32, rounds=5)).id
     little = jobs.create(JobSpec.model_validate({**SPEC, "rounds": 5})).id
+    register(small, MAC)
     dispatcher.step(small)
     assert "whose limit is 24.0 MB: raise its maxmemory" in str(jobs.show(large).reason)
     assert RoundStore(small, large).spec() is None and RoundStore(small, little).spec() is not None
@@ -183,6 +186,7 @@ def test_a_job_in_mid_run_stands_still_and_goes_on_without_a_strike_or_a_lost_se
 ) -> None:
     spec = JobSpec.model_validate({**SPEC, "rounds": 400, "checkpoint_every": 0})
     job = jobs.create(spec).id
+    register(small, MAC)
     dispatcher, projector = Dispatcher(database, tmp_path / "artifacts"), Projector(database)
     dispatcher.step(small)
     store, stop = RoundStore(small, job), threading.Event()

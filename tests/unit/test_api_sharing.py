@@ -152,7 +152,7 @@ def test_whatever_there_is_comes_to_rest_with_everyone_at_its_share(world: World
 
 def wants_of(world: World) -> list[Want]:
     return [
-        Want(d.job_id, d.priority, d.seats, 1, d.started, [w.id for w in world.workers if d.queue in w.queues])
+        Want(d.job_id, d.priority, d.seats, 1, d.started, tuple(w.id for w in world.workers if d.queue in w.queues))
         for d in world.demands
     ]
 
@@ -178,8 +178,22 @@ def best(wants: Sequence[Want], workers: Sequence[Available]) -> list[int]:
 def test_jobs_of_one_priority_share_as_fairly_as_can_be(world: World) -> None:
     workers = world.workers[:4]
     there = {worker.id for worker in workers}
-    wants = [replace(w, priority=0, serving=[x for x in w.serving if x in there]) for w in wants_of(world)][:3]
+    wants = [replace(w, priority=0, serving=tuple(x for x in w.serving if x in there)) for w in wants_of(world)][:3]
     assert sorted(shares(wants).values()) == best(wants, workers)
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(), st.data())
+def test_what_was_refused_to_a_job_is_remembered_for_those_of_the_same_workers_alone(
+    world: World, data: st.DataObject
+) -> None:
+    wants = [
+        replace(w, minimum=data.draw(st.integers(1, 4)), started=data.draw(st.booleans())) for w in wants_of(world)
+    ]
+    in_other_orders = [
+        replace(want, serving=tuple(data.draw(st.permutations(want.serving)))) for want in wants
+    ]  # jobs of one queue have no memory in common then
+    assert shares(wants) == shares(in_other_orders)
 
 
 @settings(max_examples=100, deadline=None)
