@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dispatching import online
 from feeding import WORKERS, Feed, token
 from redis import Redis
 from sqlalchemy import update
@@ -85,8 +86,9 @@ def test_a_fork_is_a_job_that_names_its_origin(
     assert client.get(f"/v1/jobs/{parent}").json()["forked_from"] is None
 
 
-def test_a_fork_is_published_with_its_origin(fork: Callable[..., Any], redis: Redis) -> None:
-    store = RoundStore(redis, fork(version=2).json()["id"])
+def test_a_fork_is_published_with_its_origin(fork: Callable[..., Any], redis: Redis, queue: str) -> None:
+    online(redis, queue)
+    store = RoundStore(redis, fork(version=2, spec={"queue": queue}).json()["id"])
     deadline = time.monotonic() + 10
     while store.spec() is None:
         assert time.monotonic() < deadline, "it was not published"
