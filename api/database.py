@@ -13,6 +13,15 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.orm import Session
 
 BUSY_TIMEOUT_MS = 5000
+PRAGMAS = (
+    "journal_mode=WAL",
+    f"busy_timeout={BUSY_TIMEOUT_MS}",
+    "foreign_keys=ON",
+    "synchronous=FULL",
+    "fullfsync=ON",  # macOS alone: its fsync leaves the data in the drive's cache
+    "checkpoint_fullfsync=ON",
+)
+"""Of every connection."""
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
@@ -91,7 +100,7 @@ def _engine(url: str) -> Engine:
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where the driver guesses
-        for pragma in ("journal_mode=WAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "foreign_keys=ON", "synchronous=FULL"):
+        for pragma in PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

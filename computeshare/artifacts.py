@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from computeshare import tensorfile
+from computeshare.durability import flush
 from computeshare.errors import ArtifactError
 from computeshare.failpoints import failpoint
 from computeshare.ledger import Entry
@@ -116,7 +117,7 @@ class Artifacts:
         """Make what was staged a checkpoint, durably. Raises OSError; it may be tried again then."""
         if self.has(staged.token):  # another reducer wrote the same bytes first, or this is a second attempt
             staged.discard()
-            _flush(self.folder)
+            flush(self.folder)
             return self.manifest(staged.token)
         if staged.is_suspect:
             staged.renew()
@@ -134,7 +135,7 @@ class Artifacts:
         _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
         staged.is_suspect = True
         for path in (*staged.folder.iterdir(), staged.folder):
-            _flush(path)
+            flush(path)
         staged.is_suspect = False
         failpoint("in_checkpoint")
         try:
@@ -143,7 +144,7 @@ class Artifacts:
             if not self.has(staged.token):  # in the meantime, by another
                 raise
             staged.discard()
-        _flush(self.folder)
+        flush(self.folder)
         return manifest
 
     def adopt(self, checkpoint: Path, sha256: str, with_state: bool) -> Token:
@@ -254,14 +255,14 @@ class Artifacts:
         except (OSError, ValueError):
             count = 1 + max((token.incarnation for token in self.tokens()), default=0)
         _replace(path, str(count).encode())
-        _flush(self.folder)
+        flush(self.folder)
         return count
 
     def keep_choice(self, choice: dict[str, Any]) -> None:
         """Keep what was chosen for the job, durably."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _replace(self.folder / CHOICE, json.dumps(choice).encode())
-        _flush(self.folder)
+        flush(self.folder)
 
     def choice(self) -> dict[str, Any] | None:
         """What was chosen for the job; None if nothing was."""
@@ -308,16 +309,7 @@ def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         _write(temporary, [content])
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from computeshare.durability import flush_open
 from computeshare.errors import DatasetError
 
 FOLDER = "cifar-10-batches-py"
@@ -65,7 +66,7 @@ def convert(folder: Path, batches: Mapping[str, str], target: Path) -> None:
         with temporary.open("xb") as file:
             np.save(file, records, allow_pickle=False)
             file.flush()
-            os.fsync(file.fileno())
+            flush_open(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def test_a_digest_that_is_known_is_taken(checkpoints: Checkpointer) -> None:
     assert checkpoints.artifacts.manifest(ZERO).sha256 == "ab" * 32
 
 
-@pytest.mark.parametrize("fails", ["_write", "_flush"])
+@pytest.mark.parametrize("fails", ["_write", "flush"])
 def test_what_the_disk_refuses_is_written_once_it_lets_it(
     checkpoints: Checkpointer, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
