@@ -15,6 +15,8 @@ CONTROL_LOCK = "cs:control"
 WORKERS = "cs:workers"
 """set: ids of workers that registered; the control plane removes those whose `worker` key expired."""
 
+EVALUATOR = "cs:evaluator"
+"""string: id of an evaluator that is alive, the one heard of last; expires."""
 
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""

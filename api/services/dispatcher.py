@@ -21,7 +21,7 @@ from api.services.machines import DISMISSED, Roll
 from api.services.outbox import SEAT, Courier
 from api.services.placing import place
 from api.services.publication import Published, Publisher, look_up
-from api.services.reasons import Situation, reason
+from api.services.reasons import STARTING_MS, Situation, reason
 from api.services.reconciling import reconcile
 from api.services.seating import Action, Available, Demand, Held, Past, Share, decide_seats, fair_shares
 from api.services.shortage import shortages
@@ -30,6 +30,7 @@ from api.services.thinning import thin
 from api.services.wants import Stored, demands_of, is_finished
 from api.tables import ACTIVE
 from computeshare import handshake
+from computeshare.keys import EVALUATOR
 from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
 from computeshare.rounds import RoundStore
 from computeshare.types import ENDED
@@ -56,6 +57,7 @@ class Dispatcher:
         self._idle_since: dict[str, int] = {}
         self._short_since: dict[str, int] = {}
         self._known_since: dict[str, int] = {}
+        self._evaluator_seen = now_ms()
         self._calm_until = self._last = self._reconciled = self._tidied = 0
 
     def step(self, redis: Redis) -> None:
@@ -128,6 +130,8 @@ class Dispatcher:
         self._short_since = {job_id: self._short_since.get(job_id, now) for job_id in short}
         demands = [replace(d, short_ms=now - self._short_since.get(d.job_id, now)) for d in demands]
         missing = shortages(demands, workers, held, out.reasons, {job_id: its.due for job_id, its in share.items()})
+        if redis.exists(EVALUATOR):
+            self._evaluator_seen = now
         situations = self._situations(stored, published, missing, out, now)
         return decide_seats(demands, workers, held, past, out.now, due), situations
 
@@ -167,6 +171,7 @@ class Dispatcher:
                 waited_ms=now - self._known_since.get(job.id, now),
                 trouble=out.trouble(job.id),
                 no_room=published[job.id].no_room,
+                evaluator=now - self._evaluator_seen <= STARTING_MS,
             )
             for job in stored.jobs
         }

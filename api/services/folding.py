@@ -70,6 +70,8 @@ class Changes:
     presence: list[Row] = field(default_factory=list)
     """Joined and left, in order."""
     bans: list[Row] = field(default_factory=list)
+    damaged: list[Row] = field(default_factory=list)
+    """Checkpoints that cannot be read."""
     epochs: dict[int, Row] = field(default_factory=dict)
 
     def epoch(self, job_id: str, epoch: int) -> Row:
@@ -320,11 +322,21 @@ class Fold:
             state["status"], state["reason"], state["paused_ms"] = "paused", f"Paused: {reason}", entry.at_ms
             self._event(entry, {"reason": reason})
 
-    def finish(self) -> None:
-        """A job is complete once its last version is durable and scored."""
+    def damaged(self, entry: Entry) -> None:
+        """A checkpoint that cannot be read; nobody waits for its score or downloads it any more."""
+        token = self._token(entry.data["token"])
+        self.changes.damaged.append({"job_id": self.state.id, "token": str(token)})
+        self._event(entry, {"version": token.version, "error": text_of(entry.data["error"])})
+
+    def finish(self, is_scored: Callable[[], bool]) -> None:
+        """A job is complete once its last version is durable, and that and all others to be scored are.
+
+        Args:
+            is_scored: whether no checkpoint is left to score, asked once everything else is done.
+        """
         state = self.state
         done = state["version"] == state["durable_version"] == state["scored_version"] == state["rounds_total"]
-        if done and state["status"] not in ENDED:
+        if done and state["status"] not in ENDED and is_scored():
             state["status"], state["reason"] = "completed", None
 
     def _token(self, text: str) -> Token:
@@ -371,6 +383,7 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "forgiven": Fold.forgiven,
     "checkpoint": Fold.checkpoint,
     "scored": Fold.scored,
+    "damaged": Fold.damaged,
     "failed": Fold.failed,
     "held": Fold.held,
 }

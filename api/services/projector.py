@@ -20,7 +20,7 @@ from api.services.parsing import Entry, read_entry, token_of
 from api.services.rates import Rates
 from api.services.restoring import Restored, restore
 from api.services.rewinding import goes_back, rewind
-from api.services.storing import load, save, store
+from api.services.storing import is_scored, load, save, store
 from computeshare.artifacts import Artifacts
 from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
@@ -140,7 +140,7 @@ class Projector:
                 restored = Restored(Token.parse(entry.data["token"]), entry.at_ms)
                 saved = Artifacts(self._artifacts_dir, state.id).ledgers() if self._artifacts_dir else []
                 restore(connection, state, restored, saved)
-        fold.finish()
+        fold.finish(lambda: is_scored(connection, state, fold.changes))
         store(connection, state, fold.changes, was)
 
     def _measure(self, redis: Redis) -> None:

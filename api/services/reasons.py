@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 STARTING_MS = 20_000
-"""How long reducers may take to notice a job before the page says so."""
+"""How long reducers may take to notice a job, and evaluators to start, before the page says so."""
+NO_EVALUATOR = "no evaluator is running"
+START_EVALUATOR = "start computeshare-evaluator (computeshare up brings one)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Situation:
     """What keeps single workers from taking part, though the job goes on without them."""
     no_room: str | None = None
     """Why the broker's memory does not let it start or go on, if so."""
+    evaluator: bool = True
+    """An evaluator runs."""
 
 
 def reason(situation: Situation, refused: str | None = None) -> str | None:
@@ -38,11 +42,16 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
     causes = (
         (refused, f"The broker refuses: {refused}"),
         (situation.no_room, situation.no_room),
+        (
+            situation.finished and not situation.evaluator,
+            f"All rounds are done, but {NO_EVALUATOR} to score the last version: {START_EVALUATOR}",
+        ),
         (situation.finished, "All rounds are done: the last version is being saved and scored"),
         (unattended, "Waits for a reducer, none is running: start computeshare-reducer (computeshare up brings two)"),
         (situation.shortage, situation.shortage),
         (situation.trouble, situation.trouble),
         (not situation.opened, "A reducer is preparing the first weights"),
         (not situation.working, "Its workers are loading the model and the data"),
+        (not situation.evaluator, f"Training goes on, but {NO_EVALUATOR} to score versions: {START_EVALUATOR}"),
     )
     return next((text for applies, text in causes if applies), None)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, select
 from api.database import Database, now_ms
 from api.services.folding import Fold
 from api.services.rates import Rates
-from api.services.storing import load, store
+from api.services.storing import is_scored, load, store
 from api.tables import CheckpointRow, Score, table
 from computeshare.artifacts import Artifacts
 from computeshare.errors import ArtifactError
@@ -39,7 +39,7 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
                 continue
             if score := artifacts.score(token):
                 fold.rated({**score, "token": str(token)}, now)
-        fold.finish()
+        fold.finish(lambda: is_scored(connection, state, fold.changes))
         store(connection, state, fold.changes, was)
 
 

@@ -32,6 +32,7 @@ from api.tables import (
     table,
 )
 from computeshare.sampling import Plan
+from computeshare.spec import JobSpec
 from computeshare.types import ENDED
 
 MOST_KINDS = 10
@@ -66,6 +67,7 @@ _COUNT_WORKER = _adding(WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "sampl
 _COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused", "counted", "covered"))
 _BLANK_WORKER: Row = {column.name: None for column in WORKER.c} | {"name": "", "device": "", "samples_per_s": 0.0}
 _BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worker = :worker"
+_VOID = "UPDATE checkpoint SET voided = 1 WHERE job_id = :job_id AND token = :token"
 _LEAVE = (
     update(WORKER)
     .where(WORKER.c.job_id == bindparam("job"), WORKER.c.worker == bindparam("who"))
@@ -100,17 +102,28 @@ def store(connection: Connection, state: JobState, changes: Changes, was: str) -
             connection.exec_driver_sql(statement, rows)
     for row in changes.presence:
         _present(connection, row)
-    if changes.workers:
-        connection.exec_driver_sql(_COUNT_WORKER, [_BLANK_WORKER | row for row in changes.workers.values()])
-    if changes.epochs:
-        connection.exec_driver_sql(_COUNT_EPOCH, list(changes.epochs.values()))
-    if changes.bans:
-        connection.exec_driver_sql(_BAN, changes.bans)
+    of_workers = [_BLANK_WORKER | row for row in changes.workers.values()]
+    others = ((_COUNT_WORKER, of_workers), (_COUNT_EPOCH, [*changes.epochs.values()]), (_BAN, changes.bans))
+    for statement, rows in (*others, (_VOID, changes.damaged)):
+        if rows:
+            connection.exec_driver_sql(statement, rows)
     for refusal in changes.refusals:
         _refuse(connection, state, refusal)
     if state["status"] in ENDED and was not in ENDED:
         _note_end(connection, state)
     save(connection, state)
+
+
+def is_scored(connection: Connection, state: JobState, changes: Changes) -> bool:
+    """Whether every checkpoint that the job wants scored has its score, those in `changes` included."""
+    saved, scores = table(CheckpointRow).c, table(Score).c
+    query = select(saved.token, saved.version).where(saved.job_id == state.id, ~saved.voided)
+    versions = {row.token: row.version for row in connection.execute(query)}
+    versions |= {row["token"]: row["version"] for row in changes.checkpoints}
+    settled = set(connection.scalars(select(scores.token).where(scores.job_id == state.id)))
+    settled |= {row["token"] for row in (*changes.scores, *changes.damaged)}
+    spec = JobSpec.model_validate_json(state["spec"])
+    return not any(spec.wants_score(version) for token, version in versions.items() if token not in settled)
 
 
 def add_versions(connection: Connection, changes: Changes) -> int:

@@ -187,6 +187,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,
+    "damaged": lambda data, _: f"The checkpoint of version {count(data['version'])} is damaged: {data['error']}",
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
     "scored": _scored,
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],

@@ -1,5 +1,6 @@
 """The round protocol over Redis: lease, submit, gather, commit. Every atomic step is a script in `computeshare/lua`."""
 
+from computeshare.rounds.channel import Scripts
 from computeshare.rounds.claim import Claim, Fault, Link, Received, Suspicion
 from computeshare.rounds.member import Grant, Member, Pulled, Receipt, Terms, Update, Waiting
 from computeshare.rounds.store import RoundState, RoundStore, published_jobs
@@ -15,6 +16,7 @@ __all__ = [
     "Received",
     "RoundState",
     "RoundStore",
+    "Scripts",
     "Suspicion",
     "Terms",
     "Update",

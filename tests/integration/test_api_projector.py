@@ -635,3 +635,26 @@ def test_rate_falls_when_a_job_stalls(redis: Redis, feed: Feed, projector: Proje
     for _ in range(projector_module.RATE_TURNS):
         projector.step(redis)
     assert 0 < jobs.show(job).samples_per_s < 5
+
+
+@pytest.mark.parametrize("settled", ["scored", "damaged"])
+def test_a_job_is_complete_once_every_version_that_was_to_be_scored_is_or_cannot_be(
+    redis: Redis, projector: Projector, jobs: Jobs, settled: str
+) -> None:
+    spec = SPEC.model_copy(update={"rounds": 2, "evaluate_every": 1})
+    job = jobs.create(spec).id
+    feed = Feed(redis, job, spec.plan)
+    feed.open()
+    feed.join()
+    for _ in range(2):
+        feed.commit()
+        feed.save()
+    feed.score()
+    projector.step(redis)
+    assert (jobs.show(job).status, jobs.show(job).accuracy) == ("running", 0.9)
+    about = {"token": token(1), "version": 1}
+    feed.send(settled, **about, loss=0.5, accuracy=0.95, samples=360, error="no weights")
+    projector.step(redis)
+    shown = jobs.show(job)
+    assert (shown.status, shown.accuracy) == ("completed", 0.9)
+    assert shown.best_version == (1 if settled == "scored" else 2)

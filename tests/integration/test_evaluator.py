@@ -1,15 +1,19 @@
 """The evaluator scores the versions that a job asks for, each once, and no other."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
 from test_rounds import events
 
-from computeshare.artifacts import Artifacts
+from computeshare import evaluator as evaluator_module
+from computeshare.artifacts import WEIGHTS, Artifacts
 from computeshare.evaluator import Evaluator
+from computeshare.keys import EVALUATOR
 from computeshare.rounds import RoundStore
 from computeshare.spec import JobSpec
 from computeshare.training import models
@@ -57,3 +61,62 @@ def test_only_versions_that_were_asked_for_and_the_last_are_scored(
     assert [token.version for token in artifacts.tokens()] == sorted({*scored, 5, 9, 10})
     store.purge()
     unreadable.purge()
+
+
+def test_a_job_with_a_backlog_starves_no_other(redis: Redis, tmp_path: Path) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=100, evaluate_every=1)
+    short = JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1)
+    evaluator = Evaluator(redis, tmp_path, tmp_path / "data", threading.Event())
+    jobs = {"00backlog": (spec, range(1, 41)), "11short": (short, range(1, 4))}
+    stores = {name: RoundStore(redis, name) for name in jobs}
+    for name, (its, versions) in jobs.items():
+        stores[name].publish(its.model_dump_json())
+        for version in versions:
+            save(Artifacts(tmp_path, name), its, version)
+    for _ in range(6):
+        assert evaluator._turn()
+    scored = {name: [event["version"] for event in events(store, "scored")] for name, store in stores.items()}
+    assert scored["11short"] == [3, 2, 1] and scored["00backlog"][0] == 40
+    for store in stores.values():
+        store.purge()
+
+
+def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator_module, "CLAIM_MS", 300)
+    monkeypatch.setattr(evaluator_module, "RENEW_S", 0.05)
+    spec = JobSpec(dataset="digits", model="mlp", rounds=3)
+    evaluator, store, artifacts = start(spec)
+    token = save(artifacts, spec, 3)
+    other = Evaluator(store.redis, artifacts.folder.parent, evaluator.data_dir, threading.Event())
+    score, tries = Evaluator._score, []
+
+    def slow(self: Evaluator, *arguments: Any) -> dict[str, Any]:
+        deadline = time.monotonic() + 1.2  # four times as long as a claim lives that nobody renews
+        while time.monotonic() < deadline:
+            tries.append(other._turn())
+            time.sleep(0.05)
+        evaluator.stop.set()
+        return score(self, *arguments)
+
+    monkeypatch.setattr(evaluator, "_score", slow.__get__(evaluator))
+    evaluator.run()
+    assert len(tries) > 3 and not any(tries)
+    assert len(events(store, "scored")) == 1 and artifacts.score(token) is not None
+    assert store.redis.exists(EVALUATOR)
+    store.purge()
+
+
+def test_a_damaged_checkpoint_on_the_way_is_told_and_holds_nothing_up(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1)
+    evaluator, store, artifacts = start(spec)
+    damaged, whole = save(artifacts, spec, 2), save(artifacts, spec, 3)
+    artifacts.path(damaged, WEIGHTS).write_bytes(b"no weights")
+    while evaluator._turn():
+        pass
+    assert [event["token"] for event in events(store, "damaged")] == [str(damaged)]
+    assert [event["token"] for event in events(store, "scored")] == [str(whole)]
+    store.purge()

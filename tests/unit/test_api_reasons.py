@@ -21,6 +21,8 @@ def test_a_job_that_advances_has_no_reason() -> None:
         (replace(FINE, opened=False), "preparing the first weights"),
         (replace(FINE, working=False), "loading"),
         (replace(FINE, finished=True, reducer=False, working=False), "saved and scored"),
+        (replace(FINE, finished=True, evaluator=False), "no evaluator is running to score the last version"),
+        (replace(FINE, evaluator=False), "computeshare-evaluator"),
     ],
 )
 def test_what_is_missing_is_said(situation: Situation, says: str) -> None:
