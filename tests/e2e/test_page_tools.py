@@ -14,6 +14,7 @@ from api.services import views
 from api.services.machines import remember
 from computeshare.keys import JobKeys
 from computeshare.queue import WorkerInfo, register
+from computeshare.rounds import RoundStore
 
 pytestmark = pytest.mark.e2e
 
@@ -113,6 +114,7 @@ def test_the_field_of_the_priority_follows_but_for_a_reader_who_is_at_it(site: S
 @in_every_window
 def test_a_ban_is_lifted_on_the_page(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
+    RoundStore(site.redis, feed.job_id).publish("{}")
     keys = JobKeys(feed.job_id)
     site.redis.hset(keys.banned(), "w2laptop", "checksum")
     site.redis.hset(keys.strikes(), "w2laptop", 5)

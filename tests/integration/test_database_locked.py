@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from dispatching import online
 from feeding import Feed
 from redis import Redis
 from starlette.testclient import TestClient
@@ -16,7 +17,7 @@ from computeshare.rounds import RoundStore
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
-SPEC = JobSpec(dataset="digits", model="mlp", rounds=30)
+SPEC = JobSpec(dataset="digits", model="mlp", rounds=30, queue="locked")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,7 @@ def until(true: Callable[[], bool]) -> None:
 def test_a_locked_database_is_a_503_and_everything_goes_on_after_it(
     redis: Redis, client: TestClient, settings: Settings
 ) -> None:
+    online(redis, SPEC.queue)
     body = SPEC.model_dump(mode="json", exclude={"epochs"})
     job = client.post("/v1/jobs", json=body).json()["id"]
     until(lambda: RoundStore(redis, job).spec() is not None)
