@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dispatching import online
 from redis import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import select
@@ -201,11 +202,15 @@ class Run:
         elif choice < 0.98:
             self.projector.step(self.redis)
         elif choice < 0.995:
-            self.dispatcher.step(self.redis)
+            self._dispatch()
         elif self.rng.random() < 0.5:
             self.new_control_plane()
         else:
             self.reducer = None
+
+    def _dispatch(self) -> None:
+        online(self.redis, SPEC.queue, worker="0123456789ab")  # a job that nobody could serve is not published
+        self.dispatcher.step(self.redis)
 
     def _reduce(self) -> None:
         if self.reducer is None:
@@ -300,7 +305,7 @@ class Run:
         return state.token.digest16
 
     def _completed(self) -> bool:
-        self.dispatcher.step(self.redis)  # it looks at the disk: a reducer that was left may not have told of its last
+        self._dispatch()  # it looks at the disk: a reducer that was left may not have told of its last
         return self.projector.step(self.redis) == 0 and self.jobs.show(self.job_id).status == "completed"
 
     def close(self) -> None:
