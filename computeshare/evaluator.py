@@ -151,6 +151,7 @@ class Evaluator:
         if score is None:
             claim = rounds.keys.scoring(str(token))
             if not self.redis.set(claim, self.id, nx=True, px=CLAIM_MS):
+                self.redis.pexpire(claim, CLAIM_MS, lt=True)  # the broker's clock may have been set back
                 return False
             self._claimed = claim
             try:

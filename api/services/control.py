@@ -158,6 +158,7 @@ class Control:
             self._lock = lock
             self._leading.set()
             return True
+        redis.pexpire(CONTROL_LOCK, int(LOCK_S * 1000), lt=True)  # the broker's clock may have been set back
         self._lock = None
         self._leading.clear()
         return False

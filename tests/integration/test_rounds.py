@@ -34,6 +34,18 @@ def test_a_claim_expires_by_itself(redis: Redis, store: RoundStore) -> None:
     assert any(tries)
 
 
+def test_a_claim_outlives_no_clock_that_is_set_back(redis: Redis, store: RoundStore) -> None:
+    """A broker whose clock goes back an hour would keep what expires for an hour more."""
+    first, second = (Claim(redis, store.job_id, name) for name in ("first", "second"))
+    assert first.claim("host", 1, 500)
+    redis.pexpire(store.keys.reducer(), 3_600_000)
+    assert not second.claim("host", 2, 500)
+    assert redis.pttl(store.keys.reducer()) <= 500
+    assert first.renew(60)  # it lives, and says so
+    assert not second.claim("host", 2, 500)
+    assert redis.pttl(store.keys.reducer()) <= 60  # looking does not lengthen it
+
+
 def test_a_deleted_job_cannot_be_claimed_or_opened(redis: Redis, store: RoundStore) -> None:
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000)

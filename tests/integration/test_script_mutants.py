@@ -11,8 +11,10 @@ import pytest
 MUTANTS: list[tuple[str, str, str]] = [
     ("announce", 'if redis.call("EXISTS", KEYS[1]) == 0 then return 0 end', ""),
     ("announce", 'redis.call("GET", KEYS[2]) ~= ARGV[1]', "false"),
-    ("claim", 'redis.call("EXISTS", KEYS[1]) == 0 or ', ""),
-    ("claim", ' or redis.call("EXISTS", KEYS[2]) == 1', ""),
+    ("claim", 'if redis.call("EXISTS", KEYS[1]) == 0 then return 0 end', ""),
+    ("claim", 'if redis.call("EXISTS", KEYS[2]) == 1 then', "if false then"),
+    ("claim", 'redis.call("PEXPIRE", KEYS[2], ARGV[2], "LT")', ""),
+    ("claim", 'redis.call("PEXPIRE", KEYS[2], ARGV[2], "LT")', 'redis.call("PEXPIRE", KEYS[2], ARGV[2])'),
     (
         "claim",
         'math.max((tonumber(redis.call("GET", KEYS[3])) or 0) + 1, now[1] * 1000000 + now[2])',
