@@ -61,9 +61,9 @@ def measure(redis: Redis, folder: Path, job_count: int, worker_count: int, turns
     while len(laps) < turns:
         for worker in workers:
             register(redis, WorkerInfo(worker, worker, "cpu", (QUEUE,), {}, 1, "host", 1, serving.get(worker)))
-        before = (time.perf_counter(), time.process_time(), _commands(redis))
+        before = (time.perf_counter(), time.process_time(), commands_processed(redis))
         dispatcher.step(redis)
-        after = (time.perf_counter(), time.process_time(), _commands(redis))
+        after = (time.perf_counter(), time.process_time(), commands_processed(redis))
         serving = _begin_seats(redis, workers)
         if time.monotonic() > calm_until and len(serving) >= min(worker_count, job_count):
             laps.append((after[0] - before[0], after[1] - before[1], after[2] - before[2]))
@@ -73,7 +73,8 @@ def measure(redis: Redis, folder: Path, job_count: int, worker_count: int, turns
     return {name: round(statistics.median(lap[i] for lap in laps), 4) for i, name in enumerate(names)}
 
 
-def _commands(redis: Redis) -> int:
+def commands_processed(redis: Redis) -> int:
+    """How many commands the broker has carried out since its start."""
     info: Any = redis.info("stats")
     return int(info["total_commands_processed"])
 

@@ -15,6 +15,9 @@ CONTROL_LOCK = "cs:control"
 WORKERS = "cs:workers"
 """set: ids of workers that registered; the control plane removes those whose `worker` key expired."""
 
+GIVEN_UP = "cs:given-up"
+"""string: how many claims on jobs reducers have given up; tells those that stand by to look at every job."""
+
 EVALUATOR = "cs:evaluator"
 """string: id of an evaluator that is alive, the one heard of last; expires."""
 

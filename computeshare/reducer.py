@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from computeshare.artifacts import Artifacts
 from computeshare.broker import by_loopback, connect
 from computeshare.commands.run import run_command
 from computeshare.errors import ComputeShareError, LostClaim
+from computeshare.keys import GIVEN_UP, JobKeys
 from computeshare.layout import Layout
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog
@@ -44,7 +46,9 @@ from computeshare.wire import Wires
 CLAIM_MS = 2000
 RENEW_S = 0.5
 LOOK_S = 0.25
-"""How often an idle reducer looks for jobs without one."""
+"""How often an idle reducer looks for new jobs, and for claims that were given up."""
+SETTLED_LOOK_S = 1.0
+"""How often it looks at a job of which nothing is left to do."""
 
 log = structlog.get_logger()
 
@@ -60,6 +64,10 @@ class Reducer:
         self._claims: dict[str, Claim] = {}
         self._lost: set[Claim] = set()
         self._looked = 0.0
+        self._asleep: dict[str, float] = {}
+        """Job to the moment when it may need a reducer: another's claim may have ended by then."""
+        self._given_up: bytes | None = None
+        """How many claims had been given up when it looked the last time."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
@@ -123,20 +131,46 @@ class Reducer:
 
     def _claim_jobs(self) -> None:
         handshake.check(self.redis, "reducer")
-        for job_id in published_jobs(self.redis):
-            if job_id in self.jobs:
-                continue
+        for job_id in self._free(published_jobs(self.redis)):
             self.wires = self.wires or Wires.to(self.redis, by_loopback(self.redis))
             rounds = Claim(self.redis, job_id, self.id, self.wires)
             state = rounds.read()
             if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
-                continue  # nothing is left to do
+                self._asleep[job_id] = time.monotonic() + SETTLED_LOOK_S  # nothing is left to do
+                continue
             if not rounds.claim(hostname(), os.getpid(), CLAIM_MS):
                 continue
+            self._asleep.pop(job_id, None)
             log.info("claimed", job=job_id, fence=rounds.fence)
             self._claims[job_id] = rounds  # renewed from now on: building a model may take longer than a claim
             self.jobs[job_id] = JobReducer(rounds, self.artifacts)
             self._serve(job_id)
+
+    def _free(self, job_ids: Sequence[str]) -> list[str]:
+        """The jobs that may have no reducer.
+
+        A claim that another reducer holds is looked at again when it would end if it were not renewed, or once any is
+        given up, so that standing by costs the broker little however many jobs there are.
+        """
+        given_up: Any = self.redis.get(GIVEN_UP)
+        if given_up != self._given_up:
+            self._given_up = given_up
+            self._asleep.clear()
+        now = time.monotonic()
+        self._asleep = {job_id: until for job_id, until in self._asleep.items() if until > now}
+        due = [job_id for job_id in job_ids if job_id not in self.jobs and job_id not in self._asleep]
+        if not due:
+            return []
+        lives = self.redis.pipeline(transaction=False)
+        for job_id in due:
+            lives.pttl(JobKeys(job_id).reducer())
+        free = []
+        for job_id, life_ms in zip(due, lives.execute(), strict=True):
+            if 0 < life_ms <= CLAIM_MS:
+                self._asleep[job_id] = now + life_ms / 1000
+            else:
+                free.append(job_id)
+        return free
 
     def _drop(self, job_id: str) -> Claim | None:
         """Forget a job; its claim expires by itself."""
@@ -147,6 +181,7 @@ class Reducer:
         """Forget a job, so that another reducer may claim it at once."""
         if rounds := self._drop(job_id):
             rounds.renew(0)
+            self.redis.incr(GIVEN_UP)
 
     def _drop_lost(self) -> None:
         """Forget the jobs whose claim ran out: another may have taken over, or the broker has lost it."""

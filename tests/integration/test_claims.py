@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opening import events
@@ -61,6 +62,44 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
         thread.join(20)
         for store in stores:
             store.purge()
+
+
+def commands(redis: Redis) -> int:
+    info: Any = redis.info("stats")
+    return int(info["total_commands_processed"])
+
+
+def test_standing_by_asks_about_a_claim_when_it_would_end(redis: Redis, tmp_path: Path) -> None:
+    stores = [RoundStore(redis, f"held{number}") for number in range(100)]
+    for store in stores:
+        store.publish(spec_of().model_dump_json())
+        redis.set(store.keys.reducer(), "another's", px=reducer_module.CLAIM_MS)
+    reducer = Reducer(redis, tmp_path, threading.Event())
+    reducer._claim_jobs()
+    before = commands(redis)
+    for _ in range(4):  # a second of looking
+        reducer._claim_jobs()
+    assert commands(redis) - before < 20 and not reducer.jobs
+    for store in stores:
+        redis.pexpire(store.keys.reducer(), 1)
+    reducer._asleep = dict.fromkeys(reducer._asleep, 0.0)  # the time is up
+    until(lambda: not redis.exists(stores[0].keys.reducer()))
+    reducer._claim_jobs()
+    assert len(reducer.jobs) == 100
+    for job_id in list(reducer.jobs):
+        reducer._release(job_id)
+
+
+def test_a_claim_given_up_is_taken_at_once(redis: Redis, tmp_path: Path) -> None:
+    RoundStore(redis, "handed").publish(spec_of().model_dump_json())
+    first, second = (Reducer(redis, tmp_path, threading.Event()) for _ in range(2))
+    for reducer in (first, second):
+        reducer._claim_jobs()
+    assert [*first.jobs] == ["handed"] and not second.jobs
+    first._release("handed")
+    second._claim_jobs()
+    assert [*second.jobs] == ["handed"]
+    second._release("handed")
 
 
 def away(*_: object) -> None:
@@ -136,7 +175,7 @@ def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
             for _ in range(3):
                 reducer._turn()
     job.redis.delete(job.store.keys.reducer())  # the claim has run out
-    reducer._looked = 0
+    reducer._looked, reducer._asleep = 0, {}
     for _ in range(3):
         reducer._turn()
     state = job.store.read()

@@ -1,0 +1,84 @@
+"""What a reducer that stands by costs while others look after many jobs: processor time and commands a second.
+
+    python -m bench.standby --jobs 200 --seconds 10
+
+The broker and the reducer are real; another reducer's claims are kept by renewing their keys.
+"""
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from redis import Redis
+
+from bench.dispatcher import commands_processed
+from computeshare.broker import connect
+from computeshare.embedded import EmbeddedBroker
+from computeshare.keys import JobKeys
+from computeshare.reducer import CLAIM_MS, RENEW_S, Reducer
+from computeshare.rounds import RoundStore
+from computeshare.spec import JobSpec
+
+SPEC = JobSpec(dataset="digits", model="mlp", rounds=2)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=10)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker.start(Path(folder) / "broker.log")
+        try:
+            print(json.dumps(measure(connect(broker.url), Path(folder), arguments.jobs, arguments.seconds)))
+        finally:
+            broker.stop()
+
+
+def measure(redis: Redis, folder: Path, jobs: int, seconds: float) -> dict[str, float]:
+    """Each second: commands of the reducer alone, and seconds of its thread's processor time."""
+    stop = threading.Event()
+    reducer = Reducer(redis, folder / "artifacts", stop)
+    names = [f"bench{number}" for number in range(jobs)]
+    for name in names:
+        RoundStore(redis, name).publish(SPEC.model_dump_json())
+    kept = [0]
+
+    def keep() -> None:
+        while not stop.is_set():
+            pipeline = redis.pipeline(transaction=False)
+            for name in names:
+                pipeline.set(JobKeys(name).reducer(), "another's", px=CLAIM_MS)
+            pipeline.execute()
+            kept[0] += jobs
+            stop.wait(RENEW_S)
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    while not kept[0]:
+        time.sleep(0.01)
+    used: list[float] = []
+
+    def stand_by() -> None:
+        began = time.thread_time()
+        reducer.run()
+        used.append(time.thread_time() - began)
+
+    thread = threading.Thread(target=stand_by)
+    before, kept_before = commands_processed(redis), kept[0]
+    thread.start()
+    stop.wait(seconds)
+    after, kept_after = commands_processed(redis), kept[0]
+    stop.set()
+    thread.join()
+    keeper.join()
+    asked = after - before - (kept_after - kept_before)
+    return {"commands": round(asked / seconds, 1), "cpu_s": round(used[0] / seconds, 5)}
+
+
+if __name__ == "__main__":
+    main()
