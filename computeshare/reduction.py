@@ -22,9 +22,10 @@ from computeshare.failpoints import armed, failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Digest, Layout, Weights
 from computeshare.loglines import REMARK_EVERY_S, Seldom
+from computeshare.methods import LocalStrategy
 from computeshare.processes import return_freed_memory
 from computeshare.quorum import Progress, decide, needed, tolerated
-from computeshare.rounds import Claim, Link, Received, RoundState
+from computeshare.rounds import Claim, Link, Received, RoundState, Terms
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
 from computeshare.standing import Standing, Version, behind
@@ -188,13 +189,20 @@ class JobReducer:
         event |= {"sha256": sha256, "bytes": sum(map(len, blob))}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
-        if not self.rounds.open(token, blob, self.steps.dump(held.master), following, event, self.spec.recent):
+        if not self.rounds.open(
+            token, blob, self.steps.dump(held.master), following, event, self.spec.recent, self._terms()
+        ):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
         self.current = Version(token, held, sha256)
         self.chain = Chain([token], token, sum(map(len, blob)))
         about = {"version": version, "from_checkpoint": restored is not None, "parameters": self.layout.parameters}
         log.info("opened", job=self.rounds.job_id, **about)
+
+    def _terms(self) -> Terms:
+        spec = self.spec
+        unmeasured = 1 if isinstance(spec.strategy, LocalStrategy) else 0  # a unit is long: others may come meanwhile
+        return Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers, unmeasured, self.gatherer.limit)
 
     def _resume(self, state: RoundState) -> None:
         """Take over a running job from what the broker holds of it."""

@@ -27,12 +27,12 @@ from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog, log_warnings
 from computeshare.manners.telling import Progress, Teller
 from computeshare.measuring import measure
-from computeshare.methods import AsyncStrategy, LocalStrategy, SyncStrategy
+from computeshare.methods import AsyncStrategy, SyncStrategy
 from computeshare.pacing import Pacer, parse_rate
 from computeshare.processes import configure_logging, keep_freed_memory, spare_the_collector, worker_name
 from computeshare.queue import Seat
 from computeshare.receiving import Inbox
-from computeshare.rounds import Grant, Member, Receipt, RoundStore, Terms, Waiting
+from computeshare.rounds import Grant, Member, Receipt, RoundStore, Waiting
 from computeshare.sending import Outbox
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
@@ -85,12 +85,10 @@ class SeatSession:
         self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
         self.data_dir = data_dir
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
-        at_first = 1 if isinstance(spec.strategy, LocalStrategy) else 0  # it is long: others may come meanwhile
-        terms = Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers, at_first)
         limit = os.environ.get("COMPUTESHARE_MAX_UP")
         pacer = Pacer(parse_rate(limit)) if limit else None
         self.wires = Wires.to(redis, by_loopback(redis), pacer=pacer, interrupt=self._is_called_off)
-        self.member = Member(redis, seat.job, seat.worker, session, terms, self.wires)
+        self.member = Member(redis, seat.job, seat.worker, session, self.wires)
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
         self.is_working = False  # computing, or sending what came of it

@@ -5,6 +5,9 @@
 -- Returns {status, last id of the versions stream}; status is `unopened` if the job is not open,
 -- `fenced` if the worker's seat is another by now, `banned` if its updates were refused too often (in these cases
 -- nothing is changed).
+cjson.decode(ARGV[4]) -- raises, with no effect, on anything but JSON
+local said = ARGV[4]:match("^%s*{(.*)}%s*$")
+if not said then return redis.error_reply("a session's event is a JSON object") end
 local status = redis.call("HGET", KEYS[1], "status")
 local last = redis.call("XREVRANGE", KEYS[7], "+", "-", "COUNT", 1)
 last = last[1] and last[1][1] or "0-0"
@@ -38,5 +41,8 @@ if former then
   end
 end
 redis.call("HSET", KEYS[2], ARGV[1], ARGV[2])
-redis.call("XADD", KEYS[8], "*", "type", "joined", "at", at, "data", ARGV[4])
+local known = string.format('"worker":%s,"session":%s,"seat":%s', -- comes last, so that it holds whatever the worker says
+  cjson.encode(ARGV[1]), cjson.encode(ARGV[2]), cjson.encode(ARGV[3]))
+redis.call("XADD", KEYS[8], "*", "type", "joined", "at", at, "data",
+  "{" .. said .. (said:match("%S") and "," or "") .. known .. "}")
 return {status, last}

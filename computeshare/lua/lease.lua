@@ -4,26 +4,29 @@
 -- none, once its lease is older than the worker that asks would need for the round, three times over.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
 --       10 suspects   11 news of the version after the token's
--- ARGV  1 token   2 worker   3 session   4 backup tasks allowed (1 or 0)
---       5 shortest lease, ms   6 ms per micro-batch to assume of a worker not measured yet
---       7 fewest workers that may make a round (0: any), each of them its share at most
---       8 fewest sessions there must be   9 whether the news are read right after this (1 or 0): then the lease is on the
+-- ARGV  1 token   2 worker   3 session   4 whether the news are read right after this (1 or 0): then the lease is on the
 --       version after the token's, where that is the current one and there are news of it
---       10 most units for a worker that was not measured yet (0: its share)
+-- The terms stand in the round, where its reducer wrote them: `backup` (1: backup tasks are allowed), `sharers` (fewest
+-- workers that may make a round, each of them its share at most; 0: any), `fewest` (sessions there must be),
+-- `unmeasured` (most units for a worker that was not measured yet; 0: its share).
 -- Where the round has sizes, a unit goes to the worker that its size was made for; to another only once that one is
 -- gone, has work of the round already, or is late.
 -- Returns {answer, current token, ms until it is worth asking again, sizes of the round's units by commas,
 -- micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`, `gone` or the job's status if that is
 -- not running. Only `leased` changes anything, and has more than three parts.
+local SHORTEST_MS = 2000 -- of a lease
+local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take on a worker that was not measured yet
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
-  "closed", "deadline", "needed", "sizes", "owners", "base")
+  "closed", "deadline", "needed", "sizes", "owners", "base", "backup", "sharers", "fewest", "unmeasured")
 local status, token = round[1], round[2]
+local backup, sharers = round[15] == "1", tonumber(round[16])
+local fewest, unmeasured = tonumber(round[17]), tonumber(round[18])
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, token, 0} end
 if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then
   return {redis.call("HEXISTS", KEYS[9], ARGV[2]) == 1 and "banned" or "fenced", token, 0}
 end
-if token ~= ARGV[1] and (ARGV[9] == "0" or round[14] ~= ARGV[1] or redis.call("EXISTS", KEYS[11]) == 0) then
+if token ~= ARGV[1] and (ARGV[4] == "0" or round[14] ~= ARGV[1] or redis.call("EXISTS", KEYS[11]) == 0) then
   return {"stale", token, 0}
 end
 if round[9] or redis.call("HLEN", KEYS[5]) >= tonumber(round[11]) then
@@ -35,13 +38,13 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local first, count, cursor, total = tonumber(round[3]), tonumber(round[4]), tonumber(round[5]), tonumber(round[8])
 local share = math.ceil(tonumber(round[11]) / math.max(1, redis.call("HLEN", KEYS[2])))
 local measured = tonumber(redis.call("HGET", KEYS[7], ARGV[2]))
-local speed = measured or tonumber(ARGV[6])
+local speed = measured or UNMEASURED_MS
 local granted, moved = {}, {}
 local again = 4000
 
-if redis.call("HLEN", KEYS[2]) < tonumber(ARGV[8]) then return {"wait", token, 1000} end
-if ARGV[7] ~= "0" then
-  local room = math.ceil(total / tonumber(ARGV[7]))
+if redis.call("HLEN", KEYS[2]) < fewest then return {"wait", token, 1000} end
+if sharers > 0 then
+  local room = math.ceil(total / sharers)
   for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
     if cjson.decode(entry).worker == ARGV[2] then room = room - 1 end
   end
@@ -55,7 +58,7 @@ if ARGV[7] ~= "0" then
   if share < 1 then return {"wait", token, 1000} end
 end
 
-if not measured and ARGV[10] ~= "0" then share = math.min(share, tonumber(ARGV[10])) end
+if not measured and unmeasured > 0 then share = math.min(share, unmeasured) end
 
 local deadline = tonumber(round[10] or 0)
 local patience = deadline > 0 and deadline or 250 + 3 * speed * total
@@ -83,7 +86,7 @@ local function pick() -- takes one off the free ones; nothing if they are all fo
   return found
 end
 
-local others, aside = redis.call("HLEN", KEYS[2]) > 1 and ARGV[7] == "0", {}
+local others, aside = redis.call("HLEN", KEYS[2]) > 1 and sharers == 0, {}
 while #granted < share do
   local freed = pick()
   if freed then
@@ -111,7 +114,7 @@ if #granted == 0 then
     local session, expires, leased, worker = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)$")
     expires, leased = tonumber(expires), tonumber(leased)
     local late = deadline > 0 and slow or leased + patience -- the first weights may take long to arrive
-    local take = #granted < share and (expires <= now or (ARGV[4] == "1" and session ~= ARGV[3] and late <= now
+    local take = #granted < share and (expires <= now or (backup and session ~= ARGV[3] and late <= now
       and redis.call("HEXISTS", KEYS[4], held[i]) == 0))
     if take then
       granted[#granted + 1] = held[i]
@@ -119,7 +122,7 @@ if #granted == 0 then
       moved[#moved + 1] = {from = worker, after_ms = now - leased, micro_batch = tonumber(held[i]), backup = expires > now}
     else
       again = math.min(again, expires - now)
-      if ARGV[4] == "1" and session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], held[i]) == 0 then
+      if backup and session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], held[i]) == 0 then
         again = math.min(again, late - now)
       end
     end
@@ -127,7 +130,7 @@ if #granted == 0 then
 end
 if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again))} end
 
-local life = math.max(tonumber(ARGV[5]), 4 * speed * #granted)
+local life = math.max(SHORTEST_MS, 4 * speed * #granted)
 local lease = string.format("%s|%.0f|%.0f|%s", ARGV[3], now + life, now, ARGV[2])
 for _, micro_batch in ipairs(granted) do
   redis.call("HSET", backups[micro_batch] and KEYS[4] or KEYS[3], micro_batch, lease)

@@ -3,19 +3,25 @@
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 speeds   7 nonce   8 full   9 events   10 free
 --       11 arrivals   12 recent   then for each micro-batch: its staged message, its update
 -- ARGV  1 token   2 worker   3 session   4 nonce   5 event (JSON object: what the worker says of the submission)
---       6 life of the answer, seconds   7 fewest workers that may make a round (0: any), each of them its share at most
---       8 parts of a message   then for each micro-batch: its number, its loss
+--       6 life of the answer, seconds   7 parts of a message   then for each micro-batch: its number, its loss
+-- The terms stand in the round, where its reducer wrote them: `sharers` (fewest workers that may make a round, each of
+-- them its share at most; 0: any), `limit` (bytes of an update; one that is larger is not kept, so that nobody reads it,
+-- but its size is: the reducer refuses it).
 -- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
 -- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
 -- what the round has received; what comes too late, or is not whole, is handed back; the answer is remembered under the
 -- nonce.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent", "sizes")
+local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent", "sizes",
+  "sharers", "limit")
 local status, token, total, needed, closed = round[1], round[2], tonumber(round[4]), tonumber(round[5]), round[6]
-local parts = tonumber(ARGV[8])
+local sharers, limit = tonumber(round[9]), tonumber(round[10])
+local parts = math.max(1, tonumber(ARGV[7]))
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local counted, late = {}, {}
 cjson.decode(ARGV[5]) -- raises, with no effect, on anything but JSON
+local said = ARGV[5]:match("^%s*{(.*)}%s*$")
+if not said then return redis.error_reply("a submission's event is a JSON object") end
 
 local function weigh(message) -- bytes of all its parts; nothing if it has others than these
   local bytes = 0
@@ -28,7 +34,7 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
 end
 
 local function entry(i, bytes, place, leased) -- what is kept of a micro-batch; who sent it is not the sender's to say
-  local loss = tonumber(ARGV[10 + 2 * i]) or 0 / 0
+  local loss = tonumber(ARGV[9 + 2 * i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
   return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"leased":%s,"at":%.3f}',
     cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes, leased,
@@ -48,9 +54,12 @@ local function answer(outcome)
   local before = redis.call("GET", KEYS[7]) or ""
   drop_staged()
   redis.call("SET", KEYS[7], outcome, "EX", ARGV[6], "NX")
-  redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data", string.format(
-    '{"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],%s', outcome, token,
-    table.concat(counted, ","), table.concat(late, ","), round[8] or "", ARGV[5]:sub(2)))
+  local known = string.format( -- comes last, so that it holds whatever the worker says
+    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],"worker":%s,"session":%s,"nonce":%s,"base":%s',
+    outcome, token, table.concat(counted, ","), table.concat(late, ","), round[8] or "", cjson.encode(ARGV[2]),
+    cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]))
+  redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data",
+    "{" .. said .. (said:match("%S") and "," or "") .. known .. "}")
   return {outcome, token, status, before}
 end
 
@@ -59,18 +68,18 @@ if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return answer("fenced") 
 
 local function mine(i) -- the lease on a micro-batch, if the sender holds it; and the hash it stands in
   for _, key in ipairs({KEYS[3], KEYS[4]}) do
-    local lease = redis.call("HGET", key, ARGV[9 + 2 * i])
+    local lease = redis.call("HGET", key, ARGV[8 + 2 * i])
     if lease and lease:match("^[^|]*") == ARGV[3] then return lease, key end
   end
 end
 
 local function hand_back(i)
   local lease, key = mine(i)
-  if lease then redis.call("HDEL", key, ARGV[9 + 2 * i]) end
-  if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[9 + 2 * i]) end
+  if lease then redis.call("HDEL", key, ARGV[8 + 2 * i]) end
+  if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[8 + 2 * i]) end
 end
 
-local count = (#ARGV - 8) / 2
+local count = (#ARGV - 7) / 2
 local behind = redis.call("LPOS", KEYS[12], ARGV[1])
 if status ~= "running" or not behind then
   for i = 0, count - 1 do hand_back(i) end
@@ -80,14 +89,14 @@ end
 local accepted, named, already, expired, leased = {}, {}, 0, 0, now
 local waiting = redis.call("HLEN", KEYS[5]) -- what has come before makes versions before
 local room = closed and 0 or total -- a closed round takes no more
-if ARGV[7] ~= "0" then
-  room = math.min(room, math.ceil(total / tonumber(ARGV[7])))
+if sharers > 0 then
+  room = math.min(room, math.ceil(total / sharers))
   for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
     if cjson.decode(entry).worker == ARGV[2] then room = room - 1 end
   end
 end
 for i = 0, count - 1 do
-  local micro_batch = ARGV[9 + 2 * i]
+  local micro_batch = ARGV[8 + 2 * i]
   local lease = mine(i)
   local bytes = lease and weigh(KEYS[13 + 2 * i])
   if named[micro_batch] or redis.call("HEXISTS", KEYS[5], micro_batch) == 1 then
@@ -112,9 +121,11 @@ end
 
 for place, one in ipairs(accepted) do
   local i, bytes, at = one[1], one[2], one[3]
-  local micro_batch = ARGV[9 + 2 * i]
-  redis.call("RENAME", KEYS[13 + 2 * i], KEYS[14 + 2 * i])
-  redis.call("PERSIST", KEYS[14 + 2 * i])
+  local micro_batch = ARGV[8 + 2 * i]
+  if limit == 0 or bytes <= limit then
+    redis.call("RENAME", KEYS[13 + 2 * i], KEYS[14 + 2 * i])
+    redis.call("PERSIST", KEYS[14 + 2 * i])
+  end
   redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place, at))
   redis.call("HDEL", KEYS[3], micro_batch)
   redis.call("HDEL", KEYS[4], micro_batch)

@@ -2,8 +2,9 @@
 
 from computeshare.rounds.channel import Scripts
 from computeshare.rounds.claim import Claim, Fault, Link, Received, Suspicion
-from computeshare.rounds.member import Grant, Member, Pulled, Receipt, Terms, Update, Waiting
+from computeshare.rounds.member import Grant, Member, Pulled, Receipt, Update, Waiting
 from computeshare.rounds.store import RoundState, RoundStore, published_jobs
+from computeshare.rounds.terms import Terms
 
 __all__ = [
     "Claim",

@@ -14,6 +14,7 @@ from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
 from computeshare.rounds.store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
+from computeshare.rounds.terms import DEFAULTS, Terms
 from computeshare.sampling import Round
 from computeshare.types import Blob, Message, Token
 from computeshare.wire import Wires
@@ -109,6 +110,7 @@ class Claim(RoundStore):
         following: Round,
         event: dict[str, Any],
         recent: int = 1,
+        terms: Terms = DEFAULTS,
     ) -> bool:
         """Publish the first weights, initial or restored; False if the job is open already (or gone).
 
@@ -122,6 +124,8 @@ class Claim(RoundStore):
         arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
         arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.needed]
         arguments.append(recent)
+        for name, value in terms.fields().items():
+            arguments += [name, value]
         messages = dict(zip(staged, (weights, state), strict=True))
         return self._run_staged("open", messages, names, arguments)
 

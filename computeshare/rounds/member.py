@@ -25,11 +25,8 @@ STAGED_S = 600
 PROBED_S = 60
 HANDED_S = 86_400
 """Seconds that an inner state which was handed over is kept."""
-SHORTEST_LEASE_MS = 2000
 EXTENDED_MS = 5000
 """What a lease has left at least, each time that its worker is heard of."""
-UNMEASURED_MS = 5000
-"""Milliseconds a micro-batch is assumed to take on a worker that has not been measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +75,15 @@ class Pulled:
     deltas: Sequence[Sequence[Blob]]
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms a job's workers get leases."""
-
-    backup: bool = True
-    """Second leases are given on slow micro-batches."""
-    sharers: int = 0
-    """How many workers must share a round, each its part at most; 0: any."""
-    fewest: int = 1
-    """How many workers must be there at a time."""
-    unmeasured: int = 0
-    """Most units at a time for a worker of unknown speed; 0: its share of the round."""
-
-
 class Member:
     """One worker's session in one job."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        job_id: str,
-        worker_id: str,
-        session: str,
-        terms: Terms = Terms(),
-        wires: Wires | None = None,
-    ) -> None:
+    def __init__(self, redis: Redis, job_id: str, worker_id: str, session: str, wires: Wires | None = None) -> None:
         """`wires`: what leases, updates and weights travel over; one thread alone may ask for those then."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
         self.session = session
-        self._terms = terms
         self._scripts = Scripts(redis)
         self._channel = Channel(redis, wires)
         self._last_id = "0-0"
@@ -122,8 +96,8 @@ class Member:
         k = self.keys
         names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
         names.append(k.banned())
-        event = json.dumps({"worker": self.worker_id, "session": self.session, "seat": seat, **about})
-        status, last_id = self._scripts.call("join", names, [self.worker_id, self.session, seat, event])
+        arguments = [self.worker_id, self.session, seat, json.dumps(about)]
+        status, last_id = self._scripts.call("join", names, arguments)
         self._last_id = last_id.decode()
         if status == b"fenced":
             raise Fenced(f"worker {self.worker_id} has been given another seat than {seat}")
@@ -303,22 +277,19 @@ class Member:
         k = self.keys
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce(nonce)]
         names += [k.full(), k.events(), k.free(), k.arrivals(), k.recent()]
-        about: dict[str, Any] = {"worker": self.worker_id, "session": self.session, "nonce": nonce, "base": token}
-        about |= {"micro_batches": [micro_batch for micro_batch, _, _ in updates], **report}
+        about = {"micro_batches": [micro_batch for micro_batch, _, _ in updates], **report}
         arguments: list[Argument] = [token, self.worker_id, self.session, nonce]
-        arguments += [json.dumps(about, separators=(",", ":")), STAGED_S, self._terms.sharers, len(updates[0][1])]
+        arguments += [json.dumps(about, separators=(",", ":")), STAGED_S, len(updates[0][1])]
         for micro_batch, _, loss in updates:
             names += [self._staged(nonce, micro_batch), k.update(token, micro_batch)]
             arguments += [micro_batch, loss]
         return self._channel.script("submit", names, arguments)
 
     def _lease(self, token: str, and_news: bool = False) -> Command:
-        k, terms = self.keys, self._terms
+        k = self.keys
         names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
         names += [k.events(), k.banned(), k.suspects(), k.news(token)]
-        arguments: list[Argument] = [token, self.worker_id, self.session, int(terms.backup)]
-        arguments += [SHORTEST_LEASE_MS, UNMEASURED_MS, terms.sharers, terms.fewest, int(and_news), terms.unmeasured]
-        return self._channel.script("lease", names, arguments)
+        return self._channel.script("lease", names, [token, self.worker_id, self.session, int(and_news)])
 
     @staticmethod
     def _parsed(reply: list[Any]) -> Grant:

@@ -42,11 +42,18 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
 @pytest.fixture
 def join(redis: Redis, claim: Claim) -> Join:
     def join(worker: str, session: str | None = None, **terms: Any) -> Member:
-        member = Member(redis, claim.job_id, worker, session or f"session of {worker}", Terms(**terms))
+        if terms:
+            agree(claim, **terms)
+        member = Member(redis, claim.job_id, worker, session or f"session of {worker}")
         assert member.join(f"seat of {worker}", {"name": worker}) == "running"
         return member
 
     return join
+
+
+def agree(store: RoundStore, **terms: Any) -> None:
+    """Have the round on these terms, as if its reducer had opened it so."""
+    store.redis.hset(store.keys.round(), mapping=Terms(**terms).fields())  # type: ignore[arg-type]
 
 
 def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:

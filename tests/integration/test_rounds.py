@@ -5,7 +5,7 @@ import statistics
 import threading
 
 import pytest
-from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, late, of, parts, send
+from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, agree, commit, current, events, fill, late, of, parts, send
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -149,9 +149,10 @@ def test_a_round_is_shared_out_evenly(join: Join) -> None:
     assert grants == [(0, 1), (2, 3), ()]
 
 
-def test_a_worker_of_unknown_speed_gets_no_more_units_than_its_terms_say(join: Join) -> None:
+def test_a_worker_of_unknown_speed_gets_no_more_units_than_the_terms_say(store: RoundStore, join: Join) -> None:
     first, other = join("first", unmeasured=1), join("other")
     assert first.lease(str(ZERO)).micro_batches == (0,)
+    agree(store)
     assert other.lease(str(ZERO)).micro_batches == (1, 2)
     assert send(first, ZERO, 0) == "accepted"
     join("third", unmeasured=1)
@@ -335,17 +336,23 @@ def test_a_micro_batch_handed_back_twice_is_free_once(claim: Claim, join: Join) 
     assert sorted(freed) == [0, 1, 2, 3]
 
 
-def test_a_report_that_is_no_json_object_changes_nothing(redis: Redis, claim: Claim, join: Join) -> None:
+@pytest.mark.parametrize("report", ["{garbage", "[1]", '"text"', "1"])
+def test_a_report_that_is_no_json_object_changes_nothing(redis: Redis, claim: Claim, join: Join, report: str) -> None:
     member = join("a")
     member.lease(str(ZERO))
     k = claim.keys
     names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
-    names += [k.events(), k.free(), k.arrivals(), k.staged("n:0"), k.update(str(ZERO), 0)]
+    names += [k.events(), k.free(), k.arrivals(), k.recent(), k.staged("n:0"), k.update(str(ZERO), 0)]
     redis.hset(k.staged("n:0"), "0", "x")
     with pytest.raises(ResponseError):
-        claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", "{garbage", 60, 0, 0, 0.5])
+        claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", report, 60, 1, 0, 0.5])
     assert claim.progress()[1] == {}
     assert not redis.exists(k.nonce("n"))
+    names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
+    names.append(k.banned())
+    with pytest.raises(ResponseError):
+        claim.scripts.call("join", names, ["b", "session of b", "seat of b", report])
+    assert not redis.hexists(k.sessions(), "b")
 
 
 def test_nothing_staged_is_left_behind(redis: Redis, claim: Claim, join: Join) -> None:

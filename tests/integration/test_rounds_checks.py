@@ -2,10 +2,28 @@
 
 from typing import Any
 
-from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, commit, current, events, fill, free, late, of, parts, send
+from opening import (
+    GONE,
+    ONE,
+    PLAN,
+    TWO,
+    ZERO,
+    Join,
+    age,
+    agree,
+    commit,
+    current,
+    events,
+    fill,
+    free,
+    late,
+    of,
+    parts,
+    send,
+)
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundStore, Terms
+from computeshare.rounds import Claim, Member, RoundStore
 from computeshare.rounds.claim import BANNING_STRIKES
 from computeshare.rounds.store import LINE_BYTES_KEPT, LINES_KEPT
 
@@ -178,7 +196,8 @@ def test_a_freed_micro_batch_that_arrived_meanwhile_is_not_leased_again(store: R
 
 def test_a_lease_that_has_run_out_is_no_backup_task(redis: Redis, store: RoundStore, join: Join) -> None:
     slow = join("slow")
-    patient = Member(redis, store.job_id, "patient", "patient", Terms(backup=False))
+    agree(store, backup=False)
+    patient = Member(redis, store.job_id, "patient", "patient")
     assert patient.join("seat", {}) == "running"
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(patient, ZERO, *patient.lease(str(ZERO)).micro_batches)
@@ -233,7 +252,7 @@ def test_a_blob_that_expired_while_staged_is_refused_and_handed_back(redis: Redi
     names += [k.events(), k.free(), k.arrivals(), k.recent()]
     names += [k.staged("n:0"), k.update(str(ZERO), 0)]
     about = '{"micro_batches":[0]}'
-    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 60, 0, 1, 0, 0.5]
+    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 60, 1, 0, 0.5]
     assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
     assert claim.progress()[1] == {} and free(claim) == [b"0"]
     assert member.lease(str(ZERO)).micro_batches == (0,)

@@ -55,7 +55,9 @@ class Rounds(RuleBasedStateMachine):
         self.struck: set[str] = set()
         self.claim = self._claim()
         token = Token(1, 0, secrets.token_hex(8))
-        assert self.claim.open(token, [b"weights"], [b"state"], PLAN.round(0), {})
+        assert self.claim.open(
+            token, [b"weights"], [b"state"], PLAN.round(0), {}, terms=Terms(backup=False, sharers=self.sharers)
+        )
         self._next(token, ())
         for worker in "abc":
             self.join(worker)
@@ -89,7 +91,7 @@ class Rounds(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def join(self, worker: str) -> None:
         session = f"s{next(self.names)}"
-        member = Member(self.redis, self.store.job_id, worker, session, Terms(backup=False, sharers=self.sharers))
+        member = Member(self.redis, self.store.job_id, worker, session)
         status = member.join("seat", {})
         if self.paused or worker in self.banned:
             assert status == ("paused" if self.paused else "banned")

@@ -31,7 +31,7 @@ def test_a_round_closes_once_enough_is_there_and_then_takes_no_more(claim: Claim
 
 def test_what_a_closed_round_has_received_is_a_duplicate_still(claim: Claim, slow: Member, join: Join) -> None:
     late(claim)
-    backup = join("backup")
+    backup = join("backup", backup=True)
     assert backup.lease(str(ZERO)).micro_batches == (0, 1)
     assert send(backup, ZERO, 0, nonce="backup") == "accepted"
     assert claim.close(ZERO, 3)

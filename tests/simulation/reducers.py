@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from redis import Redis
 
 from computeshare.quorum import needed
-from computeshare.rounds import Claim, Received, RoundState
+from computeshare.rounds import Claim, Received, RoundState, Terms
 from computeshare.types import Blob, Token
 from tests.simulation.journal import Journal
 from tests.simulation.model import INITIAL, MAGIC, NOT_FINITE, PLAN, Disk, Version, Weights, following, waits_for_all
@@ -100,7 +100,14 @@ class SimReducer:
         carried = saved.carried if saved else ()
         token = weights.token(self.disk.next_incarnation(), version)
         event = {"token": str(token), "version": version, "incarnation": token.incarnation, "sha256": weights.sha256}
-        opened = self.claim.open(token, [weights.weights], [weights.state], following(version, carried), event)
+        opened = self.claim.open(
+            token,
+            [weights.weights],
+            [weights.state],
+            following(version, carried),
+            event,
+            terms=Terms(sharers=self.journal.sharers),
+        )
         current = Version(token, weights, carried)
         self.journal.opened(opened, self.claim.fence, current, saved.token if saved else None)
         if not opened:

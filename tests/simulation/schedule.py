@@ -51,7 +51,7 @@ class Schedule:
         quorum = self.rng.choice((0.5, 0.7, 0.9)) if not sharers and self.rng.random() < 0.5 else 1.0
         self.journal = Journal(redis, self.store.keys, sharers)
         self.disk = Disk()
-        self.workers = [SimWorker(redis, job_id, f"w{i}", self.journal, self.rng, sharers) for i in range(count)]
+        self.workers = [SimWorker(redis, job_id, f"w{i}", self.journal, self.rng) for i in range(count)]
         self.reducers = [
             SimReducer(redis, job_id, f"r{i}", self.disk, self.journal, self.rng, quorum) for i in range(2)
         ]

@@ -8,7 +8,7 @@ from redis import Redis
 
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.keys import JobKeys
-from computeshare.rounds import Grant, Member, RoundStore, Terms
+from computeshare.rounds import Grant, Member, RoundStore
 from tests.simulation.journal import Journal
 from tests.simulation.model import GARBAGE, NOT_FINITE, update
 
@@ -26,11 +26,8 @@ class Work:
 class SimWorker:
     """One worker; the sessions it once had stay behind in `asleep` and may send what they computed, late."""
 
-    def __init__(
-        self, redis: Redis, job_id: str, name: str, journal: Journal, rng: random.Random, sharers: int = 0
-    ) -> None:
+    def __init__(self, redis: Redis, job_id: str, name: str, journal: Journal, rng: random.Random) -> None:
         self.redis, self.job_id, self.name, self.journal, self.rng = redis, job_id, name, journal, rng
-        self.sharers = sharers
         self.keys = JobKeys(job_id)
         self.seat = f"{name}-seat-1"
         self.asleep: list[Work] = []
@@ -45,9 +42,7 @@ class SimWorker:
 
     def join(self) -> str:
         """Begin a new session under the seat this worker believes it has."""
-        member = Member(
-            self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}", Terms(sharers=self.sharers)
-        )
+        member = Member(self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}")
         assigned = self.redis.hget(self.keys.seats(), self.name)
         current = assigned.decode() if isinstance(assigned, bytes) else None
         try:
