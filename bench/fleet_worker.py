@@ -71,6 +71,7 @@ class Worker:
         self._member = Member(
             self._redis, self._job_id, self._id, uuid.uuid4().hex, wires=Wires(self._wire, self._wire)
         )
+        self._member.redis.hset(self._member.keys.seats(), self._id, "seat")
         self._member.join("seat", {"name": self._id, "device": "none"})
         loaded = ""
         grant = self._member.lease(loaded)

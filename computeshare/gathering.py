@@ -1,5 +1,6 @@
 """A round's updates in a reducer: read in pieces, checked one by one, refused where they are not right."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from computeshare.codecs import Codec
 from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
 from computeshare.errors import CodecError, Diverged
 from computeshare.layout import Layout
+from computeshare.quorum import largest_share, tolerated
 from computeshare.rounds import Claim, Fault, Received, RoundState, Suspicion
 from computeshare.sampling import Plan, Round
 from computeshare.strategies.sync import Mean
@@ -33,10 +35,12 @@ class Gatherer:
     """Reads one job's updates."""
 
     def __init__(
-        self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, helper: Executor, bearable: int = 0
+        self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, helper: Executor, sharers: int = 0
     ) -> None:
-        """`helper`: reads ahead; `bearable`: how many bad workers the job's combination bears; 0 if none."""
-        self.rounds, self.codec, self.layout, self.plan, self.bearable = rounds, codec, layout, plan, bearable
+        """`helper`: reads ahead; `sharers`: as in `Terms`."""
+        self.rounds, self.codec, self.layout, self.plan, self.sharers = rounds, codec, layout, plan, sharers
+        self.bearable = tolerated(sharers)
+        """How many bad workers the job's combination bears; 0 if none."""
         self.limit = largest_update(layout)
         longest = max(layout.bucket_sizes)
         self._values = np.empty(longest, np.float32)
@@ -56,12 +60,11 @@ class Gatherer:
         Raises Refused: some were not what they should be (this bucket of every one has been looked at by then);
         Diverged: that is nobody's fault.
         """
-        oversized = {m for m, part in parts.items() if part.size > self.limit}
-        for m in sorted(oversized):
-            reason = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
+        wrong_ones = self._above_limits(parts, base.total)
+        for m, reason in wrong_ones.items():
             self._refuse(base, parts[m], reason, "damaged")
-        refused = bool(oversized)
-        for m, frames in self._frames([parts[m] for m in sorted(parts.keys() - oversized)], bucket):
+        refused = bool(wrong_ones)
+        for m, frames in self._frames([parts[m] for m in sorted(parts.keys() - wrong_ones.keys())], bucket):
             try:
                 values, buffer = self._decode(frames, parts[m], bucket)
             except _Wrong as wrong:
@@ -74,6 +77,21 @@ class Gatherer:
                 yield values
         if refused:
             raise Refused
+
+    def _above_limits(self, parts: dict[int, Received], total: int) -> dict[int, str]:
+        """The updates that the job's terms do not allow, ascending, with the reason.
+
+        `submit.lua` lets none of them in, but whoever has the broker's password can write past it.
+        """
+        share = largest_share(total, self.sharers or 1)
+        counts, found = Counter[str](), dict[int, str]()
+        for m in sorted(parts):
+            counts[parts[m].worker] += 1
+            if parts[m].size > self.limit:
+                found[m] = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
+            elif counts[parts[m].worker] > share:
+                found[m] = f"more than a worker's share of a round that {self.sharers} workers must make: {share}"
+        return found
 
     def again(self, one: tuple[str, int], bucket: int) -> Vector | None:
         """This bucket of an update that was checked before, until the next one is read; None if it is gone."""

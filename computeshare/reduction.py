@@ -24,7 +24,7 @@ from computeshare.layout import Digest, Layout, Weights
 from computeshare.loglines import REMARK_EVERY_S, Seldom
 from computeshare.methods import LocalStrategy
 from computeshare.processes import return_freed_memory
-from computeshare.quorum import Progress, decide, needed, tolerated
+from computeshare.quorum import Progress, decide, needed
 from computeshare.rounds import Claim, Link, Received, RoundState, Terms
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
@@ -159,8 +159,8 @@ class JobReducer:
         module = models.of(spec)
         self.layout: Layout = models.layout_of(module)
         self._parts = update_parts(self.layout)
-        up, bearable = CODECS[spec.codecs.up], tolerated(spec.sharers)
-        self.gatherer = Gatherer(self.rounds, up, self.layout, spec.plan, self._helper, bearable)
+        up = CODECS[spec.codecs.up]
+        self.gatherer = Gatherer(self.rounds, up, self.layout, spec.plan, self._helper, spec.sharers)
         self.steps = Steps(spec, self.layout)
         self.standing = Standing(self.rounds, self.artifacts, spec, self.steps, self.gatherer)
         self.divider = Divider() if spec.scales_steps else None

@@ -3,8 +3,8 @@
 -- KEYS  1 round   2 sessions   3 seats   4 leases   5 backups   6 free   7 versions   8 events   9 banned
 -- ARGV  1 worker   2 session   3 seat   4 event (JSON)
 -- Returns {status, last id of the versions stream}; status is `unopened` if the job is not open,
--- `fenced` if the worker's seat is another by now, `banned` if its updates were refused too often (in these cases
--- nothing is changed).
+-- `fenced` if the worker was given no seat, or another by now, `banned` if its updates were refused too often (in these
+-- cases nothing is changed).
 cjson.decode(ARGV[4]) -- raises, with no effect, on anything but JSON
 local said = ARGV[4]:match("^%s*{(.*)}%s*$")
 if not said then return redis.error_reply("a session's event is a JSON object") end
@@ -13,7 +13,7 @@ local last = redis.call("XREVRANGE", KEYS[7], "+", "-", "COUNT", 1)
 last = last[1] and last[1][1] or "0-0"
 if not status then return {"unopened", last} end
 local seat = redis.call("HGET", KEYS[3], ARGV[1])
-if seat and seat ~= ARGV[3] then return {"fenced", last} end
+if seat ~= ARGV[3] then return {"fenced", last} end
 if status ~= "running" then return {status, last} end
 if redis.call("HEXISTS", KEYS[9], ARGV[1]) == 1 then return {"banned", last} end
 local former = redis.call("HGET", KEYS[2], ARGV[1])

@@ -5,7 +5,7 @@
 local session = redis.call("HGET", KEYS[2], ARGV[1])
 if not session or (ARGV[2] ~= "*" and ARGV[2] ~= session) then return -1 end
 local data = cjson.decode(ARGV[3])
-data.session = session
+data.worker, data.session, data.freed = ARGV[1], session, nil -- these are not the caller's to say
 redis.call("HDEL", KEYS[2], ARGV[1])
 local freed = {}
 if redis.call("EXISTS", KEYS[1]) == 1 then

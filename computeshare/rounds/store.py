@@ -162,11 +162,16 @@ class RoundStore:
         return not (self.redis.xlen(self.keys.events()) or self.redis.xlen(self.keys.logs()))
 
     def reset(self) -> None:
-        """Delete every key of the job but its newest fence: a reducer that looked after it stays locked out."""
+        """Delete every key of the job but its newest fence, which locks out a reducer that looked after it, and
+        the seats it has given, so that their workers may join again.
+        """
         fence: Any = self.redis.get(self.keys.fence())
+        seats: Any = self.redis.hgetall(self.keys.seats())
         self.purge()
         if fence is not None:
             self.redis.set(self.keys.fence(), fence)
+        if seats:
+            self.redis.hset(self.keys.seats(), mapping=seats)
 
     def purge(self) -> None:
         """Delete every key of the job. The spec goes first, so that no script brings one back."""

@@ -45,10 +45,16 @@ def join(redis: Redis, claim: Claim) -> Join:
         if terms:
             agree(claim, **terms)
         member = Member(redis, claim.job_id, worker, session or f"session of {worker}")
-        assert member.join(f"seat of {worker}", {"name": worker}) == "running"
+        assert take_seat(member, f"seat of {worker}", {"name": worker}) == "running"
         return member
 
     return join
+
+
+def take_seat(member: Member, seat: str = "seat", about: dict[str, Any] | None = None) -> str:
+    """Join under a seat that the control plane has issued."""
+    member.redis.hset(member.keys.seats(), member.worker_id, seat)
+    return member.join(seat, about or {})
 
 
 def agree(store: RoundStore, **terms: Any) -> None:

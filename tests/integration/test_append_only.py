@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dispatching import online
+from opening import take_seat
 from redis import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import select
@@ -107,7 +108,7 @@ class Worker:
 
     def _join(self) -> str:
         member = Member(self.run.redis, self.run.job_id, self.name, secrets.token_hex(8))
-        status = member.join("seat", {"name": self.name, "device": "cpu"})
+        status = take_seat(member, "seat", {"name": self.name, "device": "cpu"})
         self.member = member if status == "running" else None
         return "wait" if self.member is None else "joined"
 

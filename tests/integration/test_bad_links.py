@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from opening import PLAN, ZERO, events, of
+from opening import PLAN, ZERO, events, of, take_seat
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -55,7 +55,7 @@ def member(broker: EmbeddedBroker, proxy: Proxy, claim: Claim) -> Iterator[Membe
         port=proxy.port, password=password, socket_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0), protocol=2
     )
     member = Member(client, claim.job_id, "worker", "session")
-    assert member.join("seat", {}) == "running"
+    assert take_seat(member) == "running"
     assert submit(member, "before there is a lease", b"") == "lease_lost"
     assert member.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
     yield member

@@ -148,8 +148,10 @@ WORKER = {"after_compute": False, "before_push": False, "between_stage_and_submi
 
 
 def seat_session(redis_url: str, job: Job, worker: str) -> SeatSession:
-    """A seat as its process runs it, without RQ."""
-    return SeatSession(connect(redis_url), Seat(worker, job.job_id, 1, 1), job.spec, Path(), threading.Event())
+    """A seat as its process runs it, without RQ; it was issued."""
+    redis, seat = connect(redis_url), Seat(worker, job.job_id, 1, 1)
+    redis.hset(job.store.keys.seats(), worker, seat.id)
+    return SeatSession(redis, seat, job.spec, Path(), threading.Event())
 
 
 def counted(redis: Redis, job: Job) -> list[tuple[int, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opening import take_seat
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 from test_rounds import PLAN, ZERO, events
@@ -122,7 +123,7 @@ def test_a_submission_for_which_there_is_no_memory_leaves_no_trace(small: Redis,
     assert claim.claim("host", 1, 60_000)
     assert claim.open(ZERO, [b"weights"], [b"state"], PLAN.round(0), {"version": 0})
     member = Member(small, job_id, "worker", "session")
-    member.join("seat", {})
+    take_seat(member)
     numbers = member.lease(str(ZERO)).micro_batches
     updates = [(m, [bytes(100_000)], 0.5) for m in numbers]
     ballast = fill(small)
@@ -165,7 +166,9 @@ def start(
 ) -> tuple[list[threading.Thread], list[Any]]:
     """A reducer and a seat, each in a thread; the list holds why the seat ended."""
     reducer = Reducer(redis, root, stop)
-    session = SeatSession(redis, Seat("aaaaaaaaaaaa", job_id, 1, 1), spec, root / "data", stop)
+    seat = Seat("aaaaaaaaaaaa", job_id, 1, 1)
+    redis.hset(RoundStore(redis, job_id).keys.seats(), seat.worker, seat.id)
+    session = SeatSession(redis, seat, spec, root / "data", stop)
     ended: list[Any] = []
     targets = (reducer.run, lambda: ended.append(session.run("cpu")))
     threads = [threading.Thread(target=target, daemon=True) for target in targets]

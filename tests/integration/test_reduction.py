@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opening import take_seat
 from redis import Redis
 
 from bench import plain
@@ -58,7 +59,7 @@ class Hand:
         self.replica = Replica(module, self.layout, spec.plan, split, torch.device("cpu"))
         self.member = Member(redis, job_id, worker, f"session of {worker}")
         self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
-        self.member.join("seat", {})
+        take_seat(self.member)
 
     def pull(self) -> Grant:
         """Load the current version and lease a share of its round."""
@@ -283,7 +284,7 @@ def test_what_a_lost_incarnation_computed_is_stale(start: Callable[..., Job]) ->
     job.store.publish(job.spec.model_dump_json())
     job.reducer = job.new_reducer()
     assert job.reducer.advance()
-    hand.member.join("seat", {})
+    take_seat(hand.member)
     assert hand.send(grant) == "stale"  # the same version and digest, another incarnation
 
 

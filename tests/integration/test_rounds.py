@@ -5,7 +5,25 @@ import statistics
 import threading
 
 import pytest
-from opening import GONE, ONE, PLAN, TWO, ZERO, Join, age, agree, commit, current, events, fill, late, of, parts, send
+from opening import (
+    GONE,
+    ONE,
+    PLAN,
+    TWO,
+    ZERO,
+    Join,
+    age,
+    agree,
+    commit,
+    current,
+    events,
+    fill,
+    late,
+    of,
+    parts,
+    send,
+    take_seat,
+)
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -94,7 +112,7 @@ def test_a_job_restored_at_its_last_version_is_finished(redis: Redis, store: Rou
 
 
 def test_joining_before_the_job_is_open_says_so(redis: Redis, store: RoundStore) -> None:
-    assert Member(redis, store.job_id, "worker", "s").join("seat", {}) == "unopened"
+    assert take_seat(Member(redis, store.job_id, "worker", "s")) == "unopened"
 
 
 def test_the_newest_session_wins_and_the_older_is_fenced(join: Join) -> None:
@@ -108,8 +126,10 @@ def test_the_newest_session_wins_and_the_older_is_fenced(join: Join) -> None:
 
 
 def test_an_older_attempt_at_a_seat_cannot_join(redis: Redis, claim: Claim) -> None:
-    redis.hset(claim.keys.seats(), "worker", "seat-2")
     member = Member(redis, claim.job_id, "worker", "s")
+    with pytest.raises(Fenced):
+        member.join("seat-2", {})  # which nobody has issued yet
+    redis.hset(claim.keys.seats(), "worker", "seat-2")
     with pytest.raises(Fenced, match="another seat than seat-1"):
         member.join("seat-1", {})
     assert member.join("seat-2", {}) == "running"
@@ -381,7 +401,7 @@ def test_many_workers_racing_count_each_micro_batch_once(redis_url: str, claim: 
 
     def work(worker: str) -> None:
         member = Member(connect(redis_url), claim.job_id, worker, worker)
-        member.join("seat", {})
+        take_seat(member)
         for turn in range(5):
             grant = member.lease(str(ZERO))
             if grant.micro_batches:
@@ -485,7 +505,7 @@ def test_the_last_commit_ends_the_rounds(claim: Claim, join: Join) -> None:
 
 
 def join_status(claim: Claim) -> str:
-    return Member(claim.redis, claim.job_id, "late", "s").join("seat", {})
+    return take_seat(Member(claim.redis, claim.job_id, "late", "s"))
 
 
 # Refusing
@@ -515,11 +535,11 @@ def test_a_worker_with_too_many_strikes_is_banned_until_somebody_lifts_it(
         claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", "damaged")
     with pytest.raises(Banned, match="liar is banned from the job"):
         liar.lease(str(ZERO))
-    assert liar.join("seat of liar", {}) == "banned"
+    assert take_seat(liar, "seat of liar") == "banned"
     ban = {"worker": "liar", "session": "session of liar", "strikes": 5, "reason": "checksum mismatch"}
     assert events(claim, "banned") == [ban]
     assert claim.lift_ban("liar")
-    assert liar.join("seat of liar", {}) == "running"
+    assert take_seat(liar, "seat of liar") == "running"
     assert events(claim, "unbanned") == [{"worker": "liar"}]
 
 

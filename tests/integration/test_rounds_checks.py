@@ -20,6 +20,7 @@ from opening import (
     of,
     parts,
     send,
+    take_seat,
 )
 from redis import Redis
 
@@ -132,7 +133,7 @@ def test_a_worker_is_banned_by_its_last_strike_and_not_before(redis: Redis, clai
         claim.refuse(ZERO, claim.progress()[1][0], "reason", "damaged")
         age(claim, 3_600_000)  # what it has leased is free for itself again
     assert send(liar, ZERO, 0, nonce="late") == "fenced"
-    assert Member(redis, claim.job_id, "liar", "new").join("seat of liar", {}) == "banned"
+    assert take_seat(Member(redis, claim.job_id, "liar", "new"), "seat of liar") == "banned"
     claim.lift_ban("liar")
     join("liar", "pardoned")
 
@@ -153,7 +154,7 @@ def test_only_running_rounds_are_paused_and_only_paused_ones_resumed(claim: Clai
 
 def test_joining_a_job_that_has_ended_begins_no_session(redis: Redis, claim: Claim) -> None:
     claim.end("cancelled")
-    assert Member(redis, claim.job_id, "a", "s").join("seat", {}) == "cancelled"
+    assert take_seat(Member(redis, claim.job_id, "a", "s")) == "cancelled"
     assert redis.hgetall(claim.keys.sessions()) == {} and events(claim, "joined") == []
 
 
@@ -198,7 +199,7 @@ def test_a_lease_that_has_run_out_is_no_backup_task(redis: Redis, store: RoundSt
     slow = join("slow")
     agree(store, backup=False)
     patient = Member(redis, store.job_id, "patient", "patient")
-    assert patient.join("seat", {}) == "running"
+    assert take_seat(patient) == "running"
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(patient, ZERO, *patient.lease(str(ZERO)).micro_batches)
     age(store, 3_600_000)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from opening import GONE, PLAN, age, current, free
+from opening import GONE, PLAN, age, current, free, take_seat
 from redis import Redis
 
 from computeshare.errors import Banned, Fenced
@@ -92,7 +92,7 @@ class Rounds(RuleBasedStateMachine):
     def join(self, worker: str) -> None:
         session = f"s{next(self.names)}"
         member = Member(self.redis, self.store.job_id, worker, session)
-        status = member.join("seat", {})
+        status = take_seat(member)
         if self.paused or worker in self.banned:
             assert status == ("paused" if self.paused else "banned")
             return

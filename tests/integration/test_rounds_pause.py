@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from opening import ONE, ZERO, Join, commit, current, send
+from opening import ONE, ZERO, Join, commit, current, send, take_seat
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
@@ -44,7 +44,7 @@ def test_a_paused_round_gives_no_lease_and_takes_no_session_and_no_submission(
     store.pause()
     assert member.lease(str(ZERO)).answer == "paused"
     assert send(member, ZERO, *granted) == "stale"
-    assert Member(redis, claim.job_id, "two", "late").join("seat", {}) == "paused"
+    assert take_seat(Member(redis, claim.job_id, "two", "late")) == "paused"
 
 
 def test_what_was_accepted_before_a_pause_counts_after_it(

@@ -3,7 +3,24 @@
 from dataclasses import replace
 
 import pytest
-from opening import ONE, PLAN, THREE, TWO, ZERO, Join, commit, current, events, fill, free, late, of, parts, send
+from opening import (
+    ONE,
+    PLAN,
+    THREE,
+    TWO,
+    ZERO,
+    Join,
+    commit,
+    current,
+    events,
+    fill,
+    free,
+    late,
+    of,
+    parts,
+    send,
+    take_seat,
+)
 from redis import Redis
 
 from computeshare.rounds import Claim, Member, RoundStore
@@ -142,7 +159,7 @@ def test_a_job_is_restored_with_what_its_checkpoint_carried(redis: Redis, store:
     assert claim.open(ONE, [b"weights 1"], [b"state 1"], PLAN.round(1, (1, 3)), {})
     assert current(claim).units == [1, 3, 4, 5, 6, 7]
     member = Member(redis, store.job_id, "a", "a")
-    assert member.join("seat", {}) == "running"
+    assert take_seat(member) == "running"
     assert member.lease(str(ONE)).micro_batches == (1, 3, 4, 5, 6, 7)
 
 

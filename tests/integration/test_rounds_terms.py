@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from opening import PLAN, ZERO, Join, agree, current, events, parts, send
+from opening import ONE, PLAN, ZERO, Join, agree, current, events, parts, send, take_seat
 from redis import Redis
 
+from computeshare.errors import Fenced
 from computeshare.rounds import Claim, Member, RoundStore, Terms
 from computeshare.rounds.channel import Scripts
 
@@ -72,9 +73,33 @@ def test_what_a_worker_says_of_its_submission_cannot_stand_for_what_the_script_k
 
 def test_who_joined_is_not_the_workers_word_alone(store: RoundStore, claim: Claim, redis: Redis) -> None:
     forged = {"worker": "honest", "session": "another", "seat": "a seat of honest"}
-    assert Member(redis, store.job_id, "forger", "own").join("own seat", forged) == "running"
+    assert take_seat(Member(redis, store.job_id, "forger", "own"), "own seat", forged) == "running"
     (told,) = events(store, "joined")
     assert (told["worker"], told["session"], told["seat"]) == ("forger", "own", "own seat")
+
+
+def test_who_left_is_not_the_callers_word(store: RoundStore, claim: Claim, join: Join) -> None:
+    join("honest"), join("forger")
+    forged = '{"worker": "honest", "session": "another", "freed": [7], "reason": "asked to"}'
+    k = store.keys
+    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
+    assert store.scripts.call("leave", names, ["forger", "session of forger", forged]) == 0
+    (told,) = events(store, "left")
+    assert told == {"worker": "forger", "session": "session of forger", "freed": [], "reason": "asked to"}
+
+
+def test_a_worker_to_which_no_seat_was_issued_cannot_join(redis: Redis, store: RoundStore, claim: Claim) -> None:
+    with pytest.raises(Fenced):
+        Member(redis, store.job_id, "stranger", "session").join("stranger's own seat", {})
+    assert redis.hgetall(store.keys.sessions()) == {} and events(store, "joined") == []
+
+
+def test_a_job_that_is_opened_anew_keeps_the_seats_it_has_given(store: RoundStore, claim: Claim, join: Join) -> None:
+    member = join("a")
+    store.reset()
+    store.publish("{}")
+    assert claim.open(ONE, [b"w"], [b"s"], PLAN.round(1), {})
+    assert member.join("seat of a", {}) == "running"
 
 
 def test_an_update_above_the_limit_is_not_kept_but_its_size_is(

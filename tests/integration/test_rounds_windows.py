@@ -4,7 +4,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from opening import ONE, PLAN, THREE, TWO, ZERO, Join, age, commit, current, events, free, of, opened, parts, send
+from opening import (
+    ONE,
+    PLAN,
+    THREE,
+    TWO,
+    ZERO,
+    Join,
+    age,
+    commit,
+    current,
+    events,
+    free,
+    of,
+    opened,
+    parts,
+    send,
+    take_seat,
+)
 from redis import Redis
 
 from computeshare.rounds import Claim, Link, Member, RoundStore
@@ -187,7 +204,7 @@ def test_a_restored_window_is_what_was_not_counted(redis: Redis, store: RoundSto
     assert claim.open(ONE, [b"weights 1"], [b"state 1"], pending, {}, recent=2)
     assert current(claim).status == "running" and current(claim).units == [0, 3, 5, 7, 8, 9]
     member = Member(redis, job_id, "a", "a")
-    member.join("seat", {})
+    take_seat(member)
     numbers = lease(member, ONE)
     assert numbers == (0, 3, 5, 7) and send(member, ONE, *numbers) == "accepted"
     following = replace(PLAN.window(2), first=pending.first, count=0, carried=pending.carried)
@@ -394,7 +411,7 @@ def test_a_whole_round_is_not_a_window(redis: Redis, store: RoundStore, job_id: 
     claim = Claim(redis, store.job_id, "first")
     assert claim.claim("host", 1, 60_000) and claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     member = Member(redis, job_id, "a", "a")
-    member.join("seat", {})
+    take_seat(member)
     assert send(member, ZERO, *lease(member, ZERO)) == "accepted"
     counted = parts(claim)
     assert not claim.commit(current(claim), counted[:2], ONE, [b"w"], PLAN.round(1), {})

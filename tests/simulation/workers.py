@@ -48,14 +48,16 @@ class SimWorker:
         try:
             status = member.join(self.seat, {})
         except Fenced:
-            assert current not in (None, self.seat), "fenced though the seat is this worker's"
-            assert current is not None
-            self.seat = current
+            assert current != self.seat, "fenced though the seat is this worker's"
+            if current is None:
+                self.redis.hset(self.keys.seats(), self.name, self.seat)  # as the control plane issues it (again)
+            else:
+                self.seat = current
             return "fenced: another seat"
         if self.journal.held.token is None:
             assert status == "unopened", status
             return status
-        assert current in (None, self.seat), f"joined by {self.seat} though the seat is {current} by now"
+        assert current == self.seat, f"joined by {self.seat} though the seat is {current} by now"
         assert (status == "banned") == (status != "finished" and self.name in self.journal.held.banned), status
         if status == "running":
             self.crash()
