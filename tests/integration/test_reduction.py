@@ -377,6 +377,21 @@ def test_more_workers_with_nan_than_the_job_bears_are_divergence(start: Callable
         job.reducer.advance()
 
 
+def test_the_reducer_itself_refuses_more_than_a_workers_share(start: Callable[..., Job], redis: Redis) -> None:
+    """Somebody with the broker's password took the round's terms away while a worker leased and submitted."""
+    job = start(strategy={"kind": "sync", "combine": "median"}, workers={"min": 3}, micro_batches_per_round=3)
+    greedy = job.hand("greedy")
+    terms: Any = redis.hmget(job.store.keys.round(), "sharers", "fewest")
+    redis.hset(job.store.keys.round(), mapping={"sharers": 0, "fewest": 1})
+    grant = greedy.pull()
+    assert len(grant.micro_batches) == 3 and greedy.send(grant) == "accepted"
+    redis.hset(job.store.keys.round(), mapping=dict(zip(("sharers", "fewest"), terms, strict=True)))
+    job.reducer.advance()
+    state, received = job.reducer.rounds.progress()
+    assert state is not None and state.version == 0 and [*received] == [min(grant.micro_batches)]
+    job.reducer.close()
+
+
 def test_a_rate_that_makes_the_weights_explode_fails_as_divergence(start: Callable[..., Job]) -> None:
     job = start(optimizer={"name": "SGD", "lr": 1e8}, rounds=20)
     hand = job.hand("solo")
