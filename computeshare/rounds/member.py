@@ -91,7 +91,7 @@ class Member:
     def join(self, seat: str, about: dict[str, Any]) -> str:
         """Begin the session; returns the job's status, or `unopened`, or `banned`.
 
-        Raises Fenced: another seat was given to this worker meanwhile.
+        Raises Fenced: this worker was given no seat, or another one meanwhile.
         """
         k = self.keys
         names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]

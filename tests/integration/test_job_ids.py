@@ -28,7 +28,7 @@ def test_reducer_makes_no_folder_outside_its_home_for_what_is_no_job_id(
 ) -> None:
     home = tmp_path / "home" / "artifacts"
     names = hostile(tmp_path)
-    redis.delete(keys.JOBS)  # jobs that other tests left on this session's broker
+    redis.delete(keys.JOBS)  # jobs that other tests left on the broker, which all tests share
     for name in names:
         redis.set(JobKeys(name).spec(), SPEC.model_dump_json())
         redis.sadd(keys.JOBS, name)
