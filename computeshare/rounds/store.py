@@ -165,20 +165,15 @@ class RoundStore:
         """Delete every key of the job but its newest fence, which locks out a reducer that looked after it, and
         the seats it has given, so that their workers may join again.
         """
-        fence: Any = self.redis.get(self.keys.fence())
-        seats: Any = self.redis.hgetall(self.keys.seats())
-        self.purge()
-        if fence is not None:
-            self.redis.set(self.keys.fence(), fence)
-        if seats:
-            self.redis.hset(self.keys.seats(), mapping=seats)
+        self.purge(keep=(self.keys.fence(), self.keys.seats()))
 
-    def purge(self) -> None:
-        """Delete every key of the job. The spec goes first, so that no script brings one back."""
+    def purge(self, keep: Iterable[str] = ()) -> None:
+        """Delete every key of the job but these. The spec goes first, so that no script brings one back."""
         self.redis.unlink(self.keys.spec(), self.keys.round())
         self.redis.srem(JOBS, self.job_id)
         for key in self.redis.scan_iter(self.keys.pattern(), count=1000):
-            self.redis.unlink(key)
+            if bytes(key).decode() not in keep:
+                self.redis.unlink(key)
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
