@@ -46,8 +46,8 @@ ROUTES = (
     webhooks,
     system,
     pages,
+    new_job,  # before the jobs' pages: /jobs/new is no job
     job_pages,
-    new_job,
     compare,
     webhook_pages,
 )

@@ -36,6 +36,12 @@ async def _posted(request: Request) -> dict[str, str]:
 Posted = Annotated[dict[str, str], Depends(_posted)]
 
 
+@router.get("/jobs/new", response_class=RedirectResponse)
+def lead_to_form(request: Request) -> RedirectResponse:
+    """The address that a reader guesses."""
+    return RedirectResponse(request.url.replace(scheme="", netloc="", path="/new"), 308)
+
+
 @router.get("/new")
 def show_form(
     request: Request,

@@ -46,8 +46,9 @@ def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Resp
         told: Response = handler(request, error)
         if request.url.path.startswith("/v1/") or "text/html" not in request.headers.get("accept", ""):
             return told
-        problem = json.loads(bytes(told.body))
-        page = missing(request, problem["title"], problem.get("detail", ""), told.status_code)
+        title, detail = (json.loads(bytes(told.body)).get(name, "") for name in ("title", "detail"))
+        text = f"There is no page {request.url.path}" if detail == title == "Not Found" else detail
+        page = missing(request, title, text, told.status_code)
         if after := told.headers.get("retry-after"):
             page.headers["retry-after"] = after
         return page

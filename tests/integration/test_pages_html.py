@@ -116,7 +116,8 @@ def test_the_list_can_be_of_one_queue(pages: Pages) -> None:
 
 
 def test_what_goes_wrong_is_a_page_for_a_browser_and_a_problem_for_a_program(pages: Pages) -> None:
-    assert "Not Found" in pages.get("/nothing/here", 404)
+    html = pages.get("/nothing/here", 404).partition("<main")[2]
+    assert html.count("Not Found") == 1 and "There is no page /nothing/here" in html
     assert "job" in pages.get("/compare?" + "job=x&" * 60, 422)
     for path, accept in (("/nothing/here", "*/*"), ("/v1/jobs/nosuch00", "text/html")):
         told = pages.client.get(path, headers={"accept": accept})
@@ -296,6 +297,12 @@ def test_parts_hold_the_plots_table_only_when_asked(pages: Pages) -> None:
     job_id = pages.create("running")
     assert 'id="values-table"' not in pages.get(f"/jobs/{job_id}/parts")
     assert 'id="values-table"' in pages.get(f"/jobs/{job_id}/parts?table=true")
+
+
+def test_the_address_that_readers_guess_leads_to_the_form(pages: Pages) -> None:
+    answer = pages.client.get("/jobs/new?from=abc", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (308, "/new?from=abc")
+    assert "New job</h1>" in pages.get("/jobs/new")
 
 
 def test_names_are_escaped_everywhere(pages: Pages) -> None:
