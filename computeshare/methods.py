@@ -171,10 +171,11 @@ def chosen(value: Any) -> AnyStrategy:
 Strategy: TypeAlias = Annotated[AnyStrategy, BeforeValidator(chosen)]
 
 
-def wrong(title: str, field: str, message: str) -> ValidationError:
-    """An error that names a field which the model only knows by its catalog."""
+def wrong(title: str, field: str | tuple[str, ...], message: str) -> ValidationError:
+    """An error that names a field (or one within it) where pydantic would name the whole object."""
     kind = PydanticCustomError("value_error", "{text}", {"text": message})
-    return ValidationError.from_exception_data(title, [InitErrorDetails(type=kind, loc=(field,), input=None)])
+    loc = (field,) if isinstance(field, str) else field
+    return ValidationError.from_exception_data(title, [InitErrorDetails(type=kind, loc=loc, input=None)])
 
 
 def _problem(entry: ArgumentEntry, value: Any) -> str | None:

@@ -202,7 +202,7 @@ class JobReducer:
     def _terms(self) -> Terms:
         spec = self.spec
         unmeasured = 1 if isinstance(spec.strategy, LocalStrategy) else 0  # a unit is long: others may come meanwhile
-        return Terms(spec.strategy.backup, spec.sharers, spec.fewest_workers, unmeasured, self.gatherer.limit)
+        return Terms(spec.strategy.backup, spec.sharers, spec.workers.min, unmeasured, self.gatherer.limit)
 
     def _resume(self, state: RoundState) -> None:
         """Take over a running job from what the broker holds of it."""

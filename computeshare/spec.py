@@ -37,6 +37,8 @@ INSTEAD = {
     ("local", "optimizer"): "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
 }
 """What a strategy has in the place of a field that it does not take."""
+UNITS_FROM = {"sync": "micro_batches_per_round", "async": "strategy.buffer", "local": "strategy.replicas"}
+"""The field that says how many units a round of each strategy has, and so how many workers can work on it at a time."""
 LARGEST_PRIORITY = 100
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
@@ -142,6 +144,7 @@ class JobSpec(Part):
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("give rounds or epochs, not both")
         self._consistent()
+        self._shared_out()
         model, (_, height, width) = catalog().models[self.model], self.shape
         if min(height, width) < model.min_size:
             raise ValueError(
@@ -173,6 +176,18 @@ class JobSpec(Part):
             raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
         if kind == "local" and self.lr_scaling != "none":
             raise wrong("JobSpec", "lr_scaling", "strategy local scales no rate: set its inner_optimizer's lr instead")
+
+    def _shared_out(self) -> None:
+        """Raises ValidationError where the job would wait for more workers than a round has work for."""
+        units, named = self.plan.units_per_round, UNITS_FROM[self.strategy.kind]
+        what = "replicas" if self.strategy.kind == "local" else "micro-batches"
+        cause, way_out = f"a round has {units:,} {what}", f", or raise {named}"
+        if self.strategy.kind != "local" and self.plan.units_per_epoch < units:
+            units = self.plan.units_per_epoch
+            cause, way_out = f"an epoch has {units:,} {what}", ", or lower micro_batch"
+        if self.workers.min > units:
+            message = f"must be at most {units:,}: {cause}, so no more workers can work at a time. Lower it{way_out}"
+            raise wrong("JobSpec", ("workers", "min"), message)
 
     def _bearable(self) -> None:
         """Raises ValueError where a robust combination would not keep what it promises."""
@@ -216,11 +231,6 @@ class JobSpec(Part):
         """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
         robust = isinstance(self.strategy, SyncStrategy) and self.strategy.combine != "mean"
         return self.workers.min if robust and tolerated(self.workers.min) else 0
-
-    @property
-    def fewest_workers(self) -> int:
-        """How many workers must be there for the rounds to go on."""
-        return min(self.workers.min, self.plan.units_per_round)
 
     def quorum_of(self, version: int) -> float:
         """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all, and

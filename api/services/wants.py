@@ -66,7 +66,7 @@ def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
         job_id=job.id,
         queue=job.queue,
         seats=seats if wanted else 0,
-        minimum=min(job.spec["workers"]["min"], seats),
+        minimum=job.spec["workers"]["min"],
         started=job.started_ms is not None,
         priority=priority_of(job.spec),
         moved_ms=moved_ms,

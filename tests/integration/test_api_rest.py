@@ -322,6 +322,7 @@ def test_workers_and_queues_are_those_online(client: TestClient, redis: Redis) -
         ({"codec": {"up": "int4"}}, "codec.up", "float16"),
         ({"workers": {"min": 5, "max": 2}}, "workers", "above max"),
         ({"workers": {"most": 5}}, "workers.most", "allowed: max, min"),
+        ({"workers": {"min": 5}}, "workers.min", "must be at most 4"),
         ({"micro_batch": 0}, "micro_batch", "greater than or equal to 1"),
         ({"micro_batch": "many"}, "micro_batch", "integer"),
         ({"queue": "a b"}, "queue", "pattern"),

@@ -93,6 +93,11 @@ def test_every_wrong_field_gets_a_line_of_its_own() -> None:
     assert lines[0].startswith("dataset: unknown dataset 'nope'; allowed: cifar10, digits")
 
 
+def test_more_workers_than_a_round_has_work_for_are_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"^workers\.min: must be at most 4: a round has 4 micro-batches"):
+        specs.check({**BASE, "workers": {"min": 5}})
+
+
 def test_an_unknown_field_is_answered_with_the_allowed_ones() -> None:
     with pytest.raises(SpecError, match=r"^workers\.most: unknown field; allowed: max, min$"):
         specs.check({**BASE, "workers": {"most": 3}})

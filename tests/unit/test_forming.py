@@ -58,6 +58,11 @@ def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
     assert "object of fields" in errors[MORE]
 
 
+def test_too_many_workers_to_wait_for_are_told_at_their_field() -> None:
+    errors = forming.filled(forming.of_defaults() | {"workers.min": "5"}).errors
+    assert errors.keys() == {"workers.min"} and "must be at most 4" in errors["workers.min"]
+
+
 def test_what_is_wrong_with_the_whole_is_said_of_the_whole() -> None:
     values = {"dataset": "digits", "model": "lenet5", "epochs": "1"}
     assert "needs an input of at least" in forming.filled(values).errors[""]

@@ -132,7 +132,7 @@ def test_workers_share_a_round_where_some_of_them_may_be_bad() -> None:
     [
         ({"micro_batches_per_round": 4}, r"rounds of 4 micro-batches .* a multiple of workers.min \(3\)"),
         ({"micro_batches_per_round": 8, "workers": {"min": 4}, "strategy": {"combine": "trimmed_mean"}}, None),
-        ({"micro_batches_per_round": 2}, "rounds of 2 micro-batches"),
+        ({"micro_batches_per_round": 2}, r"must be at most 2"),
         ({"micro_batch": 25}, None),  # 2,400 an epoch: all rounds are whole
         ({"micro_batch": 30}, "an epoch's last round of 2 .* so that the last round is one, too"),
         ({"micro_batch": 32, "micro_batches_per_round": 75}, None),
@@ -271,9 +271,28 @@ def test_only_synchronous_rounds_have_a_quorum_or_sharers() -> None:
         assert {spec.quorum_of(version) for version in range(5)} == {1.0}
 
 
-def test_a_local_job_waits_for_no_more_workers_than_it_has_replicas() -> None:
-    assert local(workers={"min": 8, "max": 8}).fewest_workers == 3
-    assert local({"inner_steps": 100, "replicas": 9}, workers={"min": 8, "max": 8}).fewest_workers == 8
+@pytest.mark.parametrize(
+    ("changes", "most", "way_out"),
+    [
+        ({}, 4, "a round has 4 micro-batches.*raise micro_batches_per_round"),
+        ({"micro_batches_per_round": 7}, 7, "raise micro_batches_per_round"),
+        ({"micro_batch": 20_000}, 3, "an epoch has 3 micro-batches.*lower micro_batch"),
+        ({"strategy": {"kind": "local", "replicas": 3}}, 3, "a round has 3 replicas.*raise strategy.replicas"),
+        ({"strategy": {"kind": "local", "replicas": 3}, "codec": "auto"}, 3, "raise strategy.replicas"),
+        ({"strategy": {"kind": "async", "buffer": 5}}, 5, "a round has 5 micro-batches.*raise strategy.buffer"),
+    ],
+)
+def test_a_job_cannot_wait_for_more_workers_than_a_round_has_work_for(
+    changes: dict[str, Any], most: int, way_out: str
+) -> None:
+    def waiting_for(workers: int) -> JobSpec:
+        base = {"dataset": "mnist", "model": "lenet5", "workers": {"min": workers, "max": 8}}
+        return JobSpec.model_validate({**base, **changes})
+
+    assert waiting_for(most).workers.min == most
+    with pytest.raises(ValidationError, match=rf"(?s)must be at most {most}: .*{way_out}") as caught:
+        waiting_for(most + 1)
+    assert [error["loc"] for error in caught.value.errors()] == [("workers", "min")]
 
 
 def test_the_brokers_share_grows_with_replicas_not_with_their_steps() -> None:
