@@ -87,7 +87,10 @@ class JobPublic(_Answer):
     parameters: int | None
     forked_from: ForkedFrom | None = Field(description="none for a job that started from its seed")
     chosen: str | None = Field(description="why it has the codecs that were chosen for it, where it left them open")
-    samples_per_s: float = Field(description="over the last ten seconds of committed versions")
+    samples_per_s: float = Field(
+        description="of the versions of the last ten seconds, or of the newest one where they take longer; 0 when none "
+        "comes for three times as long as usual (at least ten seconds), or the job does not run"
+    )
     workers: int = Field(description="workers taking part now")
     reducer: ReducerPublic | None
     accepted: int

@@ -24,7 +24,7 @@ from api.services.storing import is_scored, load, save, store
 from computeshare.artifacts import Artifacts
 from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
-from computeshare.types import ENDED, Token
+from computeshare.types import Token
 
 BATCH = 1000
 """Events taken from one job's stream at a time."""
@@ -41,6 +41,7 @@ _KNOWN = " UNION ALL ".join(
         ("event", "type", "json_extract(data, '$.token')"),
     )
 )
+_MOVING = "SELECT id FROM job WHERE status = 'running' AND samples_per_s != 0"
 _RATE = """UPDATE worker_stat SET samples_per_s = :rate
 WHERE job_id = :job AND worker = :worker AND samples_per_s != :rate AND left_ms IS NULL"""
 
@@ -80,7 +81,7 @@ class Projector:
             failpoint("before_trim")
             _trim(redis, taken)
         self._broker = broker
-        if self._turn % RATE_TURNS == 0 and self._rates:
+        if self._turn % RATE_TURNS == 0:
             self._measure(redis)
         return events
 
@@ -144,16 +145,19 @@ class Projector:
         store(connection, state, fold.changes, was)
 
     def _measure(self, redis: Redis) -> None:
-        """Write down the rates of now: they fall without any event."""
+        """Write down the rates of now: they fall without any event. A job that does not run begins anew."""
         now_ms = _now_ms(redis)
         with self._database.writing() as connection:
-            for job_id, rates in list(self._rates.items()):
+            moving = connection.exec_driver_sql(_MOVING).scalars()  # before this process started, perhaps
+            for job_id in {*moving, *self._rates}:
                 state = load(connection, job_id)
-                if state is None or state["status"] in ENDED:
-                    del self._rates[job_id]
+                if state is None or state["status"] != "running":
+                    self._rates.pop(job_id, None)
+                if state is None:
                     continue
+                rates = self._rates.get(job_id, Rates())
                 rate = round(rates.job.value(now_ms), 1)
-                if rates.job.points and rate != state["samples_per_s"]:
+                if rate != state["samples_per_s"]:
                     state["samples_per_s"] = rate
                 rows = [
                     {"job": job_id, "worker": worker, "rate": round(rate.value(now_ms), 1)}

@@ -10,8 +10,8 @@ WINDOW_MS = 10_000
 class Rate:
     """Samples counted at certain times (milliseconds, the broker's clock).
 
-    Looks back ten seconds, or to the step before the last one where steps take longer; so a slow job has a rate, and
-    one that stalls sees it fall steadily.
+    The rate is that of the ten seconds before the newest step, or of the newest step alone where steps take longer. It
+    falls once the next step is overdue, and is 0 when nothing has come for three steps, ten seconds at least.
     """
 
     points: deque[tuple[int, int]] = field(default_factory=deque)
@@ -20,19 +20,24 @@ class Rate:
 
     def add(self, at_ms: int, samples: int) -> None:
         """Note that `samples` more were done by `at_ms`."""
-        if self.points:
+        points = self.points
+        if points:
             self.total += samples
-        self.points.append((at_ms, samples))
+        points.append((at_ms, samples))
+        while len(points) > 2 and points[0][0] < at_ms - WINDOW_MS:
+            points.popleft()
+            self.total -= points[0][1]
 
     def value(self, now_ms: int) -> float:
         """Samples per second at `now_ms`."""
-        points = self.points
-        while len(points) > 2 and points[1][0] <= now_ms - WINDOW_MS:
-            points.popleft()
-            self.total -= points[0][1]
-        if len(points) < 2:
+        if len(self.points) < 2:
             return 0.0
-        return 1000 * self.total / max(1, now_ms - points[0][0])
+        last_ms = self.points[-1][0]
+        span_ms, idle_ms = last_ms - self.points[0][0], now_ms - last_ms
+        step_ms = span_ms / (len(self.points) - 1)
+        if idle_ms > max(WINDOW_MS, 3 * step_ms):
+            return 0.0
+        return 1000 * self.total / max(1, span_ms + max(0, idle_ms - step_ms))
 
 
 @dataclass(slots=True)

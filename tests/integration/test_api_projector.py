@@ -623,18 +623,45 @@ def test_oldest_submissions_and_events_are_forgotten_and_the_ledger_never(
     assert thinning.thin(database) == 0
 
 
-def test_rate_falls_when_a_job_stalls(redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, job: str) -> None:
+@pytest.fixture
+def fast(redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, job: str) -> None:
+    """The job has made 20 versions in two seconds, and none in the minute since."""
     seconds, _ = redis.time()
-    feed.at_ms = seconds * 1000 - 60_000
+    feed.at_ms = seconds * 1000 - 62_000
     feed.open()
     feed.join()
     for _ in range(20):
         feed.commit()
     projector.step(redis)
     assert jobs.show(job).samples_per_s == pytest.approx(1280, rel=0.1)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("restarted", [False, True], ids=["as it goes", "before the control plane started"])
+def test_a_job_that_stands_still_has_no_rate(
+    redis: Redis, projector: Projector, database: Database, jobs: Jobs, job: str, restarted: bool
+) -> None:
+    looking = Projector(database) if restarted else projector
+    for _ in range(projector_module.RATE_TURNS):
+        looking.step(redis)
+    assert (jobs.show(job).status, jobs.show(job).samples_per_s) == ("running", 0)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_pause_is_no_part_of_the_rate_after_it(
+    redis: Redis, feed: Feed, projector: Projector, jobs: Jobs, job: str
+) -> None:
+    jobs.pause(job)
     for _ in range(projector_module.RATE_TURNS):
         projector.step(redis)
-    assert 0 < jobs.show(job).samples_per_s < 5
+    jobs.resume(job)
+    seconds, _ = redis.time()
+    feed.at_ms = seconds * 1000
+    feed.join()
+    for _ in range(2):
+        feed.commit()
+    projector.step(redis)
+    assert jobs.show(job).samples_per_s == pytest.approx(1280, rel=0.1)
 
 
 @pytest.mark.parametrize("settled", ["scored", "damaged"])

@@ -33,8 +33,21 @@ def test_only_the_last_ten_seconds_count() -> None:
     assert len(rate.points) <= WINDOW_MS // 100 + 2
 
 
-def test_rate_of_a_stalled_job_falls_steadily() -> None:
+def test_a_long_gap_leaves_the_window_with_the_second_step_behind_it() -> None:
     rate = steady(100, 128, 50)
-    values = [rate.value(4900 + wait) for wait in (0, 1000, 10_000, 60_000, 600_000)]
-    assert values == sorted(values, reverse=True)
-    assert values[-1] < 1
+    hour_ms = 3_600_000
+    for n in range(3):
+        rate.add(hour_ms + n * 100, 128)
+    assert rate.value(hour_ms + 200) == pytest.approx(1280)
+
+
+@pytest.mark.parametrize("every_ms", [100, 30_000])
+def test_rate_of_a_stalled_job_falls_to_nothing(every_ms: int) -> None:
+    rate = steady(every_ms, 128, 50)
+    last_ms = 49 * every_ms
+    usual = 128 * 1000 / every_ms
+    assert rate.value(last_ms + every_ms) == pytest.approx(usual)  # the next step is not overdue yet
+    still_ms = max(WINDOW_MS, 3 * every_ms)
+    values = [rate.value(last_ms + wait) for wait in (every_ms, 2 * every_ms, still_ms)]
+    assert usual == pytest.approx(values[0]) and values[0] > values[1] > values[2] > 0
+    assert rate.value(last_ms + still_ms + 1) == 0
