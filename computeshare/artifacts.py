@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 
 from computeshare import tensorfile
 from computeshare.durability import flush
@@ -181,14 +180,14 @@ class Artifacts:
     def tensors(self, token: Token) -> dict[str, npt.NDArray[np.generic]]:
         """The state dict of a checkpoint. Raises ArtifactError."""
         try:
-            return dict(load_file(self.path(token, WEIGHTS)))
-        except (OSError, SafetensorError, ValueError) as error:
+            return tensorfile.read(_read(self.path(token, WEIGHTS)))[0]
+        except (OSError, ValueError) as error:
             raise ArtifactError(f"the weights of checkpoint {token} are missing or damaged: {error}") from error
 
-    def state(self, token: Token) -> bytes:
-        """The reducer's state of a checkpoint. Raises ArtifactError."""
+    def state(self, token: Token) -> memoryview:
+        """The reducer's state of a checkpoint, in memory that can be written to. Raises ArtifactError."""
         try:
-            return self.path(token, STATE).read_bytes()
+            return _read(self.path(token, STATE))
         except OSError as error:
             raise ArtifactError(f"the state of checkpoint {token} is missing: {error}") from error
 
@@ -297,6 +296,15 @@ def _link(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(source, target)
+
+
+def _read(path: Path) -> memoryview:
+    with open(path, "rb", buffering=0) as file:
+        content = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
+        done = 0
+        while count := file.readinto(content[done:]):
+            done += count
+        return content[:done]
 
 
 def _write(path: Path, content: Iterable[Blob]) -> None:

@@ -204,6 +204,8 @@ class Reducer:
 
 def warm() -> None:
     """Import what takes seconds (the first optimizer above all), so that a reducer standing by takes over at once."""
+    import torchvision  # noqa: F401
+
     import computeshare.training.models  # noqa: F401
     from computeshare.training.optimizers import ServerOptimizer
 

@@ -156,8 +156,7 @@ class JobReducer:
         from computeshare.training import devices, models
 
         self.spec, self.plan = spec, spec.plan
-        module = models.of(spec)
-        self.layout: Layout = models.layout_of(module)
+        self.layout: Layout = models.layout_for(spec)
         self._parts = update_parts(self.layout)
         up = CODECS[spec.codecs.up]
         self.gatherer = Gatherer(self.rounds, up, self.layout, spec.plan, self._helper, spec.sharers)

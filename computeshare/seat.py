@@ -207,7 +207,7 @@ class SeatSession:
 
         if isinstance(self.replica, LocalReplica) and self.replica.keeps and (state := self.member.take_over()):
             try:
-                self.replica.restore(b"".join(state))
+                self.replica.restore(state)
             except ArtifactError as error:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 

@@ -86,6 +86,11 @@ class Forked:
     def poll(self) -> int | None:
         return self._process.exitcode
 
+    def kill(self) -> None:
+        """By SIGKILL; it is gone when this returns."""
+        self._process.kill()
+        self._process.join()
+
 
 def _logged(target: Callable[[dict[str, str]], None], environment: dict[str, str], log_path: str) -> None:
     with open(log_path, "a") as file:

@@ -82,8 +82,8 @@ class Standing:
             raise LostClaim(f"the weights of version {state.token} are gone")
         whole_bytes = 4 * self._layout.parameters
         chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
-        raw = self._rounds.load(self._rounds.keys.state(str(state.token)))
-        held = self._repeated(state, weights) if raw is None else self._steps.load(weights, b"".join(raw))
+        raw = self._rounds.load_state(state.token)
+        held = self._repeated(state, weights) if raw is None else self._steps.load(weights, raw)
         return Version(state.token, held), chain
 
     def _weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
@@ -106,11 +106,11 @@ class Standing:
     def _repeated(self, state: RoundState, weights: Weights) -> "Held":
         """Repeat the step that led to the current version, from the state before and the round's submissions."""
         base = state.base
-        raw = self._rounds.load(self._rounds.keys.state(str(base))) if base else None
+        raw = self._rounds.load_state(base) if base else None
         held_before = self._weights(base, *self._rounds.chain())[0] if base else None
         if base is None or raw is None or held_before is None:
             raise LostClaim(f"the state before version {state.token} is gone")
-        before = self._steps.load(held_before, b"".join(raw))
+        before = self._steps.load(held_before, raw)
         counted, sizes = self._rounds.counted(state)
         samples = [self._plan.unit_size(unit, sizes) for _, unit in counted]
 

@@ -40,16 +40,17 @@ class Steps:
         self._spec, self._down, self._layout = spec, CODECS[spec.codecs.down], layout
         self._gradient = np.empty(layout.parameters if len(layout.buckets) > 1 else 0, np.float32)
 
-    def load(self, weights: Weights, state: bytes) -> Held:
+    def load(self, weights: Weights, state: Blob) -> Held:
         """Go on from a version's weights and the state that `dump` gave beside them, its parts joined.
 
-        Without a state (that of a fork whose optimizer starts afresh, or of version 0) the optimizer stays as it is.
+        Nothing is copied: where `state` is writable, the next step writes over it. Without a state (that of a fork
+        whose optimizer starts afresh, or of version 0) the optimizer stays as it is.
         Raises: ArtifactError, or struct.error: the state is damaged.
         """
-        if not state:
+        if not len(state):
             return Held(weights.parameters, weights)
         (length,) = struct.unpack_from("<Q", state)
-        self.optimizer.load(state[8 + length :])
+        self.optimizer.load(memoryview(state)[8 + length :])
         master = np.frombuffer(state, np.float32, length // 4, 8) if length else weights.parameters
         return Held(master, weights)
 

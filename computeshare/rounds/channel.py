@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
@@ -158,11 +160,30 @@ class Channel:
             found, replies = replies[:parts], replies[parts:]
         return None if None in found else found, replies
 
-    def load(self, key: str) -> list[Blob] | None:
-        """All parts of the message under a key; None if it is gone."""
+    def load(self, key: str) -> list[memoryview] | None:
+        """All parts of the message under a key; None if it is gone. They lie in memory as `load_joined` says."""
+        found = self._load(key)
+        return found and found[1]
+
+    def load_joined(self, key: str) -> memoryview | None:
+        """As `load`, the parts one after another, in memory of their own that can be written to.
+
+        They are received there: joining them would hold the interpreter, and every other thread with it, for seconds
+        where they are large.
+        """
+        found = self._load(key)
+        return found and found[0]
+
+    def _load(self, key: str) -> tuple[memoryview, list[memoryview]] | None:
         (count,) = self.exchange([["HLEN", key]])
-        parts = [self.exchange([["HGET", key, part]], large=True)[0] for part in range(count)]
-        return parts if parts and None not in parts else None
+        sizes = self.exchange([["HSTRLEN", key, part] for part in range(count)]) if count else []
+        if not sizes or 0 in sizes:
+            return None
+        joined = np.empty(sum(sizes), np.uint8).data
+        ends = [*accumulate(sizes)]
+        parts = [joined[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        found = self.exchange([["HGET", key, part] for part in range(count)], parts)
+        return None if None in found else (joined, parts)
 
     def _exchange(
         self,

@@ -332,9 +332,13 @@ class Claim(RoundStore):
         """A key that no other reducer writes, whatever fence it believes to have."""
         return self.keys.staged(f"{self.reducer_id}:{self.fence}:{what}")
 
-    def load(self, key: str) -> list[Blob] | None:
+    def load(self, key: str) -> Sequence[Blob] | None:
         """All parts of one of the job's messages; None if it is gone."""
         return self._channel.load(key)
+
+    def load_state(self, token: Token) -> Blob | None:
+        """The state that goes with a version, as one piece that can be written to; None if it is gone."""
+        return self._channel.load_joined(self.keys.state(str(token)))
 
     def chain(self) -> tuple[list[str], str]:
         """The tokens of the job's chain, oldest first, and the newest snapshot's."""

@@ -219,11 +219,11 @@ class Member:
         self._channel.stage({self.keys.inner(self.session): state}, HANDED_S)
         self._channel.exchange([["RPUSH", self.keys.handed(), self.session]])
 
-    def take_over(self) -> list[Blob] | None:
+    def take_over(self) -> Blob | None:
         """An inner state that another session has handed over, which nobody else gets then; None if there is none."""
         while (session := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
             key = self.keys.inner(session.decode())
-            if state := self._channel.load(key):
+            if state := self._channel.load_joined(key):
                 self._channel.exchange([["UNLINK", key]])
                 return state
         return None

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 import computeshare.catalog
 from computeshare.errors import SpecError
@@ -71,7 +70,7 @@ def model_facts(name: str) -> dict[str, Any]:
     """What is known of a model without running it: its entry, but for `min_size`."""
     own = name in models.OWN
     shape = (1, 28, 28) if own else (3, 224, 224)
-    module = build_without_memory(name, shape)
+    module = models.outline(name, shape, 10)
     return {
         "source": "computeshare" if own else "torchvision",
         "batch_norm": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()),
@@ -83,28 +82,12 @@ def model_facts(name: str) -> dict[str, Any]:
 def takes(name: str, size: int) -> bool:
     """Whether the model runs on square inputs of this size, in both modes, in batches of two."""
     try:
-        module = build_without_memory(name, (3, size, size))
+        module = models.outline(name, (3, size, size), 10)
         for mode in (True, False):
             module.train(mode)(torch.empty(2, 3, size, size, device="meta"))
     except (RuntimeError, ValueError, SpecError):
         return False
     return True
-
-
-def build_without_memory(name: str, shape: models.Shape) -> nn.Module:
-    """The model on the meta device, where tensors have shapes and no values: the whole table needs no gigabyte."""
-    with ParametersOnMeta(), torch.no_grad():
-        return models.build(name, shape, 10, 0).to("meta")
-
-
-class ParametersOnMeta(TorchFunctionMode):
-    """Makes only what is uninitialised, so the parameters, on the meta device: RegNets compute widths in tensors."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = dict(kwargs or {})
-        if function is torch.empty:
-            options["device"] = "meta"
-        return function(*args, **options)
 
 
 def min_size(name: str) -> int:

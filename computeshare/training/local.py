@@ -118,7 +118,7 @@ class LocalReplica:
         """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""
         return None if self._kept is None else dump_state(self._inner.name, self._kept)
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: Blob) -> None:
         """Go on from what another worker's `dump` gave, with this job's own settings.
 
         Raises: ArtifactError: it is none of this optimizer and model, or not finite; the inner state is as it was then.

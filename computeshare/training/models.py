@@ -4,6 +4,7 @@ Every model maps float32 images (n, channels, height, width) to logits (n, class
 torchvision's own, drawn from the job's seed, so every machine with the same torch starts from the same weights.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from computeshare.catalog import catalog
 from computeshare.errors import SpecError
@@ -19,6 +21,8 @@ from computeshare.layout import Kind, Layout, Weights
 from computeshare.spec import JobSpec
 
 Shape = tuple[int, int, int]
+_drawing = threading.Lock()
+"""Held while weights are drawn: torch's generator is the process's, and a reducer has a thread for each job."""
 
 
 def of(spec: JobSpec) -> nn.Module:
@@ -36,9 +40,30 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
         seed: 0 to 2**63 - 1.
     Raises: SpecError: the name is unknown, or the model cannot take this shape.
     """
-    with torch.random.fork_rng(devices=[]):  # only the CPU's generator is drawn from, and only it is put back
+    with _drawing, torch.random.fork_rng(devices=[]):  # only the CPU's generator is drawn from, and put back
         torch.default_generator.manual_seed(seed)
         return OWN[name](shape, classes) if name in OWN else _torchvision_model(name, shape, classes)
+
+
+def outline(name: str, shape: Shape, classes: int) -> nn.Module:
+    """As `build`, on the meta device, where tensors have shapes and no values: that takes no time and no memory."""
+    with ParametersOnMeta(), torch.no_grad():
+        return build(name, shape, classes, 0).to("meta")
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Makes only what is uninitialised, so the parameters, on the meta device: RegNets compute widths in tensors."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function is torch.empty:
+            options["device"] = "meta"
+        return function(*args, **options)
+
+
+def layout_for(spec: JobSpec) -> Layout:
+    """How the weights of a job's model lie, without making them. Raises SpecError, as `build` and `layout_of`."""
+    return layout_of(outline(spec.model, spec.shape, catalog().datasets[spec.dataset].classes))
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from computeshare import tensorfile
@@ -78,8 +76,11 @@ class ServerOptimizer:
         """Everything that later steps depend on beside the parameters, as `dump_state` gives it."""
         return dump_state(self._name, self._optimizer)
 
-    def load(self, blob: bytes) -> None:
-        """Go on from what `dump` gave, of the same optimizer over the same layout. Raises ArtifactError."""
+    def load(self, blob: Blob) -> None:
+        """Go on from what `dump` gave, of the same optimizer over the same layout. Raises ArtifactError.
+
+        Where `blob` is writable the state stays there, and the next step writes over it.
+        """
         with self._bound(torch.empty(self._shape)):
             load_state(self._name, self._optimizer, blob)
 
@@ -112,20 +113,23 @@ def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
     return tensorfile.pieces({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state})
 
 
-def load_state(name: str, optimizer: torch.optim.Optimizer, blob: bytes) -> None:
+def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
     """Go on from what `dump_state` gave, of the same optimizer over tensors of the same shapes.
+
+    Where `blob` is writable, the optimizer works in its memory; else it gets copies.
 
     Raises: ArtifactError: it is damaged, or of another optimizer or number of tensors.
     """
     parameters = optimizer.param_groups[0]["params"]
     try:
-        tensors, rest = safetensors.torch.load(blob), _rest(blob)
+        tensors, metadata = tensorfile.read(blob)
+        rest = json.loads(metadata["state"])
         kind, group, scalars = rest["optimizer"], rest["group"], rest["scalars"]
         states: list[dict[str, Any]] = [dict(values) for values in scalars]
         for path, tensor in tensors.items():
             index, key = path.split(".", 1)
-            states[int(index)][key] = tensor
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+            states[int(index)][key] = torch.from_numpy(tensor if tensor.flags.writeable else tensor.copy())
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ArtifactError(f"the optimizer's state is damaged ({error}): take an earlier checkpoint") from error
     if (kind, len(states)) != (name, len(parameters)):
         raise ArtifactError(
@@ -170,14 +174,6 @@ def try_out(spec: OptimizerSpec, lr_factor: float) -> None:
         build(spec, lr_factor, [parameter]).step()
     except Exception as error:  # torch checks few arguments itself; the others fail as they may
         raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
-
-
-def _rest(blob: bytes) -> dict[str, Any]:
-    """What `dump` put beside the tensors: in the JSON header, whose length a safetensors file starts with."""
-    length = int.from_bytes(blob[:8], "little")
-    header = json.loads(blob[8 : 8 + length])
-    rest: dict[str, Any] = json.loads(header["__metadata__"]["state"])
-    return rest
 
 
 def _tuples(value: Any) -> Any:

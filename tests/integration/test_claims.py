@@ -18,6 +18,7 @@ from computeshare.embedded import EmbeddedBroker
 from computeshare.reducer import Reducer
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, RoundStore
+from computeshare.types import Blob, Token
 
 
 @pytest.fixture
@@ -126,6 +127,34 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
     hand.send(hand.pull())
     reducer._turn()
     assert held.current is not None and held.current.token.version == 1
+
+
+def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life_ms, load = 400, Claim.load_state
+    monkeypatch.setattr(reducer_module, "CLAIM_MS", life_ms)
+    monkeypatch.setattr(reducer_module, "RENEW_S", life_ms / 4000)
+    job = Job(redis, "heavy", spec_of(), tmp_path)
+    job.redis.delete(job.store.keys.reducer())
+
+    def slow(self: Claim, token: Token) -> Blob | None:
+        time.sleep(8 * life_ms / 1000)
+        return load(self, token)
+
+    monkeypatch.setattr(Claim, "load_state", slow)
+    stop = threading.Event()
+    reducers = [Reducer(redis, tmp_path, stop) for _ in range(2)]
+    threads = [threading.Thread(target=reducer.run, daemon=True) for reducer in reducers]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: any(held.current for reducer in reducers for held in [*reducer.jobs.values()]))
+        assert len(events(job.store, "reducer")) == 2  # the first of them is the test's own
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
 
 
 def test_a_job_that_diverges_fails_in_plain_words_with_the_traceback_of_its_reducer(

@@ -483,6 +483,16 @@ def test_a_small_state_is_kept_with_the_commit(redis: Redis, claim: Claim, join:
     assert not [key for key in redis.scan_iter(claim.keys.pattern()) if key.endswith(b":state")]
 
 
+def test_a_state_is_read_into_one_piece_of_memory_part_by_part(claim: Claim, join: Join) -> None:
+    fill(join, claim)
+    assert commit(claim, ONE, keep=False)
+    assert claim.load_state(ONE) is None
+    parts = [bytes([number]) * 1_500_000 for number in range(3)]
+    claim.store_state(ZERO, of(ZERO, range(4)), ONE, parts)
+    state = claim.load_state(ONE)
+    assert state == b"".join(parts) and not memoryview(state).readonly
+
+
 def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) -> None:
     fill(join, claim)
     assert commit(claim, ONE, keep=False)

@@ -69,7 +69,7 @@ def test_the_smallest_size_holds_where_tensors_have_values(name: str) -> None:
 @pytest.mark.parametrize("name", list(catalog().models))
 def test_every_model_takes_grey_images_of_any_allowed_size_and_gives_one_tensor(name: str) -> None:
     size = max(33, catalog().models[name].min_size)
-    with generator.ParametersOnMeta(), torch.no_grad():
+    with models.ParametersOnMeta(), torch.no_grad():
         module = models.build(name, (1, size, size + 4), 7, 0).to("meta").train()
         assert module(torch.empty(2, 1, size, size + 4, device="meta")).shape == (2, 7)
 

@@ -43,6 +43,40 @@ def test_the_bytes_do_not_depend_on_the_order_and_contiguous_tensors_are_not_cop
     assert copied == {"turned", "empty"}
 
 
+def test_what_is_read_is_what_was_written_and_lies_in_the_file() -> None:
+    file = bytearray(b"".join(tensorfile.pieces(TENSORS, {"about": "ä"})))
+    found, metadata = tensorfile.read(file)
+    assert metadata == {"about": "ä"} and found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
+        assert not tensor.size or (found[name].flags.writeable and np.shares_memory(found[name], np.asarray(file)))
+
+
+FILE = b"".join(tensorfile.pieces({"w": np.arange(4, dtype=np.float32)}, {"about": "it"}))
+DAMAGES = {
+    "empty": b"",
+    "cut in its length": FILE[:7],
+    "cut in its header": FILE[:60],
+    "cut in a tensor": FILE[:-1],
+    "longer": FILE + b"\0",
+    "a length beyond its end": b"\xff" * 8 + FILE[8:],
+    "no object": (2).to_bytes(8, "little") + b"[]",
+    "an unknown kind": FILE.replace(b"F32", b"F33"),
+    "another shape": FILE.replace(b"[4]", b"[5]"),
+    "a negative shape": FILE.replace(b"[4]", b"[-"),
+    "offsets that lie elsewhere": FILE.replace(b"[0,16]", b"[4,20]"),
+    "offsets that are none": FILE.replace(b"[0,16]", b'"0,16"'),
+    "a hole": FILE.replace(b"[4]", b"[2]").replace(b"[0,16]", b"[0,8] "),
+}
+
+
+@pytest.mark.parametrize("file", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_file_is_an_error(file: bytes) -> None:
+    assert file != FILE
+    with pytest.raises(ValueError, match=r"."):
+        tensorfile.read(file)
+
+
 def test_a_kind_of_numbers_that_no_model_has_is_an_error() -> None:
     with pytest.raises(AssertionError, match="odd is of complex64"):
         tensorfile.pieces({"odd": np.zeros(2, np.complex64)}, {})

@@ -86,6 +86,20 @@ def test_a_fresh_optimizer_goes_on_from_the_dumped_state_to_the_bit(
     assert dumped(resumed) == dumped(through)
 
 
+def test_a_state_that_was_loaded_stays_in_the_memory_that_it_was_given_in() -> None:
+    """A copy of half a gigabyte holds the interpreter for so long that a reducer loses its claims."""
+    layout, spec = layout_of(model()), OptimizerSpec(name="SGD", momentum=0.9)
+    start, steps = np.zeros(layout.parameters, np.float32), gradients(layout, 2)
+    stepped, resumed = ServerOptimizer(layout, spec), ServerOptimizer(layout, spec)
+    middle = run(stepped, start, steps[:1])
+    state = bytearray(dumped(stepped))
+    resumed.load(state)
+    run(resumed, middle, steps[1:])
+    assert state != dumped(stepped)  # the step has written the next momentum there
+    run(stepped, middle, steps[1:])
+    assert state == dumped(stepped) == dumped(resumed)
+
+
 def test_loading_replaces_what_was_there() -> None:
     module = model()
     layout, spec = layout_of(module), OptimizerSpec(name="Adam")
