@@ -4,7 +4,8 @@
 reducer's full-precision parameters and optimizer state), `manifest.json`, `ledger.json` (what led to the version, as
 far as the control plane may not know it) where there is need of one, and once scored `score.json`. A folder is written
 under another name, flushed to the disk, and renamed: what has a token's name is whole. Beside them, `chosen.json` is
-what was chosen for a job that left its codecs open.
+what was chosen for a job that left its codecs open, and `incarnations/N` says at which checkpoint the job was opened
+the Nth time, and so which of the checkpoints count: the others are left of branches that were given up.
 """
 
 import contextlib
@@ -25,16 +26,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from computeshare import tensorfile
-from computeshare.durability import flush
-from computeshare.errors import ArtifactError
+from computeshare.branch import ALL, Branch
+from computeshare.durability import flush, flush_open
+from computeshare.errors import ArtifactError, LostClaim
 from computeshare.failpoints import failpoint
 from computeshare.ledger import Entry
 from computeshare.types import JOB_ID, Blob, Token
 
 UNFINISHED_S = 3600
 """A checkpoint still being written after this long is not being written any more."""
+RECORDS_KEPT = 10
+"""Records of openings; the newest that can be read says it all."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
-LEDGER, CHOICE = "ledger.json", "chosen.json"
+LEDGER, CHOICE, INCARNATIONS = "ledger.json", "chosen.json", "incarnations"
 
 
 class Manifest(BaseModel):
@@ -113,10 +117,22 @@ class Artifacts:
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
     ) -> Manifest:
-        """Make what was staged a checkpoint, durably. Raises OSError; it may be tried again then."""
+        """Make what was staged a checkpoint, durably. Raises as `seal` and `place`."""
+        manifest = self.seal(staged, sha256, epoch, next_micro_batch, carried, ledger)
+        self.place(staged)
+        return manifest
+
+    def seal(
+        self,
+        staged: Staged,
+        sha256: str,
+        epoch: int,
+        next_micro_batch: int,
+        carried: Sequence[int] = (),
+        ledger: Sequence[Entry] = (),
+    ) -> Manifest:
+        """Complete what was staged and have the disk hold it. Raises OSError; it may be tried again then."""
         if self.has(staged.token):  # another reducer wrote the same bytes first, or this is a second attempt
-            staged.discard()
-            flush(self.folder)
             return self.manifest(staged.token)
         if staged.is_suspect:
             staged.renew()
@@ -136,15 +152,27 @@ class Artifacts:
         for path in (*staged.folder.iterdir(), staged.folder):
             flush(path)
         staged.is_suspect = False
-        failpoint("in_checkpoint")
-        try:
-            os.rename(staged.folder, self.path(staged.token))
-        except OSError:
-            if not self.has(staged.token):  # in the meantime, by another
-                raise
-            staged.discard()
-        flush(self.folder)
         return manifest
+
+    def place(self, staged: Staged) -> None:
+        """Make what was sealed a checkpoint.
+
+        Raises OSError; it may be tried again then. LostClaim: the job has been opened again meanwhile. (If that happens
+        right after the look, the checkpoint belongs to a branch that was given up, and is none of `tokens`.)
+        """
+        failpoint("in_checkpoint")
+        if self.has(staged.token):
+            staged.discard()
+        elif staged.token.incarnation < (newest := self.incarnation()):
+            raise LostClaim(f"incarnation {newest} was opened before checkpoint {staged.token} was complete")
+        else:
+            try:
+                os.rename(staged.folder, self.path(staged.token))
+            except OSError:
+                if not self.has(staged.token):  # in the meantime, by another
+                    raise
+                staged.discard()
+        flush(self.folder)
 
     def adopt(self, checkpoint: Path, sha256: str, with_state: bool) -> Token:
         """Make another job's checkpoint the version 0 of this one, of the incarnation before its first.
@@ -203,7 +231,13 @@ class Artifacts:
         return [entry for token in self.tokens() for entry in self.ledger(token)]
 
     def tokens(self) -> list[Token]:
-        """The checkpoints there are, oldest first."""
+        """The checkpoints that lead to where the job stands, oldest first."""
+        found = self.on_disk()  # looked at first: an incarnation is on record before it has a checkpoint
+        branch = self.branch()
+        return [token for token in found if branch.holds(token)]
+
+    def on_disk(self) -> list[Token]:
+        """All checkpoints that there are, those of branches that were given up among them, oldest first."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             with contextlib.suppress(ValueError):
@@ -245,17 +279,51 @@ class Artifacts:
                 if time.time() - path.stat().st_mtime > UNFINISHED_S:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def next_incarnation(self) -> int:
-        """Count one more opening of the job, durably: 1 for the first."""
-        path = self.folder / "incarnation"
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def branch(self) -> Branch:
+        """Which checkpoints count, by the newest record that can be read."""
+        for number in reversed(self._incarnations()):
+            try:
+                record = json.loads((self.folder / INCARNATIONS / str(number)).read_bytes())
+                ends = {int(earlier): int(end) for earlier, end in record["ends"].items()}
+                return Branch(number, ends, ALL if record["others"] is None else int(record["others"]))
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                continue  # its writer died, and has opened nothing
+        return Branch()
+
+    def incarnation(self) -> int:
+        """How often the job was opened, or was about to be."""
+        return max(self._incarnations(), default=0)
+
+    def next_incarnation(self, origin: Token | None) -> int:
+        """Record, durably, that the job is opened once more, at the checkpoint `origin` or at its beginning.
+
+        Returns its number, 1 for the first; two who ask at once get different ones. Raises OSError.
+        """
+        folder = self.folder / INCARNATIONS
+        folder.mkdir(parents=True, exist_ok=True)
+        branch = self.branch()
+        number = max(self.incarnation(), *(token.incarnation for token in self.on_disk()), 0) + 1
+        while True:
+            opened = branch.opened(number, origin)
+            record = {"ends": opened.ends, "others": None if opened.others == ALL else opened.others}
+            try:
+                _create(folder / str(number), json.dumps(record).encode())
+                break
+            except FileExistsError:
+                number += 1
+        for each in (folder, self.folder):
+            flush(each)
+        for old in self._incarnations():
+            if old <= number - RECORDS_KEPT:
+                (folder / str(old)).unlink(missing_ok=True)
+        return number
+
+    def _incarnations(self) -> list[int]:
+        """The numbers of the records, ascending."""
         try:
-            count = int(path.read_text()) + 1
-        except (OSError, ValueError):
-            count = 1 + max((token.incarnation for token in self.tokens()), default=0)
-        _replace(path, str(count).encode())
-        flush(self.folder)
-        return count
+            return sorted(int(path.name) for path in (self.folder / INCARNATIONS).iterdir() if path.name.isdecimal())
+        except FileNotFoundError:
+            return []
 
     def keep_choice(self, choice: dict[str, Any]) -> None:
         """Keep what was chosen for the job, durably."""
@@ -310,6 +378,18 @@ def _read(path: Path) -> memoryview:
 def _write(path: Path, content: Iterable[Blob]) -> None:
     with open(path, "wb") as file:
         file.writelines(content)
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Write a small file that is not there yet, durably. Raises FileExistsError, OSError."""
+    with open(path, "xb") as file:
+        try:
+            file.write(content)
+            file.flush()
+            flush_open(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -90,10 +90,12 @@ class Checkpointer:
         self._unsaved()
         self.wait()
 
-    def announce(self, manifest: Manifest) -> None:
-        """Tell the control plane of a durable checkpoint; it may have been told before."""
+    def announce(self, manifest: Manifest) -> bool:
+        """Tell the control plane of a durable checkpoint, which may have been told before; False if another reducer has
+        taken over.
+        """
         event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
-        self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
+        return self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
 
     def close(self) -> None:
         """Let the one that is being written finish; one that cannot be written is let go of."""
@@ -112,15 +114,30 @@ class Checkpointer:
         self._writing = self._disk.submit(finish)
 
     def _finish(self, staged: Staged, sha256: str, following: Round, wanted: Callable[[int], bool]) -> None:
+        about = (following.epoch, following.first, following.carried)
         try:
-            ledger = self._ledger(staged.token)
+            manifest = self.artifacts.seal(staged, sha256, *about, self._ledger(staged.token))
+            self._stands(staged.token)
+            self.artifacts.place(staged)
         except (LostClaim, RedisError):
             staged.discard()
             raise
-        manifest = self.artifacts.finish(staged, sha256, following.epoch, following.first, following.carried, ledger)
         failpoint("before_announce")
-        self.announce(manifest)
+        if not self.announce(manifest):
+            raise LostClaim(f"another reducer has taken over, or the job is gone, since version {staged.token}")
         self.artifacts.prune(staged.token, wanted)
+
+    def _stands(self, token: Token) -> None:
+        """Look once more, after the disk was waited for, whether the broker has gone back behind a version.
+
+        Raises LostClaim: it has. One that is away, or was emptied, takes nothing from what is complete on the disk.
+        """
+        try:
+            state = self.rounds.read()
+        except RedisError:
+            return
+        if state and state.token.incarnation == token.incarnation and state.version < token.version:
+            raise LostClaim(f"the broker has gone back to version {state.version}, before checkpoint {token}")
 
     def _ledger(self, token: Token) -> list[Entry]:
         """What led to this version, as far as the control plane may not have stored it yet.

@@ -175,7 +175,7 @@ class JobReducer:
             raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         manifest = self.artifacts.manifest(restored.token) if restored else None
         carried = manifest.carried if manifest else ()
-        incarnation = self.artifacts.next_incarnation()
+        incarnation = self.artifacts.next_incarnation(restored.token if restored else None)
         version = restored.token.version if restored else 0
         begun = restored.held if restored else self.standing.initial()
         blob, held = self.steps.blob(begun.master, begun.weights)

@@ -52,7 +52,7 @@ class Standing:
         return self._steps.load(models.weights_of(module, self._layout), b"")
 
     def on_disk(self) -> Version | None:
-        """The newest whole checkpoint."""
+        """The newest whole checkpoint of those that lead to where the job stands."""
         for token in reversed(self._artifacts.tokens()):
             try:
                 weights = self._layout.gather(self._artifacts.tensors(token))
@@ -64,7 +64,11 @@ class Standing:
         return None
 
     def went_back(self, state: RoundState) -> bool:
-        """Whether the broker went back behind what is durable; its round is then given up."""
+        """Whether the broker went back behind what is durable, or to a branch that was given up; its round is then
+        given up.
+        """
+        if state.token.incarnation < self._artifacts.incarnation():
+            return self._rounds.discard(state)
         newest = self._artifacts.tokens()[-1:]
         if not newest or newest[0].version <= state.version:
             return False

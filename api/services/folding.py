@@ -326,7 +326,8 @@ class Fold:
         """A checkpoint that cannot be read; nobody waits for its score or downloads it any more."""
         token = self._token(entry.data["token"])
         self.changes.damaged.append({"job_id": self.state.id, "token": str(token)})
-        self._event(entry, {"version": token.version, "error": text_of(entry.data["error"])})
+        shown = {"version": token.version, "token": str(token), "error": text_of(entry.data["error"])}
+        self._event(entry, shown)
 
     def finish(self, is_scored: Callable[[], bool]) -> None:
         """A job is complete once its last version is durable, and that and all others to be scored are.

@@ -22,8 +22,10 @@ from api.services.restoring import Restored, restore
 from api.services.rewinding import goes_back, rewind
 from api.services.storing import is_scored, load, save, store
 from computeshare.artifacts import Artifacts
+from computeshare.branch import Branch
 from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
+from computeshare.ledger import Entry as Saved
 from computeshare.types import Token
 
 BATCH = 1000
@@ -138,11 +140,19 @@ class Projector:
                 log.warning("event passed over", job=state.id, **about)
                 continue
             if entry.type == "opened":
-                restored = Restored(Token.parse(entry.data["token"]), entry.at_ms)
-                saved = Artifacts(self._artifacts_dir, state.id).ledgers() if self._artifacts_dir else []
-                restore(connection, state, restored, saved)
+                self._restore(connection, state, Restored(Token.parse(entry.data["token"]), entry.at_ms))
         fold.finish(lambda: is_scored(connection, state, fold.changes))
         store(connection, state, fold.changes, was)
+
+    def _restore(self, connection: Connection, state: JobState, restored: Restored) -> None:
+        """Bring the rows in line with the version that a job was opened at, and with what the disk tells of it."""
+        branch, saved = Branch(), list[Saved]()
+        if self._artifacts_dir:
+            artifacts = Artifacts(self._artifacts_dir, state.id)
+            branch, saved = artifacts.branch(), artifacts.ledgers()
+        if branch.incarnation < restored.token.incarnation:  # nothing is on record
+            branch = Branch(restored.token.incarnation, {}, restored.token.version)
+        restore(connection, state, restored, branch, saved)
 
     def _measure(self, redis: Redis) -> None:
         """Write down the rates of now: they fall without any event. A job that does not run begins anew."""

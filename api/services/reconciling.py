@@ -46,9 +46,9 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
 def _differences(connection: Connection, artifacts: Artifacts, job_id: str) -> tuple[set[str], list[Token]]:
     """The tokens of rows whose files are gone; the checkpoints that SQLite does not know, or not with their score."""
     saved, scored = (_known(connection, job_id, model) for model in (CheckpointRow, Score))
-    tokens = artifacts.tokens()  # looked at last: files are there before their rows
+    tokens, there = artifacts.tokens(), artifacts.on_disk()  # looked at last: files are there before their rows
     news = [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
-    return saved - {str(token) for token in tokens}, news
+    return saved - {str(token) for token in there}, news
 
 
 def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score]) -> set[str]:

@@ -1,10 +1,11 @@
 """After a job went on from a checkpoint: undo what came after it, complete what the broker took with it."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from api.services.epochs import recount
 from api.services.folding import Fold, JobState
@@ -12,12 +13,27 @@ from api.services.parsing import Entry
 from api.services.rates import Rates
 from api.services.rewinding import recount_workers
 from api.services.storing import WORKER, add_versions
-from api.tables import CheckpointRow, Event, LedgerEntry, Score, Submission, VersionRow, table
+from api.tables import Event, Score, Submission, VersionRow, table
+from computeshare.branch import ALL, Branch
 from computeshare.ledger import Entry as Saved
 from computeshare.ledger import lineage
 from computeshare.types import Token
 
-LEDGER = table(LedgerEntry)
+_STANDS = """(version <= COALESCE(
+  (SELECT value FROM json_each(:ends) WHERE CAST(key AS INTEGER) = incarnation),
+  CASE WHEN incarnation >= :incarnation THEN :all ELSE :others END))"""
+"""Whether a row belongs to a branch, as `Branch.holds` says of a token."""
+_WRONG = f"job_id = :job AND instr(token, '~') = 0 AND voided = {_STANDS}"
+"""Rows that are voided though they belong to the branch, or the other way round, without those that were done again."""
+_TURN = "SELECT token, epoch FROM version WHERE " + _WRONG
+_LEDGER = f"""UPDATE ledger_entry SET voided = NOT {_STANDS}
+WHERE job_id = :job AND token IN (SELECT value FROM json_each(:tokens))"""
+_UNREADABLE = "SELECT json_extract(data, '$.token') FROM event WHERE job_id = :job AND type = 'damaged'"
+_OTHERS = (
+    "UPDATE version SET voided = NOT voided WHERE " + _WRONG,
+    "UPDATE score SET voided = NOT voided WHERE " + _WRONG,
+    f"UPDATE checkpoint SET voided = NOT voided WHERE {_WRONG} AND (NOT voided OR token NOT IN ({_UNREADABLE}))",
+)
 log = structlog.get_logger()
 
 
@@ -29,15 +45,18 @@ class Restored:
     at_ms: int
 
 
-def restore(connection: Connection, state: JobState, restored: Restored, saved: Iterable[Saved]) -> None:
-    """Void the rows of versions that were lost, and bring the job's columns back in line with what stands.
+def restore(
+    connection: Connection, state: JobState, restored: Restored, branch: Branch, saved: Iterable[Saved]
+) -> None:
+    """Void the rows of versions that were lost, have those stand that led to the restored one, and bring the job's
+    columns back in line with them.
 
     Args:
+        branch: the versions that led to the restored one, as the disk has it.
         saved: the entries of the ledgers beside the job's checkpoints.
     """
     token = restored.token
-    for model in (VersionRow, LedgerEntry, CheckpointRow, Score):
-        _void(connection, table(model), state.id, token)
+    first = _align(connection, state, branch)
     submissions = table(Submission).c
     connection.execute(
         update(table(Submission))
@@ -45,14 +64,20 @@ def restore(connection: Connection, state: JobState, restored: Restored, saved: 
         .where(submissions.at_ms <= restored.at_ms, submissions.voided.is_(False))
         .values(voided=True)
     )
-    recount(connection, state.id, _recover(connection, state, restored, saved))
+    recount(connection, state.id, min(first, _recover(connection, state, restored, saved)))
     _recount_workers(connection, state.id, restored.at_ms)
     _recompute(connection, state, token)
 
 
-def _void(connection: Connection, rows: Table, job_id: str, token: Token) -> None:
-    lost = (rows.c.version > token.version) & (rows.c.incarnation < token.incarnation)
-    connection.execute(update(rows).where(rows.c.job_id == job_id, lost).values(voided=True))
+def _align(connection: Connection, state: JobState, branch: Branch) -> int:
+    """Have the rows of a branch's versions stand and no others; returns the first epoch in which any changed."""
+    names = {"job": state.id, "ends": json.dumps(branch.ends), "incarnation": branch.incarnation}
+    names |= {"others": branch.others, "all": ALL}
+    wrong = connection.exec_driver_sql(_TURN, names).all()
+    connection.exec_driver_sql(_LEDGER, names | {"tokens": json.dumps([row.token for row in wrong])})
+    for statement in _OTHERS:
+        connection.exec_driver_sql(statement, names)
+    return min((row.epoch for row in wrong), default=ALL)
 
 
 def _recover(connection: Connection, state: JobState, restored: Restored, saved: Iterable[Saved]) -> int:

@@ -99,10 +99,41 @@ def test_missing_and_damaged_checkpoints_say_so(tmp_path: Path) -> None:
 
 def test_incarnations_grow_whatever_is_left_on_disk(tmp_path: Path) -> None:
     artifacts = Artifacts(tmp_path, "job")
-    assert [artifacts.next_incarnation() for _ in range(3)] == [1, 2, 3]
-    (tmp_path / "job" / "incarnation").write_text("garbage")
+    assert [artifacts.next_incarnation(None) for _ in range(3)] == [1, 2, 3]
+    (tmp_path / "job" / "incarnations" / "3").write_text("garbage")
     save(artifacts, 5, incarnation=9)
-    assert artifacts.next_incarnation() == 10
+    assert artifacts.next_incarnation(None) == 10
+
+
+def test_two_who_open_a_job_at_once_get_different_incarnations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts, look = Artifacts(tmp_path, "job"), Artifacts.incarnation
+
+    def meanwhile(self: Artifacts) -> int:
+        seen = look(self)
+        monkeypatch.setattr(Artifacts, "incarnation", look)
+        assert artifacts.next_incarnation(None) == 1
+        return seen
+
+    monkeypatch.setattr(Artifacts, "incarnation", meanwhile)
+    assert artifacts.next_incarnation(None) == 2
+
+
+def test_a_record_that_was_only_begun_is_passed_over(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    saved = [save(artifacts, version) for version in (1, 2, 3)]
+    artifacts.next_incarnation(saved[1])
+    (tmp_path / "job" / "incarnations" / "3").touch()
+    assert artifacts.tokens() == saved[:2]
+    assert artifacts.on_disk() == saved
+    assert artifacts.next_incarnation(saved[0]) == 4
+    assert artifacts.tokens() == saved[:1]
+
+
+def test_records_do_not_pile_up(tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, "job")
+    for _ in range(30):
+        artifacts.next_incarnation(None)
+    assert len(list((tmp_path / "job" / "incarnations").iterdir())) == 10
 
 
 def test_a_score_lies_beside_its_checkpoint(tmp_path: Path) -> None:
