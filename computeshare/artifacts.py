@@ -56,6 +56,15 @@ class Manifest(BaseModel):
     next_micro_batch: int
     carried: tuple[int, ...] = ()
     """Micro-batches that the round before closed without: they come first in the next."""
+    files: dict[str, str] = {}
+    """sha256 of the files beside the weights, by name."""
+    check: str = ""
+    """sha256 of the manifest without this line."""
+
+    def checked(self) -> "Manifest":
+        """This manifest with its own digest."""
+        content = self.model_dump_json(exclude={"check"})
+        return self.model_copy(update={"check": hashlib.sha256(content.encode()).hexdigest()})
 
 
 @dataclass(slots=True)
@@ -136,6 +145,9 @@ class Artifacts:
             return self.manifest(staged.token)
         if staged.is_suspect:
             staged.renew()
+        if ledger:
+            _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
+        files = {name: file_digest(staged.folder / name) for name in ((STATE, LEDGER) if ledger else (STATE,))}
         manifest = Manifest(
             token=str(staged.token),
             version=staged.token.version,
@@ -144,9 +156,8 @@ class Artifacts:
             epoch=epoch,
             next_micro_batch=next_micro_batch,
             carried=tuple(carried),
-        )
-        if ledger:
-            _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
+            files=files,
+        ).checked()
         _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
         staged.is_suspect = True
         for path in (*staged.folder.iterdir(), staged.folder):
@@ -179,6 +190,7 @@ class Artifacts:
 
         The files are linked, or copied where that cannot be, and outlive the other job. Without its state there is an
         empty one, which says that the optimizer starts afresh. Raises OSError: the files are gone, or the disk is full.
+        ArtifactError: they are damaged.
         """
         staged = self._staged(Token(0, 0, sha256[:16]))
         try:
@@ -187,7 +199,9 @@ class Artifacts:
                 _link(checkpoint / STATE, staged.folder / STATE)
             else:
                 _write(staged.folder / STATE, [])
-            self.finish(staged, sha256, 0, 0)
+            manifest = self.finish(staged, sha256, 0, 0)
+            if with_state and manifest.files[STATE] != _manifest(checkpoint).files.get(STATE):
+                raise ArtifactError(f"the state of checkpoint {checkpoint.name} is damaged: fork another one")
         finally:
             staged.discard()
         return staged.token
@@ -200,10 +214,7 @@ class Artifacts:
 
     def manifest(self, token: Token) -> Manifest:
         """Raises ArtifactError where the checkpoint is missing or damaged."""
-        try:
-            return Manifest.model_validate_json(self.path(token, MANIFEST).read_bytes())
-        except (OSError, ValidationError) as error:
-            raise ArtifactError(f"checkpoint {token} is missing or damaged: {error}") from error
+        return _manifest(self.path(token))
 
     def tensors(self, token: Token) -> dict[str, npt.NDArray[np.generic]]:
         """The state dict of a checkpoint. Raises ArtifactError."""
@@ -214,17 +225,25 @@ class Artifacts:
 
     def state(self, token: Token) -> memoryview:
         """The reducer's state of a checkpoint, in memory that can be written to. Raises ArtifactError."""
-        try:
-            return _read(self.path(token, STATE))
-        except OSError as error:
-            raise ArtifactError(f"the state of checkpoint {token} is missing: {error}") from error
+        return self._read(token, STATE)
 
     def ledger(self, token: Token) -> list[Entry]:
         """What a checkpoint tells of the versions that led to it; nothing where the control plane knew them all."""
         try:
-            return list(json.loads(self.path(token, LEDGER).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return list(json.loads(bytes(self._read(token, LEDGER))))
+        except (ArtifactError, ValueError, TypeError):
             return []
+
+    def _read(self, token: Token, name: str) -> memoryview:
+        """A file beside the weights. Raises ArtifactError: it is missing, or another than the manifest names."""
+        expected = self.manifest(token).files.get(name)
+        try:
+            content = _read(self.path(token, name))
+        except OSError as error:
+            raise ArtifactError(f"{name} of checkpoint {token} is missing: {error}") from error
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise ArtifactError(f"{name} of checkpoint {token} is damaged: its digest is not that in the manifest")
+        return content
 
     def ledgers(self) -> list[Entry]:
         """What all the checkpoints tell."""
@@ -354,6 +373,23 @@ def weights_digest(path: Path) -> str:
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"this is no whole weights file of ComputeShare: {error}") from error
     return sha.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256, in hex, of a file's bytes. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _manifest(folder: Path) -> Manifest:
+    """Raises ArtifactError."""
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ArtifactError(f"checkpoint {folder.name} is missing or damaged: {error}") from error
+    if manifest != manifest.checked():
+        raise ArtifactError(f"checkpoint {folder.name} is damaged: its manifest does not match its own digest")
+    return manifest
 
 
 def _link(source: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.deciding import Decider, Undecided
-from computeshare.errors import ArtifactError, Diverged, LostClaim
+from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import armed, failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Digest, Layout, Weights
@@ -40,6 +41,8 @@ log = structlog.get_logger()
 
 LOOK_S = 0.25
 """Longest time between looks at a round that may close without all of its micro-batches."""
+UNUSABLE = (LostClaim, ArtifactError, CodecError, ShapeError, struct.error)
+"""What is raised where the broker does not hold all that a round is resumed from, undamaged."""
 HELD_S = 5.0
 """How long a job that the disk holds up waits before the disk is tried again, in seconds."""
 
@@ -93,10 +96,9 @@ class JobReducer:
         if state is None or self.current is None:
             if not self._prepare():
                 return False
-            if state is None or self.standing.went_back(state):
+            if state is None or not self._resumed(state):
                 self._open()
                 return True
-            self._resume(state)
             return_freed_memory()
         if self.current is None or self.current.token != state.token:
             raise LostClaim(f"version {state.token} was committed by another reducer")
@@ -203,13 +205,30 @@ class JobReducer:
         unmeasured = 1 if isinstance(spec.strategy, LocalStrategy) else 0  # a unit is long: others may come meanwhile
         return Terms(spec.strategy.backup, spec.sharers, spec.workers.min, unmeasured, self.gatherer.limit)
 
-    def _resume(self, state: RoundState) -> None:
-        """Take over a running job from what the broker holds of it."""
-        self.current, self.chain = self.standing.in_broker(state)
+    def _resumed(self, state: RoundState) -> bool:
+        """Take over a running job from what the broker holds of it; False if that was of no use and is given up.
+
+        Raises LostClaim: another reducer goes on, or the broker has lost the job.
+        """
+        if self.standing.went_back(state):
+            return False
+        try:
+            self.current, self.chain = self.standing.in_broker(state)
+        except UNUSABLE as error:
+            self._give_up(state, error)
+            return False
         log.info("took over", job=self.rounds.job_id, version=state.version)
         if self.spec.wants_checkpoint(state.version):
             # The reducer before may have died between commit and file.
             self._checkpoint(self.current, self._following(state.version, state.carried))
+        return True
+
+    def _give_up(self, state: RoundState, error: Exception) -> None:
+        """Drop what the broker holds of a job, so that it goes on from its last checkpoint. Raises LostClaim."""
+        if not self.rounds.discard(state):
+            raise LostClaim(f"version {state.token} has been succeeded, or is gone: {error}")
+        log.error("rounds given up", job=self.rounds.job_id, token=str(state.token), error=str(error))
+        self.rounds.announce("mended", {"version": state.version, "error": str(error)})
 
     # The round
 

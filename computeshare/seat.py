@@ -20,7 +20,7 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.broker import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
-from computeshare.errors import ArtifactError, Fenced, Interrupted, JobGone
+from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
@@ -205,10 +205,11 @@ class SeatSession:
         """Go on with a replica whose worker has left, where its inner state is kept."""
         from computeshare.training.local import LocalReplica
 
-        if isinstance(self.replica, LocalReplica) and self.replica.keeps and (state := self.member.take_over()):
+        if isinstance(self.replica, LocalReplica) and self.replica.keeps:
             try:
-                self.replica.restore(state)
-            except ArtifactError as error:
+                if state := self.member.take_over():
+                    self.replica.restore(state)
+            except (ArtifactError, CodecError) as error:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 
     def _hand_over(self) -> None:

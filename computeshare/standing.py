@@ -42,6 +42,7 @@ class Standing:
         self._rounds, self._artifacts, self._spec, self._steps = rounds, artifacts, spec, steps
         self._gatherer, self._layout, self._plan = gatherer, gatherer.layout, gatherer.plan
         self._down = CODECS[spec.codecs.down]
+        self._told: set[Token] = set()
 
     def initial(self) -> "Held":
         """The weights that the job's seed gives."""
@@ -52,16 +53,25 @@ class Standing:
         return self._steps.load(models.weights_of(module, self._layout), b"")
 
     def on_disk(self) -> Version | None:
-        """The newest whole checkpoint of those that lead to where the job stands."""
+        """The newest whole checkpoint of those that lead to where the job stands; of the others the timeline tells."""
         for token in reversed(self._artifacts.tokens()):
             try:
+                manifest = self._artifacts.manifest(token)
                 weights = self._layout.gather(self._artifacts.tensors(token))
-                if self._layout.digest(weights) != self._artifacts.manifest(token).sha256:
+                if self._layout.digest(weights) != manifest.sha256:
                     raise ArtifactError("its weights are not those that its manifest names")
                 return Version(token, self._steps.load(weights, self._artifacts.state(token)))
             except (ArtifactError, ShapeError, struct.error) as error:
-                log.error("checkpoint passed over", job=self._rounds.job_id, token=str(token), error=str(error))
+                self._pass_over(token, str(error))
         return None
+
+    def _pass_over(self, token: Token, error: str) -> None:
+        if token in self._told:
+            return
+        self._told.add(token)
+        log.error("checkpoint passed over", job=self._rounds.job_id, token=str(token), error=error)
+        event = {"token": str(token), "version": token.version}
+        self._rounds.announce("damaged", event | {"error": f"{error}. The one before is taken"})
 
     def went_back(self, state: RoundState) -> bool:
         """Whether the broker went back behind what is durable, or to a branch that was given up; its round is then

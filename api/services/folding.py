@@ -329,6 +329,10 @@ class Fold:
         shown = {"version": token.version, "token": str(token), "error": text_of(entry.data["error"])}
         self._event(entry, shown)
 
+    def mended(self, entry: Entry) -> None:
+        """What the broker held of a job was of no use: it went on from its last checkpoint."""
+        self._event(entry, {"version": count_of(entry.data["version"]), "error": text_of(entry.data["error"])})
+
     def finish(self, is_scored: Callable[[], bool]) -> None:
         """A job is complete once its last version is durable, and that and all others to be scored are.
 
@@ -385,6 +389,7 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "checkpoint": Fold.checkpoint,
     "scored": Fold.scored,
     "damaged": Fold.damaged,
+    "mended": Fold.mended,
     "failed": Fold.failed,
     "held": Fold.held,
 }

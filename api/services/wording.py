@@ -188,6 +188,10 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "reassigned": _reassigned,
     "refused": _refused,
     "damaged": lambda data, _: f"The checkpoint of version {count(data['version'])} is damaged: {data['error']}",
+    "mended": lambda data, _: (
+        f"The broker's record of the job at version {count(data['version'])} cannot be used: {data['error']}. "
+        "The job continues from its last checkpoint"
+    ),
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
     "scored": _scored,
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],

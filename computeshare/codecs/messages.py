@@ -4,9 +4,11 @@ A message is a list of frames: one for each bucket of the parameters, then one f
 for the counters. Buffers and counters travel exactly.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from zlib_ng import zlib_ng
 
 from computeshare.codecs import Codec, frame
 from computeshare.codecs.feedback import Feedback
@@ -18,6 +20,7 @@ from computeshare.types import Blob, Counters, Message, Vector
 _EXACT = Float32()
 PART_BYTES = 4 * BUCKET
 NEWS_BYTES = 1 << 20
+_ALIGNED = 64
 _HEADERS_BYTES = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
 """Room for a part's headers, whatever its codec."""
 
@@ -172,6 +175,27 @@ def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
         parts += [b"".join(small), *(view[at : at + PART_BYTES] for at in range(0, len(view), PART_BYTES))]
         small = []
     return [part for part in (*parts, b"".join(small)) if len(part)]
+
+
+def seal(parts: Sequence[Blob]) -> list[Blob]:
+    """Parts that are no frames as a message whose first part is one, of the length and checksum of each of the others:
+    they travel as they are, as views.
+    """
+    return [frame.pack(_index(parts), compress=False), *parts]
+
+
+def unseal(message: Message) -> None:
+    """Check a message that `seal` gave. Raises CodecError: its parts are not those that were sealed."""
+    first, *parts = _whole(message, len(message))
+    index = _index(parts)
+    if frame.unpack(first, len(index)) != index:
+        raise CodecError("checksum mismatch: a state was damaged")
+
+
+def _index(parts: Sequence[Blob]) -> bytes:
+    """What is said of parts, as long as leaves what follows its frame aligned."""
+    about = b"".join(struct.pack("<QI", len(part), zlib_ng.crc32(part)) for part in parts)
+    return about + bytes(-(len(about) + frame.HEADER_BYTES) % _ALIGNED)
 
 
 def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | None) -> Vector:

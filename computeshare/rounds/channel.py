@@ -12,6 +12,7 @@ from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import Buffer
 
+from computeshare.codecs.messages import unseal
 from computeshare.outgoing import Argument, Command
 from computeshare.types import Blob, Message
 from computeshare.wire import Wire, Wires
@@ -161,18 +162,22 @@ class Channel:
         return None if None in found else found, replies
 
     def load(self, key: str) -> list[memoryview] | None:
-        """All parts of the message under a key; None if it is gone. They lie in memory as `load_joined` says."""
+        """All parts of the message under a key; None if it is gone."""
         found = self._load(key)
         return found and found[1]
 
-    def load_joined(self, key: str) -> memoryview | None:
-        """As `load`, the parts one after another, in memory of their own that can be written to.
+    def load_sealed(self, key: str) -> memoryview | None:
+        """The parts of a message that was sealed, one after another, in memory of their own that can be written to;
+        None if it is gone.
 
         They are received there: joining them would hold the interpreter, and every other thread with it, for seconds
-        where they are large.
+        where they are large. Raises CodecError: they were damaged.
         """
-        found = self._load(key)
-        return found and found[0]
+        if (found := self._load(key)) is None:
+            return None
+        joined, parts = found
+        unseal(parts)
+        return joined[len(parts[0]) :]
 
     def _load(self, key: str) -> tuple[memoryview, list[memoryview]] | None:
         (count,) = self.exchange([["HLEN", key]])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from redis import Redis
 
+from computeshare.codecs.messages import seal
 from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
@@ -126,7 +127,7 @@ class Claim(RoundStore):
         arguments.append(recent)
         for name, value in terms.fields().items():
             arguments += [name, value]
-        messages = dict(zip(staged, (weights, state), strict=True))
+        messages = dict(zip(staged, (weights, seal(state)), strict=True))
         return self._run_staged("open", messages, names, arguments)
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
@@ -297,7 +298,7 @@ class Claim(RoundStore):
         others: list[Command] = []
         if state is not None:
             where, command = self._keep(base.token, [(part.base, part.micro_batch) for part in parts], token)
-            others = [["MULTI"], *staging(where, state, STAGED_S), command, ["EXEC"]]
+            others = [["MULTI"], *staging(where, seal(state), STAGED_S), command, ["EXEC"]]
         return self._run_staged("commit", there, names, arguments, [] if weights else [staged], others)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
@@ -307,7 +308,7 @@ class Claim(RoundStore):
         Returns False, changing nothing, if the version or the fence had moved on.
         """
         staged, command = self._keep(base, counted, token)
-        return bool(self._channel.run_staged({staged: state}, STAGED_S, command)[0])
+        return bool(self._channel.run_staged({staged: seal(state)}, STAGED_S, command)[0])
 
     def _keep(self, base: Token, counted: Sequence[tuple[str, int]], token: Token) -> tuple[str, Command]:
         """Where a state is to be staged, and the command that keeps it then."""
@@ -337,8 +338,11 @@ class Claim(RoundStore):
         return self._channel.load(key)
 
     def load_state(self, token: Token) -> Blob | None:
-        """The state that goes with a version, as one piece that can be written to; None if it is gone."""
-        return self._channel.load_joined(self.keys.state(str(token)))
+        """The state that goes with a version, as one piece that can be written to; None if it is gone.
+
+        Raises CodecError: it was damaged.
+        """
+        return self._channel.load_sealed(self.keys.state(str(token)))
 
     def chain(self) -> tuple[list[str], str]:
         """The tokens of the job's chain, oldest first, and the newest snapshot's."""

@@ -9,6 +9,7 @@ from redis import Redis
 
 from computeshare.broker import BLOCK_MS
 from computeshare.chain import route
+from computeshare.codecs.messages import seal
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.failpoints import armed, failpoint
 from computeshare.keys import JobKeys
@@ -216,14 +217,17 @@ class Member:
 
     def hand_over(self, state: Sequence[Blob]) -> None:
         """Leave the inner state of this worker's replica to whoever joins next."""
-        self._channel.stage({self.keys.inner(self.session): state}, HANDED_S)
+        self._channel.stage({self.keys.inner(self.session): seal(state)}, HANDED_S)
         self._channel.exchange([["RPUSH", self.keys.handed(), self.session]])
 
     def take_over(self) -> Blob | None:
-        """An inner state that another session has handed over, which nobody else gets then; None if there is none."""
+        """An inner state that another session has handed over, which nobody else gets then; None if there is none.
+
+        Raises CodecError: it was damaged.
+        """
         while (session := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
             key = self.keys.inner(session.decode())
-            if state := self._channel.load_joined(key):
+            if state := self._channel.load_sealed(key):
                 self._channel.exchange([["UNLINK", key]])
                 return state
         return None

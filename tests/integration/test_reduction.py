@@ -254,25 +254,77 @@ def test_a_checkpoint_is_not_written_once_the_broker_lost_what_led_to_it(
     assert Artifacts(job.root, job.job_id).tokens() == []
 
 
-@pytest.mark.parametrize("damage", ["state.safetensors", "weights.safetensors"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(start: Callable[..., Job], damage: str) -> None:
-    whole, job = start(checkpoint_every=2), start(checkpoint_every=2)
+HALF = {"up": "float16", "down": "float16"}
+"""Then the reducer keeps full-precision parameters beside what it publishes."""
+MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def told(job: Job, kind: str) -> list[dict[str, Any]]:
+    entries: Any = job.redis.xrange(job.store.keys.events())
+    return [json.loads(fields[b"data"]) for _, fields in entries if fields[b"type"].decode() == kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("weights.safetensors", -5),
+        ("state.safetensors", 1003),  # the highest byte of a full-precision parameter
+        ("state.safetensors", -5),  # momentum
+        ("manifest.json", -40),
+        ("manifest.json", '"next_micro_batch": 1'),
+    ],
+    ids=["weights", "parameters", "momentum", "its digest", "a number"],
+)
+def test_a_checkpoint_with_one_wrong_bit_is_passed_over_for_the_one_before(
+    start: Callable[..., Job], name: str, place: int | str
+) -> None:
+    changes: dict[str, Any] = {"checkpoint_every": 2, "codec": HALF, "optimizer": MOMENTUM}
+    whole, job = start(**changes), start(**changes)
     expected = whole.finish(whole.hand("solo"))
     hand = job.hand("solo")
     for _ in range(4):
         job.round(hand)
     job.reducer.close()
     artifacts = Artifacts(job.root, job.job_id)
-    path = artifacts.path(artifacts.tokens()[-1], damage)
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(bytes(content) if damage.startswith("weights") else bytes(content[:-40]))
+    damaged = artifacts.tokens()[-1]
+    path = artifacts.path(damaged, name)
+    content = path.read_bytes()
+    at = place if isinstance(place, int) else content.index(place.encode()) + len(place) - 1
+    path.write_bytes(flipped(content, at % len(content)))
     job.store.purge()
     job.store.publish(job.spec.model_dump_json())
     job.reducer = job.new_reducer()
     assert job.reducer.advance()
     state = job.store.read()
     assert state is not None and state.version == 2
+    assert [(event["token"], event["version"]) for event in told(job, "damaged")] == [(str(damaged), 4)]
+    assert job.finish(job.hand("another")) == expected
+
+
+@pytest.mark.parametrize("place", [1003, -5], ids=["parameters", "momentum"])
+def test_a_state_in_the_broker_with_one_wrong_bit_is_not_gone_on_from(start: Callable[..., Job], place: int) -> None:
+    changes: dict[str, Any] = {"codec": HALF, "optimizer": MOMENTUM}
+    whole, job = start(**changes), start(**changes)
+    expected = whole.finish(whole.hand("solo"))
+    hand = job.hand("solo")
+    for _ in range(4):
+        job.round(hand)
+    job.reducer.close()
+    state = job.store.read()
+    assert state is not None
+    key = job.store.keys.state(str(state.token))
+    parts: Any = job.redis.hgetall(key)
+    field, content = max(parts.items(), key=lambda part: len(part[1]))
+    job.redis.hset(key, field, flipped(content, place % len(content)))
+    job.reducer = job.new_reducer()
+    assert job.reducer.advance()
+    state = job.store.read()
+    assert state is not None and (state.token.incarnation, state.version) == (2, 3)
+    assert [event["version"] for event in told(job, "mended")] == [4]
     assert job.finish(job.hand("another")) == expected
 
 
@@ -822,6 +874,16 @@ def test_a_fork_without_its_origin_fails_instead_of_starting_from_the_seed(
     with pytest.raises(ArtifactError, match="forked from are missing or damaged"):
         child.reducer.advance()
     assert child.store.read() is None
+
+
+def test_a_fork_of_a_damaged_state_is_refused(start: Callable[..., Job]) -> None:
+    parent = start()
+    parent.finish(parent.hand("solo"))
+    artifacts = Artifacts(parent.root, parent.job_id)
+    path = artifacts.path(artifacts.tokens()[0], "state.safetensors")
+    path.write_bytes(flipped(path.read_bytes(), -5 % path.stat().st_size))
+    with pytest.raises(ArtifactError, match="is damaged: fork another one"):
+        forked(start, parent, 3, True)
 
 
 def test_a_forks_origin_outlives_its_parent_and_every_later_checkpoint(start: Callable[..., Job]) -> None:

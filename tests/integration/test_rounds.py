@@ -467,19 +467,19 @@ def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, jo
     assert claim.updates(of(ZERO), range(1)) == [[b"update"]] * 4
     claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
     assert claim.updates(of(ZERO), range(1)) == [None] * 4
-    assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
-    assert claim.load(claim.keys.state(str(ZERO))) is None
+    assert claim.load_state(ONE) == b"state 1"
+    assert claim.load_state(ZERO) is None
 
 
 def test_a_small_state_is_kept_with_the_commit(redis: Redis, claim: Claim, join: Join) -> None:
     fill(join, claim)
     base, counted = current(claim), parts(claim)
     assert claim.commit(base, counted, ONE, [b"weights"], PLAN.round(1), {"version": 1}, state=[b"state ", b"1"])
-    assert claim.load(claim.keys.state(str(ONE))) == [b"state ", b"1"] and redis.ttl(claim.keys.state(str(ONE))) == -1
+    assert claim.load_state(ONE) == b"state 1" and redis.ttl(claim.keys.state(str(ONE))) == -1
     assert claim.updates(of(ZERO), range(1)) == [None] * 4
     assert not redis.exists(claim.keys.state(str(ZERO)))
     again = claim.commit(base, counted, TWO, [b"weights"], PLAN.round(1), {"version": 1}, state=[b"of no version"])
-    assert not again and claim.load(claim.keys.state(str(ONE))) == [b"state ", b"1"]
+    assert not again and claim.load_state(ONE) == b"state 1"
     assert not [key for key in redis.scan_iter(claim.keys.pattern()) if key.endswith(b":state")]
 
 
@@ -502,7 +502,7 @@ def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) 
     assert not claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"late"])  # fenced
     assert other.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
     assert not other.store_state(ZERO, of(ZERO, range(4)), TWO, [b"of no version"])
-    assert claim.load(claim.keys.state(str(ONE))) == [b"state 1"]
+    assert claim.load_state(ONE) == b"state 1"
     assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
 
 
