@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
     "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
     "threads": 1,
     "checkpoint_every": 0,
+    "keep": {"every": 1},
     "evaluate_every": 0,
 }
 RESNET: dict[str, Any] = {"model": "resnet18", "input": [3, 32, 32]}

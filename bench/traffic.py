@@ -69,6 +69,7 @@ def main() -> None:
         "optimizer": {"name": "SGD", "lr": 0.02, "momentum": 0.9},
         "threads": 1,
         "checkpoint_every": max(1, rounds // SCORED),
+        "keep": {"every": 1},
         "evaluate_every": 0,
     }
     with links_if_possible() as over, ours.plane(WORKERS, Settings().data_dir, over) as plane:

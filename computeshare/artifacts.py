@@ -3,7 +3,7 @@
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
 reducer's full-precision parameters and optimizer state), `manifest.json`, `ledger.json` (what led to the version, as
 far as the control plane may not know it) where there is need of one, and once scored `score.json`. A folder is written
-under another name, flushed to the disk, and renamed: what has a token's name is whole. Beside them, `chosen.json` is
+in `.unfinished`, flushed to the disk, and renamed: what has a token's name is whole. Beside them, `chosen.json` is
 what was chosen for a job that left its codecs open, and `incarnations/N` says at which checkpoint the job was opened
 the Nth time, and so which of the checkpoints count: the others are left of branches that were given up.
 """
@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ UNFINISHED_S = 3600
 RECORDS_KEPT = 10
 """Records of openings; the newest that can be read says it all."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
-LEDGER, CHOICE, INCARNATIONS = "ledger.json", "chosen.json", "incarnations"
+LEDGER, CHOICE, INCARNATIONS, UNFINISHED = "ledger.json", "chosen.json", "incarnations", ".unfinished"
 
 
 class Manifest(BaseModel):
@@ -208,7 +208,7 @@ class Artifacts:
 
     def _staged(self, token: Token) -> Staged:
         """Room for a checkpoint's files."""
-        staged = Staged(token, self.folder / f".{token}.{uuid.uuid4().hex[:8]}")
+        staged = Staged(token, self.folder / UNFINISHED / f"{token}.{uuid.uuid4().hex[:8]}")
         staged.folder.mkdir(parents=True)
         return staged
 
@@ -260,8 +260,7 @@ class Artifacts:
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             with contextlib.suppress(ValueError):
-                if not path.name.startswith("."):
-                    found.append(Token.parse(path.name))
+                found.append(Token.parse(path.name))
         return sorted(found, key=lambda token: (token.version, token.incarnation))
 
     def score(self, token: Token) -> dict[str, Any] | None:
@@ -275,28 +274,16 @@ class Artifacts:
         """Keep the evaluator's verdict beside the checkpoint."""
         _replace(self.path(token, SCORE), json.dumps(score).encode())
 
-    def prune(self, newest: Token, wanted: Callable[[int], bool]) -> list[Token]:
-        """Remove what was only written against loss, once newer checkpoints are durable; returns what was removed.
+    def remove(self, token: Token) -> None:
+        """Remove a checkpoint."""
+        shutil.rmtree(self.path(token), ignore_errors=True)
 
-        Kept are the versions that the job `wanted`, the best one, what the job was forked from, and the newest two: one
-        may turn out damaged.
-        """
-        tokens = self.tokens()
-        scores = {token: score for token in tokens if (score := self.score(token))}
-        best = max(scores, key=lambda token: float(scores[token]["accuracy"]), default=None)
-        older = [token for token in tokens[:-2] if token.incarnation and token.version < newest.version]
-        gone = [token for token in older if token != best and not wanted(token.version)]
-        for token in gone:
-            shutil.rmtree(self.path(token), ignore_errors=True)
-        self._clear_unfinished()
-        return gone
-
-    def _clear_unfinished(self) -> None:
+    def clear_unfinished(self) -> None:
         """Remove what writers that were killed have left behind."""
-        for path in self.folder.glob(".*.????????"):
+        for path in (self.folder / UNFINISHED).glob("*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > UNFINISHED_S:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    shutil.rmtree(path)
 
     def branch(self) -> Branch:
         """Which checkpoints count, by the newest record that can be read."""

@@ -13,6 +13,7 @@ from computeshare.errors import LostClaim
 from computeshare.failpoints import failpoint
 from computeshare.layout import Layout, Weights
 from computeshare.ledger import Entry, lineage
+from computeshare.retention import Retention
 from computeshare.rounds import Claim
 from computeshare.sampling import Round
 from computeshare.types import Blob, Token
@@ -58,18 +59,18 @@ class Checkpointer:
         """Whether the last one began so long ago that another is due whatever the job asks for."""
         return not self.is_writing and time.monotonic() - self._begun >= CHECKPOINT_S
 
-    def begin(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
+    def begin(self, layout: Layout, snapshot: Snapshot, retention: Retention) -> None:
         """Write a checkpoint; the disk is waited for beside the rounds. Nothing of the snapshot is held after this.
 
         Raises OSError: there is no room for it, or the one before could not be written. Then it is held until `retry`:
         what the state is a view of must stay as it is.
 
         Args:
-            wanted: which versions are to be kept once newer ones are durable.
+            retention: removes what is not kept any more once this one is durable.
         """
         self.wait()
         self._begun = time.monotonic()
-        self._unsaved = functools.partial(self._stage, layout, snapshot, wanted)
+        self._unsaved = functools.partial(self._stage, layout, snapshot, retention)
         self._unsaved()
 
     def wait(self) -> None:
@@ -103,17 +104,17 @@ class Checkpointer:
         if self._staged:
             self._staged.discard()
 
-    def _stage(self, layout: Layout, snapshot: Snapshot, wanted: Callable[[int], bool]) -> None:
+    def _stage(self, layout: Layout, snapshot: Snapshot, retention: Retention) -> None:
         weights, sha256 = snapshot.weights, snapshot.sha256 or layout.digest(snapshot.weights)
         staged = self._staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state)
-        finish = functools.partial(self._finish, staged, sha256, snapshot.following, wanted)
+        finish = functools.partial(self._finish, staged, sha256, snapshot.following, retention)
         self._unsaved = functools.partial(self._submit, finish)
         self._unsaved()
 
     def _submit(self, finish: Callable[[], None]) -> None:
         self._writing = self._disk.submit(finish)
 
-    def _finish(self, staged: Staged, sha256: str, following: Round, wanted: Callable[[int], bool]) -> None:
+    def _finish(self, staged: Staged, sha256: str, following: Round, retention: Retention) -> None:
         about = (following.epoch, following.first, following.carried)
         try:
             manifest = self.artifacts.seal(staged, sha256, *about, self._ledger(staged.token))
@@ -125,7 +126,7 @@ class Checkpointer:
         failpoint("before_announce")
         if not self.announce(manifest):
             raise LostClaim(f"another reducer has taken over, or the job is gone, since version {staged.token}")
-        self.artifacts.prune(staged.token, wanted)
+        retention.prune(staged.token)
 
     def _stands(self, token: Token) -> None:
         """Look once more, after the disk was waited for, whether the broker has gone back behind a version.
@@ -148,7 +149,7 @@ class Checkpointer:
         state = self.rounds.read()  # after what it vouches for
         if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
             raise LostClaim(f"the broker has lost what led to version {token}")
-        before = [saved for saved in self.artifacts.tokens() if saved.version < token.version]
-        if opened and before:  # nor may it have read what the checkpoint brought that the job was restored from
-            entries = [*self.artifacts.ledger(before[-1]), *entries]
+        if opened:  # then it may not have read either what the checkpoint brought that the job was restored from
+            before = [saved for saved in self.artifacts.tokens() if saved.version < token.version][-1:]
+            entries = [entry for saved in before for entry in self.artifacts.ledger(saved)] + entries
         return lineage(entries, token)

@@ -26,6 +26,7 @@ from computeshare.loglines import REMARK_EVERY_S, Seldom
 from computeshare.methods import LocalStrategy
 from computeshare.processes import return_freed_memory
 from computeshare.quorum import Progress, decide, needed
+from computeshare.retention import Retention
 from computeshare.rounds import Claim, Link, Received, RoundState, Terms
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
@@ -164,6 +165,7 @@ class JobReducer:
         self.gatherer = Gatherer(self.rounds, up, self.layout, spec.plan, self._helper, spec.sharers)
         self.steps = Steps(spec, self.layout)
         self.standing = Standing(self.rounds, self.artifacts, spec, self.steps, self.gatherer)
+        self.retention = Retention(self.artifacts, spec)
         self.divider = Divider() if spec.scales_steps else None
         self.kind = devices.kind(torch.device("cpu"))
         return True
@@ -404,7 +406,7 @@ class JobReducer:
             following = dataclasses.replace(following.behind(left[0]), carried=tuple(left[1]))
         held = version.held
         snapshot = Snapshot(version.token, held.weights, version.sha256, self.steps.dump(held.master), following)
-        self.checkpoints.begin(self.layout, snapshot, self.spec.wants_checkpoint)
+        self.checkpoints.begin(self.layout, snapshot, self.retention)
 
     def _save_again(self, state: RoundState) -> None:
         """Write what could not be written, before anything else is done. Raises OSError."""

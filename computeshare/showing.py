@@ -37,6 +37,9 @@ FLAGS = {
     "workers.max": "--max-workers",
     "checkpoint_every": "--checkpoint-every",
     "evaluate_every": "--evaluate-every",
+    "keep.last": "--keep-last",
+    "keep.best": "--keep-best",
+    "keep.every": "--keep-every",
 }
 """Field of the JobSpec to its flag of `computeshare jobs create`; the others are set by `--set`."""
 
@@ -108,7 +111,7 @@ def _implied(strategy: object) -> dict[str, Any]:
 def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:
     """An object of the document without the fields that it would have anyway: those of an optimizer are all kept."""
     usual: dict[str, Any] = {}
-    if name in ("codec", "workers"):
+    if name in ("codec", "workers", "keep"):
         usual = _defaults()[name]
     elif name == "strategy" and (kind := part.get("kind")) in list(KINDS):
         usual = KINDS[str(kind)]().model_dump(mode="json", exclude={"kind"})

@@ -72,6 +72,14 @@ class WorkerRange(Part):
         return self
 
 
+class KeepPolicy(Part):
+    """Which checkpoints are kept, beside the last version's: the newest, the best, and every so many versions one."""
+
+    last: Count = Field(5, description="the newest ones; while the job runs, two at least")
+    best: Count = Field(1, description="those of the highest accuracy")
+    every: Count = Field(0, description="versions from one that is kept for good to the next; 0: none is")
+
+
 class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
@@ -107,6 +115,7 @@ class JobSpec(Part):
     threads: int = Field(0, ge=0, le=256)
     checkpoint_every: Count = 100
     evaluate_every: Count = 100
+    keep: KeepPolicy = KeepPolicy()
 
     @model_validator(mode="before")
     @classmethod
@@ -316,7 +325,7 @@ class JobSpec(Part):
         return (self.epochs or 1) * self.plan.rounds_per_epoch
 
     def wants_checkpoint(self, version: int) -> bool:
-        """Whether the weights of this version are to be kept on disk whatever the time."""
+        """Whether this version gets a checkpoint whatever the time."""
         return self.wants_score(version) or _is_multiple(version, self.checkpoint_every)
 
     def wants_score(self, version: int) -> bool:

@@ -156,6 +156,11 @@ def groups() -> Sequence[Group]:
             (
                 FormField("checkpoint_every", "Versions between checkpoints", "0: only at the end", step="1"),
                 FormField("evaluate_every", "Versions between scorings", "0: only at the end", step="1"),
+                FormField(
+                    "keep.last", "Newest checkpoints kept", "at least two while it runs, and the final one", step="1"
+                ),
+                FormField("keep.best", "Best checkpoints kept", "by test accuracy", step="1"),
+                FormField("keep.every", "Also keep every", "versions; 0: none", step="1"),
                 FormField("priority", "Priority", "-100 to 100: those of higher priority get workers first", step="1"),
                 FormField("seed", "Seed", "of the weights, the order and the dropout", step="1"),
                 FormField("threads", "CPU threads of a worker", "0: the machine decides", step="1"),

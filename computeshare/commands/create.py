@@ -65,6 +65,11 @@ def create(
     evaluate_every: Annotated[
         int | None, _field("Versions between scorings; 0: only at the end.", "evaluate_every")
     ] = None,
+    keep_last: Annotated[int | None, _field("Newest checkpoints that are kept.", "keep.last")] = None,
+    keep_best: Annotated[int | None, _field("Most accurate checkpoints that are kept.", "keep.best")] = None,
+    keep_every: Annotated[
+        int | None, _field("Versions from one checkpoint that is kept for good to the next; 0: none is.", "keep.every")
+    ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,6 +127,9 @@ def create(
         "priority": priority,
         "checkpoint_every": checkpoint_every,
         "evaluate_every": evaluate_every,
+        "keep.last": keep_last,
+        "keep.best": keep_best,
+        "keep.every": keep_every,
     }
     document = specs.build(_read(spec) if spec else {}, flags, setting or [])
     checked = specs.check(document)

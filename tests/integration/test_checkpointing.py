@@ -11,7 +11,9 @@ from opening import PLAN, ZERO
 from computeshare.artifacts import Artifacts
 from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.layout import Layout, Weights
+from computeshare.retention import Retention
 from computeshare.rounds import Claim, RoundStore
+from computeshare.spec import JobSpec, KeepPolicy
 
 LAYOUT = Layout.build(iter([("w", (2, 3), "parameter")]))
 NONE = np.empty(0, np.float32)
@@ -33,13 +35,13 @@ def snapshot(values: Any, state: Any, sha256: str = "") -> Snapshot:
     return Snapshot(ZERO, weights, sha256, [state.data.cast("B")], PLAN.round(0))
 
 
-def is_wanted(version: int) -> bool:
-    return True
+def all_of(checkpoints: Checkpointer) -> Retention:
+    return Retention(checkpoints.artifacts, JobSpec(dataset="digits", model="mlp", keep=KeepPolicy(every=1)))
 
 
 def test_what_comes_of_weights_and_state_later_is_not_in_the_checkpoint(checkpoints: Checkpointer) -> None:
     values, state = np.arange(6, dtype=np.float32), np.arange(1000, dtype=np.float32)
-    checkpoints.begin(LAYOUT, snapshot(values, state), is_wanted)
+    checkpoints.begin(LAYOUT, snapshot(values, state), all_of(checkpoints))
     values += 1
     state += 1
     checkpoints.wait()
@@ -50,7 +52,7 @@ def test_what_comes_of_weights_and_state_later_is_not_in_the_checkpoint(checkpoi
 
 
 def test_a_digest_that_is_known_is_taken(checkpoints: Checkpointer) -> None:
-    checkpoints.begin(LAYOUT, snapshot(np.zeros(6, np.float32), NONE, "ab" * 32), is_wanted)
+    checkpoints.begin(LAYOUT, snapshot(np.zeros(6, np.float32), NONE, "ab" * 32), all_of(checkpoints))
     checkpoints.wait()
     assert checkpoints.artifacts.manifest(ZERO).sha256 == "ab" * 32
 
@@ -66,7 +68,7 @@ def test_what_the_disk_refuses_is_written_once_it_lets_it(
     with monkeypatch.context() as patch:
         patch.setattr(f"computeshare.artifacts.{fails}", refuse)
         with pytest.raises(OSError, match="no room"):
-            checkpoints.begin(LAYOUT, snapshot(values, state), is_wanted)
+            checkpoints.begin(LAYOUT, snapshot(values, state), all_of(checkpoints))
             checkpoints.wait()
         assert checkpoints.is_stuck and checkpoints.artifacts.tokens() == []
         with pytest.raises(OSError, match="no room"):

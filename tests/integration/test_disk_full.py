@@ -40,7 +40,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path) -> set[Path]:
-    return {path.relative_to(folder) for path in folder.rglob("*")}
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
 def advance_until(job: Job, true: Callable[[], bool]) -> None:

@@ -1,8 +1,6 @@
 """Checkpoints: whole or absent, and numbered so that an incarnation never comes back."""
 
 import json
-import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +52,7 @@ def test_a_half_written_checkpoint_does_not_exist(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="no space left"):
         save(artifacts, 1)
     assert artifacts.tokens() == []
-    assert list((tmp_path / "job").iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_what_was_staged_can_be_finished_once_the_disk_lets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +75,8 @@ def test_two_who_stage_the_same_checkpoint_do_not_disturb_each_other(tmp_path: P
     assert artifacts.tokens() == []
     for one in staged:
         assert artifacts.finish(one, "ab" * 32, 0, 12).version == 3
-    assert [path.name for path in (tmp_path / "job").iterdir()] == [str(token)]
+    assert not list((tmp_path / "job" / ".unfinished").iterdir())
+    assert artifacts.on_disk() == [token]
 
 
 def test_checkpoints_are_listed_by_version_then_incarnation(tmp_path: Path) -> None:
@@ -143,34 +142,6 @@ def test_a_score_lies_beside_its_checkpoint(tmp_path: Path) -> None:
     artifacts.save_score(token, {"accuracy": 0.5})
     assert artifacts.score(token) == {"accuracy": 0.5}
     assert json.loads(artifacts.path(token, "score.json").read_text()) == {"accuracy": 0.5}
-
-
-def test_checkpoints_against_loss_go_once_two_newer_ones_are_durable(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path, "job")
-    saved = [save(artifacts, version) for version in (100, 130, 160, 190, 200, 230, 260)]
-    for token, accuracy in ((saved[0], 0.1), (saved[1], 0.9), (saved[2], 0.3)):
-        artifacts.save_score(token, {"accuracy": accuracy})
-    assert artifacts.prune(saved[-1], lambda version: version % 100 == 0) == [saved[2], saved[3]]
-    assert artifacts.tokens() == [saved[0], saved[1], saved[4], saved[5], saved[6]]  # wanted, best, wanted, newest two
-
-
-def test_a_late_writer_removes_nothing_that_is_newer_than_its_own(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path, "job")
-    saved = [save(artifacts, version) for version in (10, 20, 30, 40)]
-    assert artifacts.prune(saved[0], lambda _: False) == []
-    assert artifacts.prune(saved[3], lambda _: False) == saved[:2]
-
-
-def test_what_killed_writers_left_goes_after_an_hour(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path, "job")
-    saved = save(artifacts, 1)
-    old, young = (tmp_path / "job" / f".1.2.0123456789abcdef.{name}" for name in ("00000000", "11111111"))
-    for folder in (old, young):
-        folder.mkdir()
-        (folder / "weights.safetensors").write_bytes(b"half")
-    os.utime(old, (time.time() - 7200,) * 2)
-    artifacts.prune(saved, lambda _: True)
-    assert not old.exists() and young.exists() and artifacts.tokens() == [saved]
 
 
 def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

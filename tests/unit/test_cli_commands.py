@@ -229,12 +229,13 @@ def test_every_field_of_the_spec_has_a_flag_or_is_reachable_by_set(
         "micro_batches_per_round": 2, "rounds": 9, "strategy": {"kind": "sync", "backup": False, "combine": "median"},
         "optimizer": {"name": "Adam", "lr": 0.1, "betas": [0.9, 0.99]}, "lr_scaling": "linear",
         "codec": {"up": "float32", "down": "float16"}, "workers": {"min": 2, "max": 3}, "seed": 4, "threads": 5,
-        "checkpoint_every": 6, "evaluate_every": 7,
+        "checkpoint_every": 6, "evaluate_every": 7, "keep": {"last": 3, "best": 2, "every": 50},
     }  # fmt: skip
     flags = {
         "name": "n", "queue": "q", "dataset": "mnist", "model": "lenet5", "micro-batch": 8, "rounds": 9, "seed": 4,
         "micro-batches-per-round": 2, "optimizer": "Adam", "lr": 0.1, "codec-up": "float32", "codec-down": "float16",
         "min-workers": 2, "max-workers": 3, "threads": 5, "checkpoint-every": 6, "evaluate-every": 7,
+        "keep-last": 3, "keep-best": 2, "keep-every": 50,
     }  # fmt: skip
     given = ["input=[1,32,32]", "strategy.kind=sync", "strategy.backup=false", "strategy.combine=median"]
     given += ["optimizer.betas=[0.9, 0.99]", "lr_scaling=linear"]

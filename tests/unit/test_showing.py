@@ -63,6 +63,7 @@ SPECS = st.fixed_dictionaries(
         "workers": st.sampled_from([{"max": 3}, {"min": 2}, {"min": 1, "max": 8}]),
         "seed": st.integers(0, 2**63 - 1),
         "checkpoint_every": st.sampled_from([0, 100, 7]),
+        "keep": st.sampled_from([{}, {"last": 5}, {"best": 3, "every": 10}]),
     },
 )
 
