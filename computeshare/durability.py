@@ -1,15 +1,53 @@
-"""Having the disk hold what was written."""
+"""Having the disk hold what was written, and what keeps it from that."""
 
 import errno
 import fcntl
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 FULL_FSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 """macOS alone: its fsync leaves the data in the drive's cache, which a loss of power empties."""
 
 UNSUPPORTED = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 """What a file system answers that cannot do that: a network share, for one."""
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk that a folder lies on, as it is now."""
+
+    folder: Path
+    free_bytes: int
+    is_read_only: bool
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """That of a folder which is there, or is still to be made. Raises OSError."""
+        there = next(path for path in (folder, *folder.parents) if path.is_dir())
+        stat = os.statvfs(there)
+        return cls(there, stat.f_bavail * stat.f_frsize, bool(stat.f_flag & os.ST_RDONLY))
+
+    def obstacle(self, bytes_needed: int) -> str | None:
+        """What keeps so many bytes from being written, and what would help; None where nothing does."""
+        if self.is_read_only:
+            return f"the disk of {self.folder} is read-only. Mount it for writing"
+        if self.free_bytes < bytes_needed:
+            return f"{self.free_bytes / 1e6:,.0f} MB are free in {self.folder}. Make room there"
+        return None
+
+    def explained(self, error: OSError) -> str:
+        """Why something could not be written, and what would help."""
+        cause = error.strerror or str(error)
+        if error.errno == errno.EROFS or self.is_read_only:
+            return f"{cause}: the disk of {self.folder} is read-only. Mount it for writing"
+        if error.errno in NO_ROOM:
+            return f"{cause}; {self.free_bytes / 1e6:,.0f} MB are free in {self.folder}. Make room there"
+        return f"{cause}. Look after {self.folder}, which cannot be written to"
 
 
 def flush(path: Path) -> None:

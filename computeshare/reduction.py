@@ -1,7 +1,6 @@
 """One job's rounds in a reducer: open or resume, gather, check, combine, step, commit, checkpoint."""
 
 import dataclasses
-import shutil
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from computeshare.checkpointing import Checkpointer, Snapshot
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.deciding import Decider, Undecided
+from computeshare.durability import Disk
 from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import armed, failpoint
 from computeshare.gathering import Gatherer, Refused
@@ -44,6 +44,8 @@ LOOK_S = 0.25
 """Longest time between looks at a round that may close without all of its micro-batches."""
 UNUSABLE = (LostClaim, ArtifactError, CodecError, ShapeError, struct.error)
 """What is raised where the broker does not hold all that a round is resumed from, undamaged."""
+DISK_LOOK_S = 1.0
+"""Time between looks whether the disk would take a checkpoint."""
 HELD_S = 5.0
 """How long a job that the disk holds up waits before the disk is tried again, in seconds."""
 
@@ -64,6 +66,7 @@ class JobReducer:
         self._expected: list[tuple[str, int]] = []
         self._parts = 0
         self._held_until = 0.0
+        self._looked_at_disk = 0.0
         self._helper = ThreadPoolExecutor(1, "beside")
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -126,12 +129,8 @@ class JobReducer:
     def _hold(self, error: OSError) -> None:
         """Have the control plane pause the job, for what makes it durable cannot be written; try again in a while."""
         self._held_until = time.monotonic() + HELD_S
-        folder = next(path for path in self.artifacts.folder.parents if path.is_dir())
-        free_mb = shutil.disk_usage(folder).free / 1e6
-        reason = (
-            f"a checkpoint cannot be written: {error.strerror or error}; {free_mb:,.0f} MB are free in {folder}. "
-            "Make room there, then resume the job"
-        )
+        why = Disk.of(self.artifacts.folder.parent).explained(error)
+        reason = f"a checkpoint cannot be written: {why}, then resume the job"
         log.error("held", job=self.rounds.job_id, reason=reason)
         if not self.rounds.announce("held", {"reason": reason}):
             raise LostClaim("another reducer has taken over, or the job is gone")
@@ -394,8 +393,15 @@ class JobReducer:
             self.divider.learn([Walked(p.worker, n, p.leased, p.at) for p, n in zip(parts, micro_batches, strict=True)])
 
     def _keep(self, version: Version, following: Round) -> None:
-        if self.checkpoints.is_due or self.spec.wants_checkpoint(version.token.version):
+        if self.checkpoints.is_due or self._finds_no_room() or self.spec.wants_checkpoint(version.token.version):
             self._checkpoint(version, following)
+
+    def _finds_no_room(self) -> bool:
+        """Whether the next checkpoint cannot be written: better to hear of it now than once it is due."""
+        if self.checkpoints.is_writing or time.monotonic() - self._looked_at_disk < DISK_LOOK_S:
+            return False
+        self._looked_at_disk = time.monotonic()
+        return Disk.of(self.artifacts.folder).obstacle(4 * self.layout.parameters) is not None
 
     def _checkpoint(self, version: Version, following: Round) -> None:
         """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written."""

@@ -23,6 +23,20 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
 
 
+@contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """A small disk, as one that cannot be written to until the end of the block."""
+    _remount(disk, "ro")
+    try:
+        yield
+    finally:
+        _remount(disk, "rw")
+
+
+def _remount(disk: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True, timeout=10)
+
+
 def fill(folder: Path) -> Path:
     """Take all the space there is; returns the file to delete."""
     path = folder / "ballast"

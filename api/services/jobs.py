@@ -21,10 +21,13 @@ from api.schemas import JobPage, JobPublic
 from api.services.paging import next_cursor, page
 from api.services.plans import mean_round
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from computeshare.durability import Disk
 from computeshare.spec import JobSpec
 from computeshare.types import ENDED, JobStatus
 
 _ALPHABET = string.ascii_lowercase + string.digits
+FEWEST_BYTES = 1 << 16
+"""A disk with less room takes no checkpoint of any job."""
 HOUR_MS = 3_600_000
 USER = "a user"
 """Who asked for a change, in the timeline."""
@@ -98,15 +101,27 @@ class Jobs:
     def show(self, job_id: str) -> JobPublic:
         """One job. Raises NotFound."""
         with self._database.read() as session:
-            return _show(session, job_id)
+            return self._with_obstacle(_show(session, job_id))
+
+    def _with_obstacle(self, job: JobPublic) -> JobPublic:
+        """The job with what the disk of its checkpoints says: on a full one nobody could write the reason down."""
+        if job.status in ACTIVE and (why := self._obstacle(4 * (job.parameters or 0))):
+            return job.model_copy(update={"reason": f"No checkpoint can be written: {why}"})
+        return job
+
+    def _obstacle(self, bytes_needed: int = 0) -> str | None:
+        """What keeps the disk of the checkpoints from being written to, if anything does."""
+        with contextlib.suppress(OSError):
+            return Disk.of(self._artifacts_dir).obstacle(max(bytes_needed, FEWEST_BYTES))
+        return None
 
     def revision(self, job_id: str) -> int:
-        """A number that grows whenever the job changes. Raises NotFound."""
+        """A number that changes whenever the job does. Raises NotFound."""
         with self._database.read() as session:
             found = session.scalar(select(col(Job.revision)).where(col(Job.id) == job_id))
         if found is None:
             raise NotFound(f"there is no job {job_id}")
-        return found
+        return -found - 1 if self._obstacle() else found
 
     def list(
         self,
@@ -123,7 +138,7 @@ class Jobs:
             query = query.where(col(Job.queue) == queue)
         with self._database.read() as session:
             rows = page(session, query, (int, str), cursor, limit)
-            return JobPage(items=[_public(row) for row in rows], next_cursor=next_cursor(rows))
+            return JobPage(items=[self._with_obstacle(_public(row)) for row in rows], next_cursor=next_cursor(rows))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> JobPublic:
         """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict.
