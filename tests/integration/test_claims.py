@@ -178,7 +178,7 @@ def test_a_fault_of_the_reducers_own_fails_its_job_with_its_traceback(
 ) -> None:
     job = Job(redis, "faulty", spec_of(), tmp_path)
     job.redis.delete(job.store.keys.reducer())
-    monkeypatch.setattr(JobReducer, "_resume", lambda self, state: 1 / 0)
+    monkeypatch.setattr(JobReducer, "_resumed", lambda self, state: 1 / 0)
     Reducer(job.redis, job.root, threading.Event())._turn()
     (told,) = events(job.store, "failed")
     assert told["error"] == "ZeroDivisionError: division by zero"
