@@ -1,7 +1,7 @@
 """The reducer process: averages a round's updates and commits the next version.
 
-Any number of them may run. Each job has one active reducer, by a claim that expires; another takes over from what
-lies in Redis, or, if Redis came back empty, from the last checkpoint on disk.
+Any number of them may run, and each may serve several jobs. Each job has one active reducer, by a claim that expires;
+another takes over from what lies in Redis, or, if Redis came back empty, from the last checkpoint on disk.
 """
 
 import contextlib
@@ -46,80 +46,82 @@ from computeshare.wire import Wires
 CLAIM_MS = 2000
 RENEW_S = 0.5
 LOOK_S = 0.25
-"""How often an idle reducer looks for new jobs, and for claims that were given up."""
+"""How often a reducer looks for new jobs, and for claims that were given up."""
+STAND_BACK_S, LONGEST_STAND_BACK_S = 0.05, 0.5
+"""How much longer a reducer leaves a job to others with each job that it serves, and the most."""
+OUTAGE_S = (0.5, 1.5)
+"""Between these, at random, the broker is tried again after an outage."""
 SETTLED_LOOK_S = 1.0
 """How often it looks at a job of which nothing is left to do."""
 
 log = structlog.get_logger()
 
 
-class Reducer:
-    """Serves every job it can claim."""
+class JobThread:
+    """Serves one job, so that no job waits for another's step.
 
-    def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
-        self.redis, self.artifacts, self.stop = redis, artifacts, stop
-        self.id = uuid.uuid4().hex[:12]
-        self.wires: Wires | None = None
-        self.jobs: dict[str, JobReducer] = {}
-        self._claims: dict[str, Claim] = {}
-        self._lost: set[Claim] = set()
-        self._looked = 0.0
-        self._asleep: dict[str, float] = {}
-        """Job to the moment when it may need a reducer: another's claim may have ended by then."""
-        self._given_up: bytes | None = None
-        """How many claims had been given up when it looked the last time."""
+    It ends when nothing is left to do, when the claim is lost, or with `stop`.
+    """
+
+    def __init__(self, rounds: Claim, artifacts: Path, stop: threading.Event) -> None:
+        self.rounds, self.stop = rounds, stop
+        self.job = JobReducer(rounds, artifacts)
+        self.holds_claim = True
+        """Whether the claim is to be renewed."""
         self._remarks = Seldom(REMARK_EVERY_S)
+        self._thread = threading.Thread(target=self._run, name=f"job {rounds.job_id}", daemon=True)
 
-    def run(self) -> None:
-        """Serve until told to stop; an outage of the broker is waited out."""
-        threading.Thread(target=self._keep_claims, name="claims", daemon=True).start()
-        while not self.stop.is_set():
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def lose(self) -> None:
+        """End soon: another may have taken over, or the broker has lost the claim."""
+        if self.holds_claim:
+            log.warning("lost claim", job=self.rounds.job_id, reason="it ran out")
+        self.holds_claim = False
+
+    def _run(self) -> None:
+        self.holds_claim = self._serve() and self.holds_claim
+        self.job.close()  # which finishes the checkpoint that is being written, and tells of it under this claim
+        if self.holds_claim:
+            self._give_up()
+
+    def _serve(self) -> bool:
+        """Let the job advance until that is over; an outage of the broker is waited out.
+
+        Returns False where it is not known what was committed: whoever claims the job, once this claim has run out,
+        starts again from what Redis holds.
+        """
+        patience_s = 0.0  # a job that was just claimed has waited
+        while self.holds_claim and not self.stop.is_set():
             try:
-                self._turn()
+                if not self._advance(patience_s):
+                    return True
             except RedisError as error:
-                kind = type(error).__name__
-                self._remarks.tell(log.warning, "broker away, or it refuses", kind, error=str(error))
-                self.stop.wait(random.uniform(0.5, 1.5))
-        for job_id in list(self.jobs):
-            with contextlib.suppress(RedisError):
-                self._release(job_id)
+                tell_outage(self._remarks, error)
+                if not self.job.is_looking:
+                    return False
+                self.stop.wait(random.uniform(*OUTAGE_S))
+            patience_s = min(LOOK_S, self.job.look_again_s)
+        return True
 
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return any(job.is_saving() for job in list(self.jobs.values()))
-
-    def _turn(self) -> None:
-        """Claim what nobody looks after, then sleep until a round is full (or a moment passed) and reduce it."""
-        self._drop_lost()
-        if time.monotonic() - self._looked > LOOK_S:
-            self._looked = time.monotonic()
-            self._claim_jobs()
-        if not self.jobs:
-            self.stop.wait(LOOK_S)
-            return
-        patience_s = min(LOOK_S, *(job.look_again_s for job in self.jobs.values()))
-        (job_id, job), *others = self.jobs.items()
-        if not others and not job.is_held:
-            self._serve(job_id, patience_s)  # which sleeps and looks in one exchange
-            return
-        full = {job.rounds.keys.full(): job_id for job_id, job in self.jobs.items()}
-        signalled: Any = self.redis.blpop(list(full), timeout=patience_s)
-        due = [full[signalled[0].decode()]] if signalled else list(self.jobs)
-        for job_id in due:
-            self._serve(job_id)
-
-    def _serve(self, job_id: str, patience_s: float = 0.0) -> None:
-        """Let one job advance; whatever goes wrong with it is that job's affair alone."""
-        job = self.jobs[job_id] = self.jobs.pop(job_id)  # to the end: the others' turn comes first
+    def _advance(self, patience_s: float) -> bool:
+        """Let the job advance; False once that is over. Whatever goes wrong with it is that job's affair alone."""
+        job, job_id = self.job, self.rounds.job_id
         try:
-            if job.advance(patience_s):
-                return
+            if job.is_held:
+                self.stop.wait(LOOK_S)
+            return job.advance(patience_s)
         except LostClaim as lost:
             log.warning("lost claim", job=job_id, reason=str(lost))
         except RedisError:
-            if not job.is_looking:
-                # What was done in memory may or may not have been committed: start again from what Redis holds.
-                self._drop(job_id)
             raise
         except ComputeShareError as error:
             log.error("job failed", job=job_id, error=str(error))
@@ -127,24 +129,80 @@ class Reducer:
         except Exception as error:
             log.exception("job failed", job=job_id)
             job.fail(f"{type(error).__name__}: {error}", traceback.format_exc())
-        self._release(job_id)
+        return False
 
-    def _claim_jobs(self) -> None:
+    def _give_up(self) -> None:
+        """Let another reducer claim the job at once; where the broker is away, the claim runs out by itself."""
+        self.holds_claim = False
+        with contextlib.suppress(RedisError):
+            self.rounds.renew(0)
+            self.rounds.redis.incr(GIVEN_UP)
+
+
+class Reducer:
+    """Claims the jobs that have no reducer, and keeps the claims; each job is served by a thread of its own."""
+
+    def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
+        self.redis, self.artifacts, self.stop = redis, artifacts, stop
+        self.id = uuid.uuid4().hex[:12]
+        self.jobs: dict[str, JobThread] = {}
+        self._near: Redis | None = None
+        self._asleep: dict[str, float] = {}
+        """Job to the moment when it may need a reducer: another's claim may have ended by then."""
+        self._free_since: dict[str, float] = {}
+        """Job to the moment when it was first seen without a reducer."""
+        self._given_up: bytes | None = None
+        """How many claims had been given up when it looked the last time."""
+        self._remarks = Seldom(REMARK_EVERY_S)
+
+    def run(self) -> None:
+        """Serve until told to stop; an outage of the broker is waited out."""
+        over = threading.Event()
+        keeper = threading.Thread(target=self._keep_claims, args=(over,), name="claims", daemon=True)
+        keeper.start()
+        try:
+            while not self.stop.is_set():
+                try:
+                    self.claim_jobs()
+                    self.stop.wait(LOOK_S)
+                except RedisError as error:
+                    tell_outage(self._remarks, error)
+                    self.stop.wait(random.uniform(*OUTAGE_S))
+            for job in self.jobs.values():
+                job.join()
+        finally:
+            over.set()
+            keeper.join()
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return any(thread.job.is_saving() for thread in list(self.jobs.values()))
+
+    def claim_jobs(self) -> None:
+        """Have a thread serve each job that nobody looks after, unless a reducer with fewer jobs might take it.
+
+        Raises VersionError: the control plane is of another version.
+        """
         handshake.check(self.redis, "reducer")
-        for job_id in self._free(published_jobs(self.redis)):
-            self.wires = self.wires or Wires.to(self.redis, by_loopback(self.redis))
-            rounds = Claim(self.redis, job_id, self.id, self.wires)
-            state = rounds.read()
-            if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
-                self._asleep[job_id] = time.monotonic() + SETTLED_LOOK_S  # nothing is left to do
-                continue
-            if not rounds.claim(hostname(), os.getpid(), CLAIM_MS):
-                continue
+        self.jobs = {job_id: thread for job_id, thread in self.jobs.items() if thread.is_alive}
+        free, now = self._free(published_jobs(self.redis)), time.monotonic()
+        self._free_since = {job_id: self._free_since.get(job_id, now) for job_id in free}
+        for job_id in free:
+            if now >= self._free_since[job_id] + stand_back_s(len(self.jobs)):
+                self._claim(job_id)
+
+    def _claim(self, job_id: str) -> None:
+        self._near = self._near or by_loopback(self.redis)
+        rounds = Claim(self.redis, job_id, self.id, Wires.to(self.redis, self._near))
+        state = rounds.read()
+        if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
+            self._asleep[job_id] = time.monotonic() + SETTLED_LOOK_S  # nothing is left to do
+        elif rounds.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
             log.info("claimed", job=job_id, fence=rounds.fence)
-            self._claims[job_id] = rounds  # renewed from now on: building a model may take longer than a claim
-            self.jobs[job_id] = JobReducer(rounds, self.artifacts)
-            self._serve(job_id)
+            thread = JobThread(rounds, self.artifacts, self.stop)
+            self.jobs[job_id] = thread
+            thread.start()
 
     def _free(self, job_ids: Sequence[str]) -> list[str]:
         """The jobs that may have no reducer.
@@ -172,34 +230,25 @@ class Reducer:
                 free.append(job_id)
         return free
 
-    def _drop(self, job_id: str) -> Claim | None:
-        """Forget a job; its claim expires by itself."""
-        self.jobs.pop(job_id).close()
-        return self._claims.pop(job_id, None)
-
-    def _release(self, job_id: str) -> None:
-        """Forget a job, so that another reducer may claim it at once."""
-        if rounds := self._drop(job_id):
-            rounds.renew(0)
-            self.redis.incr(GIVEN_UP)
-
-    def _drop_lost(self) -> None:
-        """Forget the jobs whose claim ran out: another may have taken over, or the broker has lost it."""
-        lost, self._lost = self._lost, set()
-        for rounds in lost:
-            if self._claims.get(rounds.job_id) is rounds:
-                log.warning("lost claim", job=rounds.job_id, reason="it ran out")
-                self._drop(rounds.job_id)
-
-    def _keep_claims(self) -> None:
+    def _keep_claims(self, over: threading.Event) -> None:
         """Renew every claim; the commit's own compare catches a claim lost meanwhile."""
-        while not self.stop.wait(RENEW_S):
-            for rounds in list(self._claims.values()):
+        while not over.wait(RENEW_S):
+            for thread in list(self.jobs.values()):
                 try:
-                    if not rounds.renew(CLAIM_MS):
-                        self._lost.add(rounds)
+                    if thread.holds_claim and not thread.rounds.renew(CLAIM_MS):
+                        thread.lose()
                 except RedisError:
                     break
+
+
+def stand_back_s(jobs: int) -> float:
+    """How long a reducer with so many jobs leaves a free one to reducers with fewer; those with none look meanwhile."""
+    return min(LOOK_S + STAND_BACK_S * jobs, LONGEST_STAND_BACK_S) if jobs else 0.0
+
+
+def tell_outage(remarks: Seldom, error: RedisError) -> None:
+    """Log, now and then, that the broker cannot be used."""
+    remarks.tell(log.warning, "broker away, or it refuses", type(error).__name__, error=str(error))
 
 
 def warm() -> None:

@@ -1,6 +1,7 @@
 """A job's id becomes part of keys and of a folder's name: what is no id gets no further than the door."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,17 @@ def test_reducer_makes_no_folder_outside_its_home_for_what_is_no_job_id(
         redis.sadd(keys.JOBS, name)
     RoundStore(redis, job_id).publish(SPEC.model_dump_json())
     reducer = Reducer(redis, home, threading.Event())
-    reducer._claim_jobs()
+    reducer.claim_jobs()
     assert job_id in reducer.jobs and not set(names) & set(reducer.jobs)
-    assert {path.name for path in home.iterdir()} == set(reducer.jobs)
+    deadline = time.monotonic() + 30
+    while RoundStore(redis, job_id).read() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert {path.name for path in home.iterdir()} == {job_id}
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
     assert not set(names) & set(published_jobs(redis))
-    reducer._release(job_id)
+    reducer.stop.set()
+    reducer.run()
     RoundStore(redis, job_id).purge()
     for name in names:
         redis.delete(JobKeys(name).spec())
