@@ -44,8 +44,8 @@ class Gatherer:
         self.limit = largest_update(layout)
         longest = max(layout.bucket_sizes)
         self._values = np.empty(longest, np.float32)
-        room = min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES)
-        self._rooms = [np.empty(room, np.uint8).data for _ in range(2)]
+        self._room_bytes = min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES)
+        self._rooms = [self._room() for _ in range(2)]
         """For what is being decoded, and for what is read meanwhile."""
         self._reading = _ReadAhead(self._read, helper)
         self.ahead: dict[tuple[str, int], Message] = {}
@@ -96,10 +96,14 @@ class Gatherer:
     def again(self, one: tuple[str, int], bucket: int) -> Vector | None:
         """This bucket of an update that was checked before, until the next one is read; None if it is gone."""
         (frames,) = self._read(_Wanted(bucket, (one,)))
+        if isinstance(frames, CodecError):
+            raise frames
         return None if frames is None else self._decoded(frames, bucket)[0]
 
-    def _frames(self, parts: Sequence[Received], bucket: int) -> Iterator[tuple[int, Message | None]]:
-        """The frames of this bucket of each update, until the next are asked for; None where none is there."""
+    def _frames(self, parts: Sequence[Received], bucket: int) -> Iterator[tuple[int, Message | CodecError | None]]:
+        """The frames of this bucket of each update, until the next are asked for; None where none is there, an error
+        where they are longer than they can be.
+        """
         missing = [part for part in parts if (part.base, part.micro_batch) not in self.ahead]
         if not missing:
             wanted = parts_of(self.layout, bucket)
@@ -116,15 +120,21 @@ class Gatherer:
         """Have done with reading: what was read ahead is not asked for."""
         self._reading.settle()
 
-    def _read(self, wanted: "_Wanted") -> list[Message | None]:
+    def _read(self, wanted: "_Wanted") -> list[Message | CodecError | None]:
         self._rooms.reverse()
-        into = self._rooms[:1] if len(wanted.names) == 1 else None
+        into = self._rooms[:1] if len(wanted.names) == 1 else [self._room() for _ in wanted.names]
         return self.rounds.updates(wanted.names, parts_of(self.layout, wanted.bucket), into)
+
+    def _room(self) -> memoryview:
+        """Memory for a bucket's frames."""
+        return np.empty(self._room_bytes, np.uint8).data
 
     def _decoded(self, frames: Message, bucket: int) -> tuple[Vector, Vector]:
         return decode_bucket(self.codec, frames, self.layout, bucket, self._values[: self.layout.bucket_sizes[bucket]])
 
-    def _decode(self, frames: Message | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
+    def _decode(self, frames: Message | CodecError | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
+        if isinstance(frames, CodecError):
+            raise _Wrong(str(frames), "damaged")
         if frames is None and self.rounds.has_update(part.base, part.micro_batch):
             raise _Wrong(f"truncated: it has no frame for bucket {bucket}", "damaged")
         if frames is None:
@@ -192,11 +202,11 @@ class _Wanted:
 class _ReadAhead:
     """Reads what is asked for next while what was asked for last is worked on."""
 
-    def __init__(self, read: Callable[[_Wanted], list[Message | None]], helper: Executor) -> None:
+    def __init__(self, read: Callable[[_Wanted], list[Message | CodecError | None]], helper: Executor) -> None:
         self._read, self._helper = read, helper
-        self._coming: tuple[_Wanted, Future[list[Message | None]]] | None = None
+        self._coming: tuple[_Wanted, Future[list[Message | CodecError | None]]] | None = None
 
-    def take(self, wanted: _Wanted, following: _Wanted | None) -> list[Message | None]:
+    def take(self, wanted: _Wanted, following: _Wanted | None) -> list[Message | CodecError | None]:
         """What is wanted; what will be wanted next is read from now on."""
         coming = self._coming
         if coming is None or coming[0] != wanted:

@@ -64,7 +64,7 @@ class JobReducer:
         self.checkpoints = Checkpointer(rounds, self.artifacts)
         self.decider = Decider(rounds, self.artifacts)
         self._expected: list[tuple[str, int]] = []
-        self._parts = 0
+        self._parts = self._update_bytes = 0
         self._held_until = 0.0
         self._looked_at_disk = 0.0
         self._helper = ThreadPoolExecutor(1, "beside")
@@ -93,7 +93,7 @@ class JobReducer:
 
     def _advance(self, patience_s: float) -> bool:
         self.is_looking = True
-        state, parts, ahead = self.rounds.look(self._expected, self._parts, patience_s)
+        state, parts, ahead = self.rounds.look(self._expected, self._parts, patience_s, self._update_bytes)
         self.is_looking = False
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
@@ -162,6 +162,7 @@ class JobReducer:
         self._parts = update_parts(self.layout)
         up = CODECS[spec.codecs.up]
         self.gatherer = Gatherer(self.rounds, up, self.layout, spec.plan, self._helper, spec.sharers)
+        self._update_bytes = self.gatherer.limit
         self.steps = Steps(spec, self.layout)
         self.standing = Standing(self.rounds, self.artifacts, spec, self.steps, self.gatherer)
         self.retention = Retention(self.artifacts, spec)

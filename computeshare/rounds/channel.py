@@ -13,6 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import Buffer
 
 from computeshare.codecs.messages import unseal
+from computeshare.errors import CodecError
 from computeshare.outgoing import Argument, Command
 from computeshare.types import Blob, Message
 from computeshare.wire import Wire, Wires
@@ -71,23 +72,34 @@ class Channel:
         into: Sequence[Buffer | None] | None = None,
         following: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
-        large: bool = False,
+        large: bool | None = None,
+        raise_errors: bool = True,
     ) -> list[Any]:
         """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time.
 
         Args:
-            into: as for `Wire.exchange`, for what is large.
-            large: whether the commands are, which nothing follows then.
+            into, raise_errors: as for `Wire.exchange`.
+            large: whether the values are, where nothing follows; by default those that go `into` memory are.
             following: commands that are sent with these, whose replies `rest` waits for.
             meanwhile: as for `Wire.exchange`; called again where all is sent again.
         """
         self._following = following
-        wire = self._wires.large if large or into else self._wires.short
+        wire = self._wires.large if large or (large is None and into) else self._wires.short
         try:
-            return self._exchange(wire, commands, into, meanwhile)
+            return self._exchange(wire, commands, into, meanwhile, raise_errors)
         except NoScriptError:
             self._scripts.load_again()
-            return self._exchange(wire, commands, into, meanwhile)
+            return self._exchange(wire, commands, into, meanwhile, raise_errors)
+
+    def fetch(self, commands: Sequence[Command], into: Sequence[Buffer | None], large: bool | None = None) -> list[Any]:
+        """As `exchange`, for values whose writer is not trusted: one that does not fit into its memory is dropped as
+        it comes, with a CodecError in its place.
+        """
+        replies = self.exchange(commands, into, large=large, raise_errors=False)
+        for reply in replies:
+            if isinstance(reply, Exception) and not isinstance(reply, CodecError):
+                raise reply
+        return replies
 
     def rest(self) -> list[Any]:
         """The replies to what followed the exchange before, which is sent again if the broker was away since."""
@@ -196,9 +208,10 @@ class Channel:
         commands: Sequence[Command],
         into: Sequence[Buffer | None] | None,
         meanwhile: Callable[[], object] | None,
+        raise_errors: bool,
     ) -> list[Any]:
         def exchange() -> list[Any]:
-            return wire.exchange(commands, into, following=self._following, meanwhile=meanwhile)
+            return wire.exchange(commands, into, raise_errors, self._following, meanwhile)
 
         if self._retry is None:
             return exchange()

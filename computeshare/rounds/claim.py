@@ -8,9 +8,11 @@ from hashlib import sha1
 from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
 from redis import Redis
 
 from computeshare.codecs.messages import seal
+from computeshare.errors import CodecError
 from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
@@ -136,20 +138,24 @@ class Claim(RoundStore):
         return state, received
 
     def look(
-        self, wanted: Sequence[tuple[str, int]] = (), parts: int = 0, patience_s: float = 0.0
+        self, wanted: Sequence[tuple[str, int]] = (), parts: int = 0, patience_s: float = 0.0, room_bytes: int = 0
     ) -> tuple[RoundState | None, dict[int, Received], dict[tuple[str, int], Message]]:
-        """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there.
+        """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there and no longer than
+        `room_bytes`.
 
         Args:
             patience_s: look once the round is full, or so many seconds have passed; 0: at once.
         """
         first: list[Command] = [["BLPOP", self.keys.full(), patience_s]] if patience_s else []
         commands: list[Command] = [*first, ["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
-        replies = self._channel.exchange([*commands, *self._asked(wanted, range(parts))])
+        rooms = [np.empty(room_bytes, np.uint8).data for _ in wanted]
+        asked = [*commands, *self._asked(wanted, range(parts))]
+        replies = self._channel.fetch(asked, [*[None] * len(commands), *rooms], large=False)
         values, entries, *messages = replies[len(first) :]
         received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
         there = zip(wanted, messages, strict=True)
-        return RoundState.parse(values), received, {one: found for one, found in there if _is_there(found)}
+        whole = {one: found for one, found in there if _is_there(found) and _too_large(found) is None}
+        return RoundState.parse(values), received, whole
 
     def now_ms(self) -> float:
         """Milliseconds since the epoch by the broker's clock."""
@@ -158,16 +164,16 @@ class Claim(RoundStore):
 
     def updates(
         self, wanted: Sequence[tuple[str, int]], parts: range, into: Sequence[Blob | None] | None = None
-    ) -> list[Message | None]:
+    ) -> list[Message | CodecError | None]:
         """These parts of the messages of accepted micro-batches (a part that was never sent is None); None for those of
-        which none is there.
+        which none is there, and an error for those that are longer than their memory.
 
         Args:
             wanted: token of the version that each was computed on, and its number.
-            into: memory for each, of which what is returned are views.
+            into: memory for each, of which what is returned are views; without it, messages of any length are read.
         """
-        found = self._channel.exchange(self._asked(wanted, parts), into)
-        return [message if _is_there(message) else None for message in found]
+        found = self._channel.fetch(self._asked(wanted, parts), into or [None] * len(wanted), large=len(wanted) == 1)
+        return [_too_large(message) or (message if _is_there(message) else None) for message in found]
 
     def has_update(self, base: str, micro_batch: int) -> bool:
         """Whether anything of an accepted micro-batch's message is there."""
@@ -384,6 +390,11 @@ class Claim(RoundStore):
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
         """Append an event, unless another reducer has taken over."""
         return self.append(kind, event, str(self.fence))
+
+
+def _too_large(message: Sequence[Any]) -> CodecError | None:
+    """The error in the place of a part that did not fit."""
+    return next((part for part in message if isinstance(part, CodecError)), None)
 
 
 def _is_there(message: Message) -> bool:
