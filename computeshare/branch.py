@@ -23,6 +23,11 @@ class Branch:
     others: int = ALL
     """The same for incarnations without a record: what is not known to be given up counts."""
 
+    @property
+    def start(self) -> int:
+        """The version at which the newest incarnation was opened."""
+        return max(self.ends.values(), default=0)
+
     def holds(self, token: Token) -> bool:
         """Whether a version belongs to the branch."""
         others = ALL if token.incarnation >= self.incarnation else self.others

@@ -53,6 +53,10 @@ class RoundError(ComputeShareError):
     """A step of the round protocol was refused because the job had moved on."""
 
 
+class DamagedRound(RoundError):
+    """What the broker holds of a job's round cannot be: whoever can write to the broker can write anything there."""
+
+
 class LostClaim(RoundError):
     """Another reducer has taken over, or the job is gone."""
 

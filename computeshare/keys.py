@@ -211,6 +211,10 @@ class JobKeys:
         """hash: worker to its current seat's id, so that an older attempt leaves."""
         return self._key("seats")
 
+    def messages(self) -> tuple[str, ...]:
+        """What the keys of versions and updates begin with."""
+        return tuple(self._key(kind, "") for kind in ("weights", "delta", "news", "state", "update"))
+
     def pattern(self) -> str:
         """Matches every key of the job, for deletion."""
         return f"cs:{{{self.job_id}}}:*"

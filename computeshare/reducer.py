@@ -24,7 +24,7 @@ from computeshare import handshake
 from computeshare.artifacts import Artifacts
 from computeshare.broker import by_loopback, connect
 from computeshare.commands.run import run_command
-from computeshare.errors import ComputeShareError, LostClaim
+from computeshare.errors import ComputeShareError, DamagedRound, LostClaim
 from computeshare.keys import GIVEN_UP, JobKeys
 from computeshare.layout import Layout
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
@@ -40,7 +40,7 @@ from computeshare.processes import (
 from computeshare.reduction import JobReducer
 from computeshare.rounds import Claim, published_jobs
 from computeshare.settings import Settings
-from computeshare.spec import OptimizerSpec
+from computeshare.spec import JobSpec, OptimizerSpec
 from computeshare.wire import Wires
 
 CLAIM_MS = 2000
@@ -194,8 +194,7 @@ class Reducer:
     def _claim(self, job_id: str) -> None:
         self._near = self._near or by_loopback(self.redis)
         rounds = Claim(self.redis, job_id, self.id, Wires.to(self.redis, self._near))
-        state = rounds.read()
-        if state and state.status == "finished" and Artifacts(self.artifacts, job_id).has(state.token):
+        if self._is_settled(rounds):
             self._asleep[job_id] = time.monotonic() + SETTLED_LOOK_S  # nothing is left to do
         elif rounds.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
@@ -203,6 +202,17 @@ class Reducer:
             thread = JobThread(rounds, self.artifacts, self.stop)
             self.jobs[job_id] = thread
             thread.start()
+
+    def _is_settled(self, rounds: Claim) -> bool:
+        """Whether nothing is left to do for a job: its last version is on disk."""
+        try:
+            state, raw = rounds.read(), rounds.spec()
+            if state is None or state.status != "finished" or raw is None:
+                return False
+            last = JobSpec.model_validate_json(raw).rounds_total
+        except (DamagedRound, ValueError):  # whoever claims it sees to that
+            return False
+        return state.version == last and Artifacts(self.artifacts, rounds.job_id).has(state.token)
 
     def _free(self, job_ids: Sequence[str]) -> list[str]:
         """The jobs that may have no reducer.

@@ -18,7 +18,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.deciding import Decider, Undecided
 from computeshare.durability import Disk
-from computeshare.errors import ArtifactError, CodecError, Diverged, LostClaim, ShapeError
+from computeshare.errors import ArtifactError, CodecError, DamagedRound, Diverged, LostClaim, ShapeError
 from computeshare.failpoints import armed, failpoint
 from computeshare.gathering import Gatherer, Refused
 from computeshare.layout import Digest, Layout, Weights
@@ -30,10 +30,10 @@ from computeshare.retention import Retention
 from computeshare.rounds import Claim, Link, Received, RoundState, Terms
 from computeshare.sampling import Round
 from computeshare.spec import JobSpec
-from computeshare.standing import Standing, Version, behind
+from computeshare.standing import Standing, Version, behind, contradiction
 from computeshare.strategies import sync
 from computeshare.strategies.dividing import Divider, Walked
-from computeshare.types import Blob, Token, Vector
+from computeshare.types import Blob, Message, Token, Vector
 
 if TYPE_CHECKING:
     from computeshare.stepping import Held
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 LOOK_S = 0.25
 """Longest time between looks at a round that may close without all of its micro-batches."""
-UNUSABLE = (LostClaim, ArtifactError, CodecError, ShapeError, struct.error)
+UNUSABLE = (DamagedRound, LostClaim, ValueError, ArtifactError, CodecError, ShapeError, struct.error)
 """What is raised where the broker does not hold all that a round is resumed from, undamaged."""
 DISK_LOOK_S = 1.0
 """Time between looks whether the disk would take a checkpoint."""
@@ -65,6 +65,8 @@ class JobReducer:
         self.decider = Decider(rounds, self.artifacts)
         self._expected: list[tuple[str, int]] = []
         self._parts = self._update_bytes = 0
+        self._own: Round | None = None
+        """The last round that was worked out from the job's plan."""
         self._held_until = 0.0
         self._looked_at_disk = 0.0
         self._helper = ThreadPoolExecutor(1, "beside")
@@ -93,8 +95,18 @@ class JobReducer:
 
     def _advance(self, patience_s: float) -> bool:
         self.is_looking = True
-        state, parts, ahead = self.rounds.look(self._expected, self._parts, patience_s, self._update_bytes)
-        self.is_looking = False
+        try:
+            seen = self.rounds.look(self._expected, self._parts, patience_s, self._update_bytes)
+            self.is_looking = False
+            return self._go_on(*seen)
+        except DamagedRound as error:
+            self.is_looking = False
+            return self._open_again(str(error))
+
+    def _go_on(
+        self, state: RoundState | None, parts: dict[int, Received], ahead: dict[tuple[str, int], Message]
+    ) -> bool:
+        """Do what a look at the job says is due. Raises DamagedRound: what it saw cannot be."""
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
         if state is None or self.current is None:
@@ -106,6 +118,7 @@ class JobReducer:
             return_freed_memory()
         if self.current is None or self.current.token != state.token:
             raise LostClaim(f"version {state.token} was committed by another reducer")
+        self._check(state)
         if state.status == "finished":
             self._settle()
             return False
@@ -157,7 +170,7 @@ class JobReducer:
         from computeshare.stepping import Steps
         from computeshare.training import devices, models
 
-        self.spec, self.plan = spec, spec.plan
+        self.spec, self.plan, self._total = spec, spec.plan, spec.rounds_total
         self.layout: Layout = models.layout_for(spec)
         self._parts = update_parts(self.layout)
         up = CODECS[spec.codecs.up]
@@ -215,9 +228,10 @@ class JobReducer:
         if self.standing.went_back(state):
             return False
         try:
+            self._check(state)
             self.current, self.chain = self.standing.in_broker(state)
         except UNUSABLE as error:
-            self._give_up(state, error)
+            self._give_up(str(error))
             return False
         log.info("took over", job=self.rounds.job_id, version=state.version)
         if self.spec.wants_checkpoint(state.version):
@@ -225,12 +239,28 @@ class JobReducer:
             self._checkpoint(self.current, self._following(state.version, state.carried))
         return True
 
-    def _give_up(self, state: RoundState, error: Exception) -> None:
-        """Drop what the broker holds of a job, so that it goes on from its last checkpoint. Raises LostClaim."""
-        if not self.rounds.discard(state):
-            raise LostClaim(f"version {state.token} has been succeeded, or is gone: {error}")
-        log.error("rounds given up", job=self.rounds.job_id, token=str(state.token), error=str(error))
-        self.rounds.announce("mended", {"version": state.version, "error": str(error)})
+    def _check(self, state: RoundState) -> None:
+        """Raises DamagedRound: the round cannot be of this job."""
+        own = self._own
+        if own is None or (own.version, own.carried) != (state.version, state.carried):
+            own = self._own = self.spec.round_from(state.version, state.carried)
+        if why := contradiction(state, own, self._total):
+            raise DamagedRound(why)
+
+    def _open_again(self, error: str) -> bool:
+        """Have the job go on from its last checkpoint; False if it is gone. Raises LostClaim."""
+        if self.current is None and not self._prepare():
+            return False
+        self._give_up(error)
+        self._open()
+        return True
+
+    def _give_up(self, error: str) -> None:
+        """Drop what the broker holds of the job's rounds. Raises LostClaim: another reducer goes on."""
+        if not self.rounds.discard():
+            raise LostClaim(f"another reducer goes on: {error}")
+        log.error("rounds given up", job=self.rounds.job_id, error=error)
+        self.rounds.announce("mended", {"error": error})
 
     # The round
 
@@ -377,7 +407,7 @@ class JobReducer:
             carried: what was left of the round before, if that was closed without it.
             before: the round before, if it is at hand.
         """
-        own = self.spec.round_from(version, carried)
+        own = self._own = self.spec.round_from(version, carried)
         if version >= self.spec.rounds_total:
             return Round(version, own.epoch, own.first, 0, 0)
         if own.wanted is not None and before is not None and not self.plan.ends_epoch(before.version):

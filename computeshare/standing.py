@@ -16,6 +16,7 @@ from computeshare.errors import ArtifactError, LostClaim, ShapeError
 from computeshare.gathering import Gatherer
 from computeshare.layout import Weights
 from computeshare.rounds import Claim, RoundState
+from computeshare.sampling import Round
 from computeshare.spec import JobSpec
 from computeshare.types import Token, Vector
 
@@ -74,16 +75,17 @@ class Standing:
         self._rounds.announce("damaged", event | {"error": f"{error}. The one before is taken"})
 
     def went_back(self, state: RoundState) -> bool:
-        """Whether the broker went back behind what is durable, or to a branch that was given up; its round is then
-        given up.
+        """Whether the broker went back behind what is durable, or to another incarnation than the newest on record.
+
+        Its round is given up then.
         """
-        if state.token.incarnation < self._artifacts.incarnation():
-            return self._rounds.discard(state)
+        if state.token.incarnation != self._artifacts.incarnation():
+            return self._rounds.discard()
         newest = self._artifacts.tokens()[-1:]
         if not newest or newest[0].version <= state.version:
             return False
         found = self.on_disk()  # the newest may be damaged
-        return found is not None and found.token.version > state.version and self._rounds.discard(state)
+        return found is not None and found.token.version > state.version and self._rounds.discard()
 
     def in_broker(self, state: RoundState) -> tuple[Version, Chain]:
         """The version of a running round and its chain, from the weights and the optimizer's state, or what made that.
@@ -142,6 +144,24 @@ class Standing:
         if values is None:
             raise LostClaim(f"the state of version {token} has been stored meanwhile")
         return values
+
+
+def contradiction(state: RoundState, own: Round, total: int) -> str | None:
+    """What of a round cannot be of its job, whoever wrote it there; None where nothing is wrong. Pure.
+
+    Args:
+        own: the round from this version, by the job's plan.
+        total: how many rounds the job has.
+    """
+    if state.status == "finished" and state.version < total:
+        return f"its rounds are finished at version {state.version} of {total}"
+    if state.version > total or (state.version == total and state.status in ("running", "paused")):
+        return f"it is {state.status} at version {state.version} of {total}"
+    if state.version < total and own.wanted is None:  # else what it begins with depends on what was counted
+        found, expected = (state.first, state.count, state.needed), (own.first, own.count, own.needed)
+        if found != expected:
+            return f"the round of version {state.version} has first, count and needed {found} instead of {expected}"
+    return None
 
 
 def behind(base: str, current: Token) -> int:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 from redis import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy import Connection, select, update
@@ -22,7 +23,7 @@ from api.services.outbox import SEAT, Courier
 from api.services.placing import place
 from api.services.publication import Published, Publisher, look_up
 from api.services.reasons import STARTING_MS, Situation, reason
-from api.services.reconciling import reconcile
+from api.services.reconciling import contradiction, give_up, reconcile
 from api.services.seating import Action, Available, Demand, Held, Past, Share, decide_seats, fair_shares
 from api.services.shortage import shortages
 from api.services.storing import JOB, WORKER
@@ -30,6 +31,7 @@ from api.services.thinning import thin
 from api.services.wants import Stored, demands_of, is_finished
 from api.tables import ACTIVE
 from computeshare import handshake
+from computeshare.artifacts import Artifacts
 from computeshare.keys import EVALUATOR
 from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
 from computeshare.rounds import RoundStore
@@ -42,6 +44,9 @@ RETIRED_MS = 60_000
 RECONCILE_MS = 5000
 TIDY_MS = 600_000
 REMOVED = "a user removed this worker; start it again to have it back"
+
+
+log = structlog.get_logger()
 
 
 class Dispatcher:
@@ -57,6 +62,8 @@ class Dispatcher:
         self._idle_since: dict[str, int] = {}
         self._short_since: dict[str, int] = {}
         self._known_since: dict[str, int] = {}
+        self._doubtful: dict[str, str] = {}
+        """Jobs whose rounds could not be as they were at the last look, and why."""
         self._evaluator_seen = now_ms()
         self._calm_until = self._last = self._reconciled = self._tidied = 0
 
@@ -236,11 +243,31 @@ class Dispatcher:
             self._reconciled = now
             for job_id in (*(job_id for job_id, its in published.items() if its.known), *stored.paused):
                 reconcile(self._database, self._artifacts_dir, job_id)
+            self._mend(redis, stored, published)
             self._retire(redis, now)
         if now - self._tidied > TIDY_MS:
             self._tidied = now
             self._courier.tidy()
             thin(self._database)
+
+    def _mend(self, redis: Redis, stored: Stored, published: Mapping[str, Published]) -> None:
+        """Give up rounds that cannot be, if they still cannot at the next look: some of it may just be changing."""
+        doubtful: dict[str, str] = {}
+        for job in stored.jobs:
+            rounds, its = RoundStore(redis, job.id), published[job.id]
+            if not its.known or its.status is None or (its.status == "running" and job.version < job.rounds_total):
+                continue
+            saved = Artifacts(self._artifacts_dir, job.id).tokens()[-1:]
+            newest = saved[0].version if saved else 0
+            why = contradiction(job.version, job.rounds_total, its.status, newest)
+            if why is None or not rounds.is_stored():
+                continue
+            if self._doubtful.get(job.id) == why:
+                log.warning("rounds given up", job=job.id, why=why)
+                give_up(self._database, rounds, why)
+            else:
+                doubtful[job.id] = why
+        self._doubtful = doubtful
 
     def _retire(self, redis: Redis, now: int) -> None:
         """See to it that jobs that ended stay so; delete their keys once what is told is stored, and seats are over."""

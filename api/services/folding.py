@@ -331,7 +331,7 @@ class Fold:
 
     def mended(self, entry: Entry) -> None:
         """What the broker held of a job was of no use: it went on from its last checkpoint."""
-        self._event(entry, {"version": count_of(entry.data["version"]), "error": text_of(entry.data["error"])})
+        self._event(entry, {"error": text_of(entry.data["error"])})
 
     def finish(self, is_scored: Callable[[], bool]) -> None:
         """A job is complete once its last version is durable, and that and all others to be scored are.

@@ -17,6 +17,7 @@ from api.database import Database, now_ms
 from api.services.storing import JOB, WORKER
 from api.tables import ACTIVE, IdempotencyKey, Outbox, SeatRow, table
 from computeshare.artifacts import Artifacts
+from computeshare.errors import DamagedRound
 from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
 from computeshare.queue import Seat, SeatQueue
@@ -143,7 +144,10 @@ class Courier:
         rounds = RoundStore(redis, job_id)
         if self._status(job_id) in (None, *ENDED):
             return
-        state = rounds.read()
+        try:
+            state = rounds.read()
+        except DamagedRound:
+            state = None
         if state is None or state.token.incarnation <= payload["incarnation"]:  # else this was done already
             rounds.reset()
 

@@ -131,6 +131,10 @@ class Projector:
         """Fold and store a batch in which nothing was undone but by its first event."""
         was, fold = state["status"], Fold(state, rates)
         for entry in entries:
+            if not self._is_backed(state.id, entry):
+                about = {"id": entry.stream_id, "type": entry.type}
+                log.warning("event passed over: the disk does not bear it out", job=state.id, **about)
+                continue
             if entry.type == "version" and (token := _token(entry)) and goes_back(state, token):
                 rewind(connection, state, token, entry.at_ms)
             try:
@@ -143,6 +147,19 @@ class Projector:
                 self._restore(connection, state, Restored(Token.parse(entry.data["token"]), entry.at_ms))
         fold.finish(lambda: is_scored(connection, state, fold.changes))
         store(connection, state, fold.changes, was)
+
+    def _is_backed(self, job_id: str, entry: Entry) -> bool:
+        """Whether the disk bears an event out, where it can: whoever can write to the broker can say anything."""
+        if self._artifacts_dir is None or entry.type not in ("opened", "checkpoint"):
+            return True
+        artifacts, token = Artifacts(self._artifacts_dir, job_id), _token(entry)
+        branch = artifacts.branch()
+        if token is None or not branch.incarnation:  # nothing is on record yet
+            return True
+        if entry.type == "checkpoint":
+            return branch.holds(token) and artifacts.has(token)
+        newest = token.incarnation == branch.incarnation
+        return token.incarnation < branch.incarnation or (newest and token.version == branch.start)
 
     def _restore(self, connection: Connection, state: JobState, restored: Restored) -> None:
         """Bring the rows in line with the version that a job was opened at, and with what the disk tells of it."""

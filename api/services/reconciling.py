@@ -1,19 +1,20 @@
 """The truth is on disk: checkpoints and scores whose events were lost are taken from their files, and those whose files
-were removed, as newer ones came, are forgotten.
+were removed, as newer ones came, are forgotten. What the broker says that cannot be is given up.
 """
 
 from pathlib import Path
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, insert, select, update
 
 from api.database import Database, now_ms
 from api.services.folding import Fold
 from api.services.rates import Rates
-from api.services.storing import is_scored, load, store
-from api.tables import CheckpointRow, Score, table
+from api.services.storing import JOB, is_scored, load, store
+from api.tables import CheckpointRow, Event, Score, table
 from computeshare.artifacts import Artifacts
 from computeshare.errors import ArtifactError
-from computeshare.types import Token
+from computeshare.rounds import RoundStore
+from computeshare.types import ENDED, Token
 
 
 def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
@@ -55,3 +56,30 @@ def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Scor
     """The tokens that there are rows for."""
     rows = table(model).c
     return set(connection.scalars(select(rows.token).where(rows.job_id == job_id)))
+
+
+def contradiction(version: int, total: int, status: str | None, saved: int) -> str | None:
+    """What the rounds of a job that has not ended cannot be; None where nothing is wrong. Pure.
+
+    Args:
+        version: the newest, by the events, of which none is left to read.
+        status: of the rounds; None: they are not open.
+        saved: the newest version on disk.
+    """
+    if status in ENDED:
+        return f"its rounds are {status}, though nothing has ended it"
+    if status in ("running", "paused") and version >= total:
+        return f"version {version} was announced while the rounds before it are {status}"
+    if status == "finished" and saved == total > version:
+        return f"its rounds are finished and saved, but the last version announced is {version} of {total}"
+    return None
+
+
+def give_up(database: Database, rounds: RoundStore, why: str) -> None:
+    """Have a job open again from its last checkpoint, which brings rows and rounds in line with it."""
+    event = {"job_id": rounds.job_id, "type": "mended", "at_ms": now_ms(), "data": {"error": why}}
+    with database.writing() as connection:
+        connection.execute(insert(table(Event)), event)
+        mine = JOB.c.id == rounds.job_id
+        connection.execute(update(JOB).where(mine).values(revision=JOB.c.revision + 1))
+    rounds.reset()

@@ -189,8 +189,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "refused": _refused,
     "damaged": lambda data, _: f"The checkpoint of version {count(data['version'])} is damaged: {data['error']}",
     "mended": lambda data, _: (
-        f"The broker's record of the job at version {count(data['version'])} cannot be used: {data['error']}. "
-        "The job continues from its last checkpoint"
+        f"The broker's record of the job cannot be used: {data['error']}. The job continues from its last checkpoint"
     ),
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
     "scored": _scored,

@@ -12,7 +12,7 @@ import numpy as np
 from redis import Redis
 
 from computeshare.codecs.messages import seal
-from computeshare.errors import CodecError
+from computeshare.errors import CodecError, DamagedRound
 from computeshare.ledger import LONGEST
 from computeshare.outgoing import Argument, Command
 from computeshare.rounds.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
@@ -143,6 +143,8 @@ class Claim(RoundStore):
         """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there and no longer than
         `room_bytes`.
 
+        Raises DamagedRound.
+
         Args:
             patience_s: look once the round is full, or so many seconds have passed; 0: at once.
         """
@@ -152,7 +154,10 @@ class Claim(RoundStore):
         asked = [*commands, *self._asked(wanted, range(parts))]
         replies = self._channel.fetch(asked, [*[None] * len(commands), *rooms], large=False)
         values, entries, *messages = replies[len(first) :]
-        received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
+        try:
+            received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DamagedRound(f"what the round has received cannot be read: {error}") from error
         there = zip(wanted, messages, strict=True)
         whole = {one: found for one, found in there if _is_there(found) and _too_large(found) is None}
         return RoundState.parse(values), received, whole
@@ -212,17 +217,15 @@ class Claim(RoundStore):
         names = [k.round(), k.fence(), k.received(), k.events()]
         return bool(self.scripts.call("close", names, [str(token), self.fence, at_least]))
 
-    def discard(self, state: RoundState) -> bool:
-        """Give up the round that the broker went back to; False if the version or the fence had moved on."""
+    def discard(self) -> bool:
+        """Give up the round, whatever it is, and what belongs to rounds; False if the version or the fence moves on."""
         k = self.keys
+        token: Any = self.redis.hget(k.round(), "token")
         names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects()]
-        names += [k.full(), k.recent()]
-        for token in (state.token, state.base):
-            names += [k.weights(str(token)), k.state(str(token)), k.news(str(token))] if token else []
-        received = [(part.base, part.micro_batch) for part in self.progress()[1].values()]
-        names += [key(token) for token in self.chain()[0] for key in (k.weights, k.delta)] + [k.chain()]
-        names += [k.update(*one) for one in (*received, *(self.counted(state)[0] if state.base else ()))]
-        return bool(self.scripts.call("discard", names, [str(state.token), self.fence]))
+        names += [k.full(), k.recent(), k.chain()]
+        there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
+        names += [key for key in there if key.startswith(k.messages())]
+        return bool(self.scripts.call("discard", names, [token or "", self.fence]))
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
         """Free a micro-batch whose blob failed the checks, and open the round if it was closed."""

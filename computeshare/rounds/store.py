@@ -8,14 +8,16 @@ from typing import Any, Literal
 import structlog
 from redis import Redis
 
+from computeshare.errors import DamagedRound
 from computeshare.keys import JOBS, JobKeys
 from computeshare.rounds.channel import Scripts
-from computeshare.types import JOB_ID, Token
+from computeshare.types import ENDED, JOB_ID, Token
 
 log = structlog.get_logger()
 
 LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
 """Lines of a job's log that wait for the control plane, and the bytes they take, about; the oldest give way."""
+STATUSES = ("running", "paused", "finished", *ENDED)
 FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "sizes"]
 
 
@@ -55,12 +57,21 @@ class RoundState:
 
     @classmethod
     def parse(cls, values: Any) -> "RoundState | None":
-        """From the values of `FIELDS` in a round's hash; None if there is no such hash."""
+        """From the values of `FIELDS` in a round's hash; None if there is no such hash. Raises DamagedRound."""
         if values[0] is None:
             return None
+        try:
+            return cls._parsed(values)
+        except (ValueError, OverflowError) as error:
+            raise DamagedRound(f"the round cannot be read: {error}") from error
+
+    @classmethod
+    def _parsed(cls, values: Any) -> "RoundState":
         status, token, base, first, count, carried, needed, closed, opened, deadline, sizes = (
             bytes(value or b"").decode() for value in values
         )
+        if status not in STATUSES:
+            raise ValueError(f"status {status[:100]!r}")
         return cls(
             status=status,
             token=Token.parse(token),
@@ -117,7 +128,7 @@ class RoundStore:
         return None if raw is None else bytes(raw).decode()
 
     def read(self) -> RoundState | None:
-        """The current round, or None while the job is not open."""
+        """The current round, or None while the job is not open. Raises DamagedRound."""
         return RoundState.parse(self.redis.hmget(self.keys.round(), FIELDS))
 
     def status(self) -> str | None:
