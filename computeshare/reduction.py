@@ -192,6 +192,8 @@ class JobReducer:
             raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         manifest = self.artifacts.manifest(restored.token) if restored else None
         carried = manifest.carried if manifest else ()
+        if not self.rounds.is_newest():  # a record of an opening ends the incarnation before
+            raise LostClaim("another reducer has taken over")
         incarnation = self.artifacts.next_incarnation(restored.token if restored else None)
         version = restored.token.version if restored else 0
         begun = restored.held if restored else self.standing.initial()

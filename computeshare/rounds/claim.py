@@ -105,6 +105,11 @@ class Claim(RoundStore):
         """Stay the active reducer; 0 gives the claim up. False if it was lost."""
         return bool(self.scripts.call("renew", [self.keys.reducer()], [self._held, life_ms]))
 
+    def is_newest(self) -> bool:
+        """Whether no other reducer has become the active one since."""
+        fence: Any = self.redis.get(self.keys.fence())
+        return fence is not None and int(fence) == self.fence
+
     def open(
         self,
         token: Token,

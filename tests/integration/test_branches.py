@@ -128,6 +128,21 @@ def test_a_broker_that_comes_back_with_a_branch_that_was_given_up_is_led_on_from
     assert state is not None and (state.token.incarnation, state.version) == (3, 3)
 
 
+def test_a_reducer_that_comes_late_to_open_a_job_ends_no_incarnation(stored: Stored) -> None:
+    late = stored.job.reducer
+    late.current = None
+    stored.job.store.purge()
+    stored.job.store.publish(SPEC.model_dump_json())
+    stored.redis.set(stored.job.store.keys.fence(), late.rounds.fence)  # as `reset` leaves it
+    stored.job.reducer = stored.job.new_reducer()
+    with pytest.raises(LostClaim):
+        late.advance()
+    assert stored.artifacts.incarnation() == 1
+    assert stored.job.reducer.advance()
+    state = stored.job.store.read()
+    assert state is not None and state.token.incarnation == 2
+
+
 def test_rows_that_were_voided_and_belong_to_the_branch_restored_stand_again(
     stored: Stored, history: History, database: Database
 ) -> None:
