@@ -80,12 +80,12 @@ class Standing:
         Its round is given up then.
         """
         if state.token.incarnation != self._artifacts.incarnation():
-            return self._rounds.discard()
+            return self._rounds.discard(state)
         newest = self._artifacts.tokens()[-1:]
         if not newest or newest[0].version <= state.version:
             return False
         found = self.on_disk()  # the newest may be damaged
-        return found is not None and found.token.version > state.version and self._rounds.discard()
+        return found is not None and found.token.version > state.version and self._rounds.discard(state)
 
     def in_broker(self, state: RoundState) -> tuple[Version, Chain]:
         """The version of a running round and its chain, from the weights and the optimizer's state, or what made that.

@@ -222,10 +222,14 @@ class Claim(RoundStore):
         names = [k.round(), k.fence(), k.received(), k.events()]
         return bool(self.scripts.call("close", names, [str(token), self.fence, at_least]))
 
-    def discard(self) -> bool:
-        """Give up the round, whatever it is, and what belongs to rounds; False if the version or the fence moves on."""
+    def discard(self, state: RoundState | None = None) -> bool:
+        """Give up a round and what belongs to rounds; False if the version or the fence had moved on.
+
+        Args:
+            state: the round; None: whatever there is, which may be none that can be read.
+        """
         k = self.keys
-        token: Any = self.redis.hget(k.round(), "token")
+        token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
         names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects()]
         names += [k.full(), k.recent(), k.chain()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))

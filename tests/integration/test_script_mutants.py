@@ -73,7 +73,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("close", 'if round[2] ~= "running" or round[3]', "if round[3]"),
     ("close", 'if round[2] ~= "running" or round[3]', 'if round[2] ~= "running"'),
     ("close", "if received < tonumber(ARGV[3]) then return 0 end", ""),
-    ("discard", 'redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or ', ""),
+    ("discard", '(redis.call("HGET", KEYS[1], "token") or "") ~= ARGV[1] or ', ""),
     ("discard", ' or redis.call("GET", KEYS[2]) ~= ARGV[2]', ""),
     ("discard", 'for i = 3, #KEYS do redis.call("UNLINK", KEYS[i]) end', ""),
     ("finish", 'if redis.call("EXISTS", KEYS[1]) == 0 then return 0 end', ""),
