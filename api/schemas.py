@@ -159,6 +159,9 @@ class SubmissionPage(_Answer):
 
     items: list[SubmissionPublic]
     next_cursor: str | None
+    folded: int = Field(
+        0, description="the job's submissions that are counted, but not listed: they came while no control plane ran"
+    )
 
 
 class EstimatePublic(_Answer):

@@ -94,6 +94,8 @@ class Job(SQLModel, table=True):
     residual_resets: int = 0
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
+    folded: int = 0
+    """Submissions among those above that have no row of their own: they were folded into counts on their way."""
 
     stream_id: str = "0-0"
     """The last event taken from the job's Redis stream."""
@@ -301,8 +303,8 @@ class Score(SQLModel, table=True):
     voided: bool = False
 
 
-TELLING = text("type != 'version'")
-"""Of the timeline all but the versions, of which a long job has very many; its index says so in the same words."""
+TELLING = text("type NOT IN ('version', 'folded')")
+"""Of the timeline all but what a long job has very many of; its index says so in the same words."""
 
 
 class Event(SQLModel, table=True):

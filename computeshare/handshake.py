@@ -13,7 +13,7 @@ from redis import Redis
 from computeshare import __version__, keys
 from computeshare.errors import VersionError
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Grows with every change of keys, scripts, events or messages that an older process would not understand."""
 
 

@@ -30,7 +30,7 @@ ROUNDS = "cs:{*}:*"
 
 def outlives_rounds(key: str) -> bool:
     """Whether a job's key is one that neither its rounds nor the messages in them are made of."""
-    return key.rpartition(":")[2] in ("spec", "origin", "events", "logs", "strikes", "banned")
+    return key.rpartition(":")[2] in ("spec", "origin", "events", "backlog", "taken", "logs", "strikes", "banned")
 
 
 def is_fence(key: str) -> bool:
@@ -175,9 +175,11 @@ class JobKeys:
         """hash: worker to the reason why it may not join any more."""
         return self._key("banned")
 
-    def nonce(self, nonce: str) -> str:
-        """string: the answer given to a submission; expires after ten minutes."""
-        return self._key("nonce", nonce)
+    def answers(self) -> str:
+        """hash: sha1 of a submission's nonce to `place|outcome`, of the newest submissions (2,048 at least, 4,096 at
+        most), and `places`, how many there have been.
+        """
+        return self._key("answers")
 
     def versions(self) -> str:
         """stream: one entry per version or change of status, to wake those who wait; trimmed to the newest few."""
@@ -198,6 +200,18 @@ class JobKeys:
     def events(self) -> str:
         """stream: what happened, in order; trimmed by the control plane once stored."""
         return self._key("events")
+
+    def backlog(self) -> str:
+        """stream: the events before those in `events`, with submissions folded into counts; moved there by the reducer
+        where the control plane is away, trimmed as `events` is.
+        """
+        return self._key("backlog")
+
+    def taken(self) -> str:
+        """hash: `upto`, the newest event that a control plane may have read, which is never folded, and the `run` of
+        the broker that this is known of.
+        """
+        return self._key("taken")
 
     def logs(self) -> str:
         """stream: lines of the job's log; trimmed to the newest few thousand, and by the control plane once stored."""

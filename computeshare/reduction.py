@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,9 @@ DISK_LOOK_S = 1.0
 """Time between looks whether the disk would take a checkpoint."""
 HELD_S = 5.0
 """How long a job that the disk holds up waits before the disk is tried again, in seconds."""
+FOLD_S = 1.0
+"""Time between looks whether too many events wait for the control plane."""
+MOST_FOLDS = 10
 
 
 class JobReducer:
@@ -69,6 +73,7 @@ class JobReducer:
         """The last round that was worked out from the job's plan."""
         self._held_until = 0.0
         self._looked_at_disk = 0.0
+        self._fold_at = 0.0
         self._helper = ThreadPoolExecutor(1, "beside")
         self._remarks = Seldom(REMARK_EVERY_S)
 
@@ -109,6 +114,7 @@ class JobReducer:
         """Do what a look at the job says is due. Raises DamagedRound: what it saw cannot be."""
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
+        self._fold_events()
         if state is None or self.current is None:
             if not self._prepare():
                 return False
@@ -133,6 +139,14 @@ class JobReducer:
         elif self._closes(state, len(parts)):
             return self.advance()
         return True
+
+    def _fold_events(self) -> None:
+        """Keep what waits for a control plane that is away within bounds, a piece of it at a time."""
+        if time.monotonic() < self._fold_at:
+            return
+        self._fold_at = time.monotonic() + FOLD_S
+        if moved := sum(takewhile(bool, (self.rounds.fold() for _ in range(MOST_FOLDS)))):
+            self._remarks.tell(log.info, "events folded", job=self.rounds.job_id, events=moved)
 
     def fail(self, error: str, detail: str) -> None:
         """Tell the control plane that the job cannot go on: why, on one line, and the traceback."""

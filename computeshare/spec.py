@@ -80,6 +80,11 @@ class KeepPolicy(Part):
     every: Count = Field(0, description="versions from one that is kept for good to the next; 0: none is")
 
 
+RECORD_BYTES = 4_000_000
+"""Bytes of the broker's memory for 6,000 events of a job, after which submissions are folded into counts, and for 4,096
+answers to submissions."""
+
+
 class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
@@ -301,7 +306,7 @@ class JobSpec(Part):
     def broker_bytes(self) -> int:
         """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
         after it; the updates of a round, and of the one before until its state is stored; for `local`, the inner state
-        that each replica's worker may hand over.
+        that each replica's worker may hand over; events and answers (`RECORD_BYTES`).
         """
         codec = CodecSpec(up="float16", down="int8") if self.codec == "auto" else self.codec
         up = 4 if codec.up == "float32" else 2
@@ -309,7 +314,7 @@ class JobSpec(Part):
         down = {"float32": 3 * 4, "float16": 3 * 2, "bfloat16": 3 * 2}.get(codec.down, 3 * 4 + 2 * 4)
         units = self.plan.units_per_round
         outer, *inner = (4 * self._pieces(one) for one in self._travelling)
-        return 1_000_000 + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
+        return 1_000_000 + RECORD_BYTES + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
 
     @property
     def plan(self) -> Plan:

@@ -145,6 +145,26 @@ class Fold:
             for micro_batch in set(sent) - set(counted) - set(numbers_of(data.get("late", []))):
                 self._tally(micro_batch, "duplicates_refused")
 
+    def folded(self, entry: Entry) -> None:
+        """Submissions that have no events of their own any more: too many came while nobody stored them."""
+        data, state = entry.data, self.state
+        submissions, first = count_of(data["submissions"]), name_of(data["first"])
+        of_workers = {
+            name_of(worker): {k: count_of(v) for k, v in of.items()} for worker, of in data["workers"].items()
+        }
+        again = [(count_of(micro_batch), count_of(times)) for micro_batch, times in data["again"]]
+        state.add("folded", submissions)
+        for worker, of in of_workers.items():
+            row = self._worker(worker)
+            row["seen_ms"] = max(row["seen_ms"], entry.at_ms)
+            for name in (*OUTCOMES, "bytes_up", "bytes_down"):
+                if count := of.get(name, 0):
+                    row[name] += count
+                    state.add(name, count)
+        for micro_batch, times in again:
+            self._tally(micro_batch, "duplicates_refused", times)
+        self._event(entry, {"first": first, "submissions": submissions})
+
     def version(self, entry: Entry) -> None:
         data, state = entry.data, self.state
         token = self._token(data["token"])
@@ -357,9 +377,9 @@ class Fold:
             row = self.changes.workers[worker] = {"job_id": self.state.id, "worker": worker, **counters}
         return row
 
-    def _tally(self, micro_batch: int, what: str) -> None:
+    def _tally(self, micro_batch: int, what: str, times: int = 1) -> None:
         plan = self.state.plan
-        self.changes.epoch(self.state.id, plan.epoch_of(micro_batch))[what] += plan.unit_size(micro_batch)
+        self.changes.epoch(self.state.id, plan.epoch_of(micro_batch))[what] += times * plan.unit_size(micro_batch)
 
     def _event(self, entry: Entry, data: Row) -> None:
         self.changes.events.append(
@@ -375,6 +395,7 @@ class Fold:
 
 _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "submission": Fold.submission,
+    "folded": Fold.folded,
     "version": Fold.version,
     "chosen": Fold.chosen,
     "opened": Fold.opened,

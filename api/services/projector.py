@@ -4,7 +4,7 @@ Repeating any part of it changes nothing: an id that was taken is not taken agai
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -26,6 +26,7 @@ from computeshare.branch import Branch
 from computeshare.failpoints import failpoint
 from computeshare.keys import JobKeys
 from computeshare.ledger import Entry as Saved
+from computeshare.rounds import RoundStore
 from computeshare.types import Token
 
 BATCH = 1000
@@ -44,6 +45,8 @@ _KNOWN = " UNION ALL ".join(
     )
 )
 _MOVING = "SELECT id FROM job WHERE status = 'running' AND samples_per_s != 0"
+_FOLDED = """SELECT json_extract(data, '$.first'), stream_id FROM event
+WHERE job_id = :job AND stream_id >= :since AND type = 'folded'"""
 _RATE = """UPDATE worker_stat SET samples_per_s = :rate
 WHERE job_id = :job AND worker = :worker AND samples_per_s != :rate AND left_ms IS NULL"""
 
@@ -74,10 +77,9 @@ class Projector:
             positions = dict.fromkeys(positions, "0-0")
         elif self._turn % REWIND_TURNS == 1:
             self._rewind(redis, positions)
-        streams = {JobKeys(job_id).events(): job_id for job_id in positions}
-        names: Any = {name: positions[job_id] for name, job_id in streams.items()}
-        reply: Any = redis.xread(names, count=BATCH)
-        taken = {streams[name.decode()]: entries for name, entries in reply}
+        told = _told(redis, positions)
+        read = ((job_id, RoundStore(redis, job_id).take(positions[job_id], BATCH)) for job_id in told)
+        taken = {job_id: entries for job_id, entries in read if entries}
         events = sum(self._take(job_id, entries) for job_id, entries in taken.items())
         if taken:
             failpoint("before_trim")
@@ -116,7 +118,8 @@ class Projector:
                 state = load(connection, job_id)
                 if state is None:
                     return 0  # deleted meanwhile
-                entries = _readable(job_id, _unknown(connection, job_id, raw))
+                new = _unknown(connection, job_id, _unfolded(connection, state, raw))
+                entries = _readable(job_id, new)
                 for batch in _batches(state, entries):
                     self._apply(connection, state, rates, batch)
                 state["stream_id"] = raw[-1][0].decode()
@@ -235,6 +238,21 @@ def _unknown(connection: Connection, job_id: str, raw: Sequence[RawEntry]) -> li
     return taken
 
 
+def _unfolded(connection: Connection, state: JobState, raw: Sequence[RawEntry]) -> Sequence[RawEntry]:
+    """Without the submissions that were counted before, folded, and are there again in a broker that went back."""
+    if not state["folded"]:
+        return raw
+    since = raw[0][0].decode().partition("-")[0]  # milliseconds of as many digits as all others
+    rows = connection.exec_driver_sql(_FOLDED, {"job": state.id, "since": since})
+    ranges = [(_order(first), _order(last.partition("~")[0])) for first, last in rows]
+    return [
+        (stream_id, fields)
+        for stream_id, fields in raw
+        if fields.get(b"type") != b"submission"
+        or not any(first <= _order(stream_id.decode()) <= last for first, last in ranges)
+    ]
+
+
 def _said(fields: dict[bytes, bytes]) -> tuple[str, str | None] | None:
     """What tells an entry from others with its id: its type, and the nonce or token it is about; None: unreadable."""
     try:
@@ -254,18 +272,30 @@ def _readable(job_id: str, raw: Sequence[RawEntry]) -> list[Entry]:
     return entries
 
 
+def _told(redis: Redis, positions: dict[str, str]) -> list[str]:
+    """The jobs that something has happened in since."""
+    names: Any = {}
+    owners = {}
+    for job_id, position in positions.items():
+        for name in (JobKeys(job_id).backlog(), JobKeys(job_id).events()):
+            names[name], owners[name] = position, job_id
+    reply: Any = redis.xread(names, count=1)
+    return list(dict.fromkeys(owners[name.decode()] for name, _ in reply))
+
+
 def _run_id(redis: Redis) -> str:
     """What names one run of the broker."""
     info: Any = redis.info("server")
     return str(info["run_id"])
 
 
-def _trim(redis: Redis, taken: dict[str, Sequence[RawEntry]]) -> None:
+def _trim(redis: Redis, taken: Mapping[str, Sequence[RawEntry]]) -> None:
     """Drop what is stored."""
     pipeline = redis.pipeline(transaction=False)
     for job_id, entries in taken.items():
         milliseconds, sequence = _order(entries[-1][0].decode())
-        pipeline.xtrim(JobKeys(job_id).events(), minid=f"{milliseconds}-{sequence + 1}", approximate=False)
+        for name in (JobKeys(job_id).backlog(), JobKeys(job_id).events()):
+            pipeline.xtrim(name, minid=f"{milliseconds}-{sequence + 1}", approximate=False)
     pipeline.execute()
 
 

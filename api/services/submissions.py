@@ -65,9 +65,10 @@ class Submissions:
         if worker is not None:
             query = query.where(col(Submission.worker) == worker)
         with self._database.read() as session:
-            find(session, job_id)
+            folded = find(session, job_id).folded
             rows = page(session, query, (int,), cursor, limit)
-            return SubmissionPage(items=[_public(row[0]) for row in rows], next_cursor=next_cursor(rows))
+            items = [_public(row[0]) for row in rows]
+            return SubmissionPage(items=items, next_cursor=next_cursor(rows), folded=folded)
 
     def spent(self, job_id: str) -> Sequence[Spent]:
         """Where the workers' seconds went of late, those who did most first."""

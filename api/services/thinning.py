@@ -15,7 +15,7 @@ SLICE = 5000
 SUBMISSIONS, EVENTS, LINES = table(Submission), table(Event), table(LogLine)
 FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool]], ...] = (
     (SUBMISSIONS, true()),
-    (EVENTS, EVENTS.c.type.in_(("version", "reassigned", "refused"))),
+    (EVENTS, EVENTS.c.type.in_(("version", "reassigned", "refused", "folded"))),
 )
 
 

@@ -187,6 +187,9 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,
+    "folded": lambda data, _: (
+        f"{count(data['submissions'])} submissions are counted, but not listed: the control plane was away"
+    ),
     "damaged": lambda data, _: f"The checkpoint of version {count(data['version'])} is damaged: {data['error']}",
     "mended": lambda data, _: (
         f"The broker's record of the job cannot be used: {data['error']}. The job continues from its last checkpoint"

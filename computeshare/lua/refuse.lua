@@ -2,11 +2,11 @@
 -- closed round open. A submission is one strike, however many of its micro-batches are refused. A worker with too
 -- many strikes is banned from the job: its session ends, and it cannot join until somebody lifts that.
 -- KEYS  1 round   2 fence   3 received   4 free   5 update   6 strikes   7 suspects   8 versions   9 events
---       10 banned   11 sessions   12 leases   13 backups   14 nonce
+--       10 banned   11 sessions   12 leases   13 backups   14 answers
 -- ARGV  1 token   2 this reducer's fence   3 micro-batch   4 worker   5 session   6 event without its strike (JSON object)
 --       7 what was wrong: damaged (the sender's fault), not_finite (the sender's where others are there, until one of
 --       them agrees, which takes the strikes for it back) or lost (nobody's)
---       8 strikes that ban   9 reason   10 nonce   11 life of the submission's answer, seconds
+--       8 strikes that ban   9 reason   10 nonce
 -- Returns {sessions that sent this micro-batch not finite, times it was sent so, sessions that sent any of the round so,
 -- sessions there are}, or {-1, -1, -1, -1} if the version or the fence had moved on or another submission took its place
 -- (nothing is changed).
@@ -20,7 +20,9 @@ redis.call("RPUSH", KEYS[4], ARGV[3])
 local now = redis.call("TIME")
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local there = redis.call("HLEN", KEYS[11])
-local strike = ARGV[7] ~= "lost" and redis.call("GET", KEYS[14]) ~= "refused"
+local nonce = redis.sha1hex(ARGV[10])
+local place, answer = (redis.call("HGET", KEYS[14], nonce) or "0|"):match("^(%d+)|(.*)$")
+local strike = ARGV[7] ~= "lost" and answer ~= "refused"
 local sessions, times, senders = 0, 0, {}
 if ARGV[7] == "not_finite" then
   local known = redis.call("HGET", KEYS[7], ARGV[3])
@@ -45,7 +47,7 @@ if ARGV[7] == "not_finite" then
   end
 end
 if strike then
-  redis.call("SET", KEYS[14], "refused", "EX", ARGV[11])
+  redis.call("HSET", KEYS[14], nonce, place .. "|refused")
   local strikes = redis.call("HINCRBY", KEYS[6], ARGV[4], 1)
   if strikes >= tonumber(ARGV[8]) and redis.call("HSETNX", KEYS[10], ARGV[4], ARGV[9]) == 1 then
     local session = redis.call("HGET", KEYS[11], ARGV[4])

@@ -1,24 +1,26 @@
 -- submit.lua: accept a worker's updates, each micro-batch once, that were computed on the current version or on one
 -- that will still be recent enough when the version is made that they become part of.
--- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 speeds   7 nonce   8 full   9 events   10 free
+-- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 speeds   7 answers   8 full   9 events   10 free
 --       11 arrivals   12 recent   then for each micro-batch: its staged message, its update
 -- ARGV  1 token   2 worker   3 session   4 nonce   5 event (JSON object: what the worker says of the submission)
---       6 life of the answer, seconds   7 parts of a message   then for each micro-batch: its number, its loss
+--       6 parts of a message   then for each micro-batch: its number, its loss
 -- The terms stand in the round, where its reducer wrote them: `sharers` (fewest workers that may make a round, each of
 -- them its share at most; 0: any), `limit` (bytes of an update; one that is larger is not kept, so that nobody reads it,
 -- but its size is: the reducer refuses it).
 -- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
 -- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
 -- what the round has received; what comes too late, or is not whole, is handed back; the answer is remembered under the
--- nonce.
+-- nonce, as long as not very many others came after it.
 local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent", "sizes",
   "sharers", "limit")
 local status, token, total, needed, closed = round[1], round[2], tonumber(round[4]), tonumber(round[5]), round[6]
 local sharers, limit = tonumber(round[9]), tonumber(round[10])
-local parts = math.max(1, tonumber(ARGV[7]))
+local parts = math.max(1, tonumber(ARGV[6]))
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local counted, late = {}, {}
+local ANSWERS = 2048 -- that are remembered at least; twice as many at most
+local nonce = redis.sha1hex(ARGV[4]) -- of a length that the sender does not choose
 cjson.decode(ARGV[5]) -- raises, with no effect, on anything but JSON
 local said = ARGV[5]:match("^%s*{(.*)}%s*$")
 if not said then return redis.error_reply("a submission's event is a JSON object") end
@@ -34,7 +36,7 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
 end
 
 local function entry(i, bytes, place, leased) -- what is kept of a micro-batch; who sent it is not the sender's to say
-  local loss = tonumber(ARGV[9 + 2 * i]) or 0 / 0
+  local loss = tonumber(ARGV[8 + 2 * i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
   return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"leased":%s,"at":%.3f}',
     cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes, leased,
@@ -50,36 +52,47 @@ if not status then
   return {"gone", "", "gone", ""}
 end
 
+local function remember(outcome) -- with its place among all answers, so that the oldest can give way
+  local place = redis.call("HINCRBY", KEYS[7], "places", 1)
+  redis.call("HSET", KEYS[7], nonce, place .. "|" .. outcome)
+  if redis.call("HLEN", KEYS[7]) <= 2 * ANSWERS then return end
+  local held = redis.call("HGETALL", KEYS[7])
+  for i = 1, #held, 2 do
+    local at = held[i + 1]:match("^(%d+)|")
+    if at and tonumber(at) <= place - ANSWERS then redis.call("HDEL", KEYS[7], held[i]) end
+  end
+end
+
 local function answer(outcome)
-  local before = redis.call("GET", KEYS[7]) or ""
+  local known = redis.call("HGET", KEYS[7], nonce)
   drop_staged()
-  redis.call("SET", KEYS[7], outcome, "EX", ARGV[6], "NX")
-  local known = string.format( -- comes last, so that it holds whatever the worker says
+  if not known then remember(outcome) end
+  local script_says = string.format( -- comes last, so that it holds whatever the worker says
     '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],"worker":%s,"session":%s,"nonce":%s,"base":%s',
     outcome, token, table.concat(counted, ","), table.concat(late, ","), round[8] or "", cjson.encode(ARGV[2]),
     cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]))
   redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data",
-    "{" .. said .. (said:match("%S") and "," or "") .. known .. "}")
-  return {outcome, token, status, before}
+    "{" .. said .. (said:match("%S") and "," or "") .. script_says .. "}")
+  return {outcome, token, status, known and known:match("|(.*)$") or ""}
 end
 
-if redis.call("EXISTS", KEYS[7]) == 1 then return answer("duplicate") end
+if redis.call("HEXISTS", KEYS[7], nonce) == 1 then return answer("duplicate") end
 if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return answer("fenced") end
 
 local function mine(i) -- the lease on a micro-batch, if the sender holds it; and the hash it stands in
   for _, key in ipairs({KEYS[3], KEYS[4]}) do
-    local lease = redis.call("HGET", key, ARGV[8 + 2 * i])
+    local lease = redis.call("HGET", key, ARGV[7 + 2 * i])
     if lease and lease:match("^[^|]*") == ARGV[3] then return lease, key end
   end
 end
 
 local function hand_back(i)
   local lease, key = mine(i)
-  if lease then redis.call("HDEL", key, ARGV[8 + 2 * i]) end
-  if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[8 + 2 * i]) end
+  if lease then redis.call("HDEL", key, ARGV[7 + 2 * i]) end
+  if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[7 + 2 * i]) end
 end
 
-local count = (#ARGV - 7) / 2
+local count = (#ARGV - 6) / 2
 local behind = redis.call("LPOS", KEYS[12], ARGV[1])
 if status ~= "running" or not behind then
   for i = 0, count - 1 do hand_back(i) end
@@ -96,7 +109,7 @@ if sharers > 0 then
   end
 end
 for i = 0, count - 1 do
-  local micro_batch = ARGV[8 + 2 * i]
+  local micro_batch = ARGV[7 + 2 * i]
   local lease = mine(i)
   local bytes = lease and weigh(KEYS[13 + 2 * i])
   if named[micro_batch] or redis.call("HEXISTS", KEYS[5], micro_batch) == 1 then
@@ -121,7 +134,7 @@ end
 
 for place, one in ipairs(accepted) do
   local i, bytes, at = one[1], one[2], one[3]
-  local micro_batch = ARGV[8 + 2 * i]
+  local micro_batch = ARGV[7 + 2 * i]
   if limit == 0 or bytes <= limit then
     redis.call("RENAME", KEYS[13 + 2 * i], KEYS[14 + 2 * i])
     redis.call("PERSIST", KEYS[14 + 2 * i])

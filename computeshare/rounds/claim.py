@@ -24,10 +24,10 @@ from computeshare.wire import Wires
 
 BANNING_STRIKES = 5
 """A worker of which this many submissions were refused may not join the job any more."""
-ANSWERED_S = 600
-"""Seconds that the answer to a submission is kept."""
 PIECE = 2000
 """Events read at a time."""
+EVENTS_KEPT, EVENTS_FOLDED = 5000, 1000
+"""Events that wait for the control plane as they are, and how many at a time are folded of what is beyond that."""
 STAGED_S = 120
 """Seconds that weights may lie staged before they are committed."""
 
@@ -92,6 +92,9 @@ class Claim(RoundStore):
         self.reducer_id = reducer_id
         self.fence = 0
         self._held = ""
+        self._commits: deque[tuple[bytes, dict[bytes, bytes]]] = deque(maxlen=LONGEST)
+        self._opened: tuple[bytes, int | None] | None = None
+        self._read_upto = b"0-0"
 
     def claim(self, host: str, pid: int, life_ms: int) -> bool:
         """Become the job's active reducer, under a new fence; False while another is."""
@@ -243,7 +246,7 @@ class Claim(RoundStore):
         event |= {"micro_batch": part.micro_batch, "reason": reason}
         names = [k.round(), k.fence(), k.received(), k.free(), k.update(part.base, part.micro_batch)]
         names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
-        names += [k.leases(), k.backups(), k.nonce(part.nonce)]
+        names += [k.leases(), k.backups(), k.answers()]
         arguments: list[str | bytes | int | float] = [
             str(token),
             self.fence,
@@ -251,7 +254,7 @@ class Claim(RoundStore):
             part.worker,
             part.session,
         ]
-        arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce, ANSWERED_S]
+        arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce]
         return Suspicion(*map(int, self.scripts.call("refuse", names, arguments)))
 
     def begin(self, weights: Iterable[Blob]) -> Sequence[Blob]:
@@ -382,22 +385,53 @@ class Claim(RoundStore):
     def commits(self, incarnation: int) -> tuple[list[dict[str, Any]], bool]:
         """The versions that the event stream still tells of, oldest first, and whether it tells of this opening.
 
-        What is no longer in the stream has been stored by the control plane.
+        What is no longer in the stream has been stored by the control plane. The stream is read on from where it was
+        read to before, so one thread alone may ask.
         """
-        found: deque[dict[str, Any]] = deque(maxlen=LONGEST)
-        opened, entries = False, self._events("-")
-        while entries:
+        first, last = self._ends()
+        if _order(last) < _order(self._read_upto):  # the broker went back
+            self._commits.clear()
+            self._opened, self._read_upto = None, b"0-0"
+        while entries := self._events("(" + self._read_upto.decode()):
             for stream_id, fields in entries:
-                start = "(" + stream_id.decode()
+                self._read_upto = stream_id
                 if fields[b"type"] == b"version":
-                    found.append({"at": int(float(fields[b"at"])), "data": json.loads(fields[b"data"])})
+                    self._commits.append((stream_id, fields))
                 elif fields[b"type"] == b"opened":
-                    opened = opened or json.loads(fields[b"data"])["incarnation"] == incarnation
-            entries = self._events(start)
-        return list(found), opened
+                    self._opened = stream_id, json.loads(fields[b"data"]).get("incarnation")
+        while self._commits and _order(self._commits[0][0]) < _order(first):
+            self._commits.popleft()
+        opened = self._opened and _order(self._opened[0]) >= _order(first) and self._opened[1] == incarnation
+        found = [{"at": int(float(f[b"at"])), "data": json.loads(f[b"data"])} for _, f in self._commits]
+        return found, bool(opened)
 
-    def _events(self, start: str) -> Any:
-        return self.redis.xrange(self.keys.events(), min=start, count=PIECE)
+    def _ends(self) -> tuple[bytes, bytes]:
+        """The ids of the oldest event that is not stored yet (above all others where there is none) and of the newest
+        there ever was.
+        """
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.xrange(self.keys.backlog(), count=1)
+        pipeline.xrange(self.keys.events(), count=1)
+        pipeline.xinfo_stream(self.keys.events())
+        *oldest, about = pipeline.execute(raise_on_error=False)
+        last = about["last-generated-id"] if isinstance(about, dict) else b"0-0"
+        return min((some[0][0] for some in oldest if some), key=_order, default=b"%d-0" % 2**63), last
+
+    def _events(self, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """The events from there on, a piece of them, of the backlog and the stream alike."""
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.xrange(self.keys.backlog(), min=start, count=PIECE)
+        pipeline.xrange(self.keys.events(), min=start, count=PIECE)
+        backlog, events = pipeline.execute()
+        return backlog if len(backlog) == PIECE else [*backlog, *events]
+
+    def fold(self) -> int:
+        """Move events of which too many wait for the control plane to the backlog, submissions folded into counts.
+
+        Returns the number of events moved; 0 once there are few enough.
+        """
+        names = [self.keys.fence(), self.keys.events(), self.keys.backlog(), self.keys.taken(), self.keys.received()]
+        return int(self.scripts.call("fold", names, [self.fence, EVENTS_KEPT, EVENTS_FOLDED]))
 
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
         """Append an event, unless another reducer has taken over."""
@@ -407,6 +441,11 @@ class Claim(RoundStore):
 def _too_large(message: Sequence[Any]) -> CodecError | None:
     """The error in the place of a part that did not fit."""
     return next((part for part in message if isinstance(part, CodecError)), None)
+
+
+def _order(stream_id: bytes) -> tuple[int, int]:
+    milliseconds, number = stream_id.split(b"-")
+    return int(milliseconds), int(number)
 
 
 def _is_there(message: Message) -> bool:

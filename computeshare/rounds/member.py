@@ -22,7 +22,7 @@ from computeshare.wire import Wires
 Update = tuple[int, Message, float]
 """A micro-batch, the message of its update, without the parts that were staged before; its loss."""
 STAGED_S = 600
-"""Seconds that a staged message, and the answer to a submission, are kept."""
+"""Seconds that a staged message is kept."""
 PROBED_S = 60
 HANDED_S = 86_400
 """Seconds that an inner state which was handed over is kept."""
@@ -279,11 +279,11 @@ class Member:
 
     def _submission(self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any]) -> Command:
         k = self.keys
-        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce(nonce)]
+        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.answers()]
         names += [k.full(), k.events(), k.free(), k.arrivals(), k.recent()]
         about = {"micro_batches": [micro_batch for micro_batch, _, _ in updates], **report}
         arguments: list[Argument] = [token, self.worker_id, self.session, nonce]
-        arguments += [json.dumps(about, separators=(",", ":")), STAGED_S, len(updates[0][1])]
+        arguments += [json.dumps(about, separators=(",", ":")), len(updates[0][1])]
         for micro_batch, _, loss in updates:
             names += [self._staged(nonce, micro_batch), k.update(token, micro_batch)]
             arguments += [micro_batch, loss]

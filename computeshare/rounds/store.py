@@ -10,7 +10,7 @@ from redis import Redis
 
 from computeshare.errors import DamagedRound
 from computeshare.keys import JOBS, JobKeys
-from computeshare.rounds.channel import Scripts
+from computeshare.rounds.channel import Scripts, pairs
 from computeshare.types import ENDED, JOB_ID, Token
 
 log = structlog.get_logger()
@@ -168,9 +168,16 @@ class RoundStore:
         names = [self.keys.spec(), self.keys.logs()]
         return bool(self.scripts.call("log", names, [LINES_KEPT, LINE_BYTES_KEPT, *lines]))
 
+    def take(self, position: str, most: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """The oldest events after a position, from the backlog on, for a control plane that is about to store them."""
+        names = [self.keys.events(), self.keys.backlog(), self.keys.taken()]
+        return [
+            (stream_id, dict(pairs(fields))) for stream_id, fields in self.scripts.call("take", names, [position, most])
+        ]
+
     def is_stored(self) -> bool:
         """Whether the control plane has stored all events and lines of the log that were written so far."""
-        return not (self.redis.xlen(self.keys.events()) or self.redis.xlen(self.keys.logs()))
+        return not any(map(self.redis.xlen, (self.keys.events(), self.keys.backlog(), self.keys.logs())))
 
     def reset(self) -> None:
         """Delete every key of the job but its newest fence, which locks out a reducer that looked after it, and

@@ -361,13 +361,13 @@ def test_a_report_that_is_no_json_object_changes_nothing(redis: Redis, claim: Cl
     member = join("a")
     member.lease(str(ZERO))
     k = claim.keys
-    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
+    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.answers(), k.full()]
     names += [k.events(), k.free(), k.arrivals(), k.recent(), k.staged("n:0"), k.update(str(ZERO), 0)]
     redis.hset(k.staged("n:0"), "0", "x")
     with pytest.raises(ResponseError):
-        claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", report, 60, 1, 0, 0.5])
+        claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", report, 1, 0, 0.5])
     assert claim.progress()[1] == {}
-    assert not redis.exists(k.nonce("n"))
+    assert not redis.exists(k.answers())
     names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
     names.append(k.banned())
     with pytest.raises(ResponseError):

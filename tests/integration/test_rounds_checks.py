@@ -249,11 +249,11 @@ def test_a_blob_that_expired_while_staged_is_refused_and_handed_back(redis: Redi
     member = join("a")
     member.lease(str(ZERO))
     k = claim.keys
-    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.nonce("n"), k.full()]
+    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.answers(), k.full()]
     names += [k.events(), k.free(), k.arrivals(), k.recent()]
     names += [k.staged("n:0"), k.update(str(ZERO), 0)]
     about = '{"micro_batches":[0]}'
-    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 60, 1, 0, 0.5]
+    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 1, 0, 0.5]
     assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
     assert claim.progress()[1] == {} and free(claim) == [b"0"]
     assert member.lease(str(ZERO)).micro_batches == (0,)
@@ -268,3 +268,24 @@ def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore,
     assert quick.lease(str(ZERO)).micro_batches == (0, 1)
     assert send(quick, ZERO, 0, 1, nonce="backup") == "accepted"
     assert store.redis.exists(store.keys.leases(), store.keys.backups()) == 0
+
+
+# Answers
+
+
+def test_of_very_many_answers_the_oldest_give_way(redis: Redis, claim: Claim, join: Join) -> None:
+    member, key = join("a"), claim.keys.answers()
+    member.lease(str(ZERO))
+    redis.hset(key, mapping={f"{place:040x}": f"{place}|stale" for place in range(1, 4096)})
+    redis.hset(key, "places", 4095)
+    assert send(member, ZERO, 0, nonce="n") == "accepted"
+    assert redis.hlen(key) == 2048 + 1 and redis.hget(key, "places") == b"4096"
+    assert redis.hexists(key, f"{2049:040x}") and not redis.hexists(key, f"{2048:040x}")
+    again = member.submit(str(ZERO), "n", [(0, [b"update"], 0.5)], {})
+    assert (again.outcome, again.before) == ("duplicate", "accepted")
+    assert redis.hget(key, "places") == b"4096"  # an answer keeps its place
+
+
+def test_an_answer_takes_as_much_memory_however_long_its_nonce_is(redis: Redis, claim: Claim, join: Join) -> None:
+    send(join("a"), ZERO, 0, nonce="n" * 100_000)
+    assert {len(field) for field in redis.hkeys(claim.keys.answers())} == {40, len("places")}  # type: ignore[union-attr]

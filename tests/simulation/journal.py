@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,8 @@ class Journal:
         self.made: dict[str, tuple[Token | None, tuple[int, ...]]] = {}  # by its token: base, what was counted
         self.closings: set[tuple[int, Token]] = set()  # fence and base of the rounds that were closed early
         self.highest_fence = 0
+        self.told: Counter[tuple[str, str]] = Counter()  # worker and outcome of every submission that was answered
+        self.accepted: dict[str, str] = {}  # by nonce: the worker, of those that nothing was refused of
         self.forget()
 
     def forget(self) -> None:
@@ -131,6 +134,9 @@ class Journal:
         if not done:
             assert not banned
             return
+        if self.accepted.pop(part.nonce, None):
+            self.told[part.worker, "accepted"] -= 1
+            self.told[part.worker, "refused"] += 1
         del held.received[part.micro_batch]
         held.closed = False
         self.closings.discard((fence, token))
@@ -249,6 +255,9 @@ class Journal:
             assert outcome == "gone", f"{outcome} for a job that is not open"
             return
         counted = self._counted(nonce, outcome)
+        self.told[worker, outcome] += 1
+        if outcome == "accepted":
+            self.accepted[nonce] = worker
         if nonce in held.answered:
             assert outcome == "duplicate", f"{outcome} for a nonce that was answered"
         elif held.sessions.get(worker) != session:

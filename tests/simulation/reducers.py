@@ -88,6 +88,11 @@ class SimReducer:
             return self._read(state, parts)
         return self._close(state)
 
+    def fold(self) -> str:
+        """Fold what waits for the control plane, if this reducer still may."""
+        self.journal.drain()
+        return f"folded {self.claim.fold()}"
+
     def checkpoint(self) -> str:
         """Write the version this reducer holds to the disk; a late one may, for what it holds was committed."""
         if self.current and not self.unsaved:

@@ -10,6 +10,7 @@ from redis import Redis
 
 from computeshare.rounds import RoundStore
 from computeshare.types import Token
+from tests.simulation.control import SimControl
 from tests.simulation.journal import Held, Journal
 from tests.simulation.model import ROUNDS, Disk
 from tests.simulation.reducers import SimReducer
@@ -55,6 +56,7 @@ class Schedule:
         self.reducers = [
             SimReducer(redis, job_id, f"r{i}", self.disk, self.journal, self.rng, quorum) for i in range(2)
         ]
+        self.control = SimControl(redis, job_id, self.rng)
         self.steps: list[str] = []
         self.saved: tuple[list[Any], Held] | None = None
 
@@ -80,8 +82,10 @@ class Schedule:
                 self._worker_acts(self.rng.choice(self.workers))
             elif actor < 0.88:
                 self._reducer_acts(self.rng.choice(self.reducers))
-            elif actor < 0.97:
+            elif actor < 0.93:
                 self._tell("broker", self._time_passes)
+            elif actor < 0.97:
+                self._control_acts()
             else:
                 self._tell("broker", self.rng.choice((self._roll_back, self._save, self._go_back, self._go_back)))
 
@@ -102,10 +106,15 @@ class Schedule:
         ]
         self._tell(worker.name, self._choose(actions))
 
+    def _control_acts(self) -> None:
+        self.journal.drain()  # before what it tells of is trimmed
+        self._tell("control", self.control.step)
+
     def _reducer_acts(self, reducer: SimReducer) -> None:
         actions: list[tuple[int, Callable[[], str]]] = [
-            (30, reducer.advance),
+            (36, reducer.advance),
             (2, reducer.checkpoint),
+            (12, reducer.fold),
             (1, partial(self._crash, reducer)),
             (1, reducer.store),
         ]
@@ -136,7 +145,9 @@ class Schedule:
 
     def _roll_back(self) -> str:
         """The broker comes back empty; the control plane publishes the job again."""
+        self.control.drain()  # what it has not taken by now is lost, rightly
         self.store.purge()
+        self.control.start_over()
         self.journal.forget()
         self.store.publish("{}")
         return "the broker lost everything"
@@ -157,9 +168,13 @@ class Schedule:
         if self.saved is None:
             return self._save()
         entries, held = self.saved
+        self.control.drain()  # what it has not taken by now is lost, rightly
         self.store.purge()
+        self.control.start_over()
         for name, value, life_ms in entries:
             self.redis.restore(name, max(0, life_ms), value)
+        if self.redis.exists(self.store.keys.taken()):
+            self.redis.hset(self.store.keys.taken(), "run", "the one before")
         self.journal.go_back(held)
         self.store.publish("{}")
         return "the broker is back as it was before"
@@ -193,6 +208,9 @@ class Schedule:
             "another state than goes with the weights"
         )
         self._check_left_behind(token)
+        self.control.drain()
+        told, stored = +self.journal.told, +self.control.counts
+        assert stored == told, f"counted {stored - told} too often, {told - stored} never"
 
     def _check_left_behind(self, token: Token) -> None:
         """Nothing stays but the last version, the one before, and answers that expire."""

@@ -12,6 +12,9 @@ from computeshare.rounds import Grant, Member, RoundStore
 from tests.simulation.journal import Journal
 from tests.simulation.model import GARBAGE, NOT_FINITE, update
 
+SECONDS = {"waiting": 0.1, "computing": 0.2, "encoding": 0.01, "uploading": 0.02}
+REPORT = {"bytes_up": 1, "bytes_down": 1, "seconds": SECONDS}
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -131,7 +134,7 @@ class SimWorker:
 
     def send(self, work: Work) -> str:
         updates = [(m, [blob], 0.5) for m, blob in work.updates]
-        receipt = work.member.submit(work.token, work.nonce, updates, {})
+        receipt = work.member.submit(work.token, work.nonce, updates, REPORT)
         numbers = [m for m, _ in work.updates]
         self.journal.submitted(self.name, work.member.session, work.nonce, work.token, numbers, receipt)
         self.sent = [*self.sent, work][-3:]
