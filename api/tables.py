@@ -6,7 +6,7 @@ incarnation, and the rows of the lost branch are `voided`, never deleted.
 
 from typing import Any, cast
 
-from sqlalchemy import JSON, BigInteger, Column, Index, Table, UniqueConstraint, text
+from sqlalchemy import JSON, BigInteger, Column, Index, LargeBinary, Table, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 from computeshare.types import JobStatus
@@ -219,6 +219,22 @@ class LedgerEntry(SQLModel, table=True):
     voided: bool = False
     staleness: int = 0
     """How many versions before the base it was computed on."""
+
+
+class Archive(SQLModel, table=True):
+    """The rows of `version` and `ledger_entry` of some versions that are old, packed."""
+
+    __tablename__ = "archive"
+
+    job_id: str = _job()
+    first: int = Field(primary_key=True)
+    """Its versions are from this one to `last`."""
+    last: int
+    ends: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+    """By incarnation, the last version that stands and the first that is voided."""
+    samples: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+    """By worker, samples that count."""
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
 class EpochStat(SQLModel, table=True):

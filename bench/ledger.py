@@ -4,7 +4,9 @@ python -m bench.ledger --versions 100000
 """
 
 import argparse
+import hashlib
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -28,22 +30,29 @@ from computeshare.spec import JobSpec
 
 WORKERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 SECONDS = {"waiting": 0.1, "computing": 0.2, "encoding": 0.01, "uploading": 0.02}
+LAPS = ("combine", "step", "encode")
 BATCH = 200
+
+
+def digest(version: int) -> str:
+    """Of weights that nobody has trained; as random as any."""
+    return hashlib.sha256(str(version).encode()).hexdigest()
+
+
+def token_of(version: int) -> str:
+    return f"1.{version}.{digest(version)[:16]}"
 
 
 def events(job_id: str, plan: Any, first: int, last: int) -> list[Entry]:
     """The events of the versions after `first` up to `last`, a checkpoint and its score every hundred."""
     found = []
     for version in range(first + 1, last + 1):
-        done, token, base = (
-            plan.round(version - 1),
-            f"1.{version}.{version:016x}",
-            f"1.{version - 1}.{version - 1:016x}",
-        )
-        at_ms = 1_700_000_000_000 + 100 * version
+        done, token, base = plan.round(version - 1), token_of(version), token_of(version - 1)
+        rng = random.Random(version)
+        at_ms = 1_700_000_000_000 + 100 * version + rng.randrange(20)
         counted = []
         for m in range(done.first, done.first + done.count):
-            worker = WORKERS[m % 2]
+            worker = WORKERS[rng.randrange(2)]
             counted.append([m, worker, plan.size(m)])
             data: dict[str, Any] = {
                 "outcome": "accepted",
@@ -54,8 +63,9 @@ def events(job_id: str, plan: Any, first: int, last: int) -> list[Entry]:
             }
             data |= {"nonce": f"n{m}", "micro_batches": [m], "bytes_up": 1, "bytes_down": 1, "seconds": SECONDS}
             found.append(Entry(f"{at_ms}-{m - done.first}", "submission", at_ms, data))
-        about = {"token": token, "version": version, "sha256": f"{version:064x}"}
-        rest = {"epoch": done.epoch, "loss": 1.0, "counted": counted, "seconds": {}}
+        about = {"token": token, "version": version, "sha256": digest(version)}
+        seconds = {name: round(rng.uniform(0.0005, 0.02), 6) for name in LAPS}
+        rest = {"epoch": done.epoch, "loss": rng.random(), "counted": counted, "seconds": seconds}
         found.append(Entry(f"{at_ms}-90", "version", at_ms, about | rest))
         if version % 100 == 0:
             found.append(Entry(f"{at_ms}-91", "checkpoint", at_ms, about | {"bytes": 400}))

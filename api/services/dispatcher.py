@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, select, update
 
 from api.database import Database, now_ms
+from api.services.archive import compact
 from api.services.exclusion import Excluded, excluded
 from api.services.jobs import Jobs
 from api.services.machines import DISMISSED, Roll
@@ -245,6 +246,7 @@ class Dispatcher:
                 reconcile(self._database, self._artifacts_dir, job_id)
             self._mend(redis, stored, published)
             self._retire(redis, now)
+            compact(self._database)
         if now - self._tidied > TIDY_MS:
             self._tidied = now
             self._courier.tidy()

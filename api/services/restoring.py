@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection, insert, select, update
 
+from api.services.archive import unpack
 from api.services.epochs import recount
 from api.services.folding import Fold, JobState
 from api.services.parsing import Entry
@@ -56,6 +57,9 @@ def restore(
         saved: the entries of the ledgers beside the job's checkpoints.
     """
     token = restored.token
+    led = lineage(saved, token)
+    told = [Token.parse(entry["data"]["token"]).version for entry in led[:1]]  # the first of them
+    unpack(connection, state.id, state.plan.rounds_per_epoch, min([token.version, *told]), branch)
     first = _align(connection, state, branch)
     submissions = table(Submission).c
     connection.execute(
@@ -64,7 +68,7 @@ def restore(
         .where(submissions.at_ms <= restored.at_ms, submissions.voided.is_(False))
         .values(voided=True)
     )
-    recount(connection, state.id, min(first, _recover(connection, state, restored, saved)))
+    recount(connection, state.id, min(first, _recover(connection, state, restored, led)))
     _recount_workers(connection, state.id, restored.at_ms)
     _recompute(connection, state, token)
 
@@ -80,13 +84,13 @@ def _align(connection: Connection, state: JobState, branch: Branch) -> int:
     return min((row.epoch for row in wrong), default=ALL)
 
 
-def _recover(connection: Connection, state: JobState, restored: Restored, saved: Iterable[Saved]) -> int:
+def _recover(connection: Connection, state: JobState, restored: Restored, led: Iterable[Saved]) -> int:
     """Write down the versions whose events were lost with the broker: checkpoints have brought them along.
 
     Returns the first epoch whose ledger may have changed.
     """
     fold = Fold(JobState(state.id, state.plan, dict(state.columns)), Rates())
-    for entry in lineage(saved, restored.token):
+    for entry in led:
         try:
             fold.take(Entry("", "version", min(int(entry["at"]), restored.at_ms), entry["data"]))
         except (KeyError, TypeError, ValueError) as error:

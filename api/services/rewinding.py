@@ -2,6 +2,7 @@
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from api.services.archive import samples_of_workers, unpack
 from api.services.epochs import recount
 from api.services.folding import JobState
 from api.services.storing import WORKER
@@ -18,6 +19,7 @@ def goes_back(state: JobState, token: Token) -> bool:
 
 def rewind(connection: Connection, state: JobState, token: Token, at_ms: int) -> None:
     """Void the rows of the versions from this one on, under other names: done again they may have the same tokens."""
+    unpack(connection, state.id, state.plan.rounds_per_epoch, token.version)
     for rows in (table(VersionRow), LEDGER):
         lost = (rows.c.version >= token.version) & (rows.c.incarnation == token.incarnation) & rows.c.voided.is_(False)
         renamed = rows.c.token + f"~{at_ms}"
@@ -33,10 +35,12 @@ def rewind(connection: Connection, state: JobState, token: Token, at_ms: int) ->
 
 
 def recount_workers(connection: Connection, job_id: str) -> None:
-    """What each worker has contributed, from the ledger's rows that stand: they are read once for all workers."""
+    """What each worker has contributed, from the ledger's rows that stand, and the sums of those that are packed."""
     standing = select(LEDGER.c.worker, func.sum(LEDGER.c.samples)).group_by(LEDGER.c.worker)
-    counted = connection.execute(standing.where(LEDGER.c.job_id == job_id, LEDGER.c.voided.is_(False))).all()
+    counted = samples_of_workers(connection, job_id)
+    for worker, samples in connection.execute(standing.where(LEDGER.c.job_id == job_id, LEDGER.c.voided.is_(False))):
+        counted[worker] += samples
     mine = update(WORKER).where(WORKER.c.job_id == job_id)
     connection.execute(mine.values(samples=0))
-    for worker, samples in counted:
+    for worker, samples in counted.items():
         connection.execute(mine.where(WORKER.c.worker == worker).values(samples=samples))

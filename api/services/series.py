@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
@@ -11,6 +12,7 @@ from sqlmodel import col
 
 from api.database import Database
 from api.schemas import Metrics, Point
+from api.services import archive
 from api.services.jobs import find
 from api.tables import Job, LedgerEntry, Score, VersionRow, table
 
@@ -77,25 +79,50 @@ def read(
     job = find(session, job_id)
     last = job.version if until is None else min(until, job.version)
     stride = max(1, -(-(last - since) // points))
+    packed = archive.newest(session.connection(), job_id)
+    if stride >= archive.SPARSE and since < packed:
+        stride, packed = -(-stride // archive.SPARSE) * archive.SPARSE, 0  # those that are not packed do
     thin = ((number % stride == 0) | (number == last)) & (number <= last)
     scores = session.execute(_scores(job_id).where(col(Score.version) > since, col(Score.version) <= last))
-    return _read(session, job, since, _versions(job_id).where(thin)), _thinned([_scored(row) for row in scores], points)
+    old, late = _packed(session, job, since, min(last, packed), stride)
+    versions = _read(session, job, since, _versions(job_id).where(thin), old, late)
+    return versions, _thinned([_scored(row) for row in scores], points)
 
 
 def _page(session: Session, job_id: str, since: int) -> list[Row]:
     """The next versions with their scores, none left out."""
-    versions = _read(session, find(session, job_id), since, _versions(job_id).limit(CSV_ROWS))
+    job = find(session, job_id)
+    old, late = _packed(session, job, since, since + CSV_ROWS)
+    versions = _read(session, job, since, _versions(job_id).limit(CSV_ROWS), old, late)[:CSV_ROWS]
     last = versions[-1]["version"] if versions else since
     scores = _scores(job_id).where(col(Score.version) > since, col(Score.version) <= last)
     scored = {row.version: _scored(row) for row in session.execute(scores)}
     return [scored.get(row["version"], {}) | row for row in versions]
 
 
-def _read(session: Session, job: Job, since: int, query: Any) -> list[Row]:
-    """The versions of the query that are above `since`, with what they alone have sent."""
+def _packed(
+    session: Session, job: Job, since: int, last: int, stride: int = 1
+) -> tuple[list[SimpleNamespace], dict[str, float]]:
+    """The packed versions up to `last`, `stride` apart, and the one at `since`; and how late their updates were."""
+    if last <= since:
+        return [], {}
+    found, block = archive.standing(session.connection(), job.id, max(1, since), last)
+    late: dict[str, list[int]] = {}
+    for part in block.ledger:
+        late.setdefault(part["token"], []).append(part["staleness"])
+    rows = [row for row in found if row.version <= since or row.version % stride == 0]
+    return rows, {token: sum(each) / len(each) for token, each in late.items()}
+
+
+def _read(
+    session: Session, job: Job, since: int, query: Any, packed: Sequence[Any], packed_late: dict[str, float]
+) -> list[Row]:
+    """The versions of the query and of those `packed` that are above `since`, with what they alone have sent."""
     before = _versions(job.id).where(since >= number).order_by(number.desc()).limit(1)
     rows = [*session.execute(before), *session.execute(query.where(since < number).order_by(number))]
-    late = _staleness(session, job.id, rows) if job.spec.get("strategy", {}).get("kind") == "async" else {}
+    is_async = job.spec.get("strategy", {}).get("kind") == "async"
+    late = packed_late | _staleness(session, job.id, rows) if is_async else {}
+    rows = sorted([*rows, *packed], key=lambda row: row.version)
     return [row for row in _grown(rows, late) if row["version"] > since]
 
 

@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.schemas import VersionPage, VersionPublic
+from api.services import archive
 from api.services.jobs import find
 from api.tables import LedgerEntry, VersionRow, table
 
@@ -17,8 +18,14 @@ def versions(session: Session, job_id: str, since: int, limit: int) -> VersionPa
     """Up to `limit` versions above `since`. Raises NotFound."""
     last = find(session, job_id).version
     numbers = range(since + 1, min(since + limit, last) + 1)
-    rows = _rows(session, job_id, numbers)
+    packed, block = archive.standing(session.connection(), job_id, numbers.start, numbers.stop - 1)
+    rows = {row.version: row for row in sorted(packed, key=lambda row: row.incarnation)}
+    rows |= _rows(session, job_id, numbers)
     counted = _counted(session, job_id, [row.token for row in rows.values()])
+    for part in block.ledger:
+        if part["token"] == rows[part["version"]].token:
+            entry = (part["micro_batch"], part["worker"], part["samples"], part["staleness"])
+            counted.setdefault(part["version"], []).append(entry)
     items = []
     for number in numbers:
         row, parts = rows.get(number), sorted(counted.get(number, []))
