@@ -218,6 +218,7 @@ class WorkerPublic(_Answer):
     first_seen: Instant
     resting: str | None = Field(description="why it takes no seats just now, by the wish of its owner")
     power: PowerPublic
+    left_out: list[str] = Field(description="why it gets no seat in which of the jobs that want workers")
     last_seen: Instant
 
 
@@ -248,6 +249,7 @@ class JobWorkerPublic(_Answer):
     refused_reason: str | None
     strikes: int = Field(description="refused updates that count towards a ban")
     banned: str | None = Field(description="why it may not take part any more, until somebody lifts the ban")
+    unfit: str | None = Field(description="why its machine cannot take part, by its own word: a failed self-test")
     bytes_up: int
     bytes_down: int
     joined_at: Instant | None

@@ -373,6 +373,8 @@ class WorkerStat(SQLModel, table=True):
     strikes: int = 0
     banned: str | None = None
     """Why it may not take part any more, until a user lifts that; none for a worker that may."""
+    unfit: str | None = None
+    """Why its machine cannot take part, by its own word: it gets no seat in the job."""
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
 

@@ -122,6 +122,7 @@ class JobWorker(TypedDict):
     refused: int
     refused_reason: str | None
     banned: str | None
+    unfit: NotRequired[str | None]
     bytes_up: int
     bytes_down: int
     joined_at: str | None

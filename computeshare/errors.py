@@ -29,6 +29,10 @@ class VersionError(ComputeShareError):
     """This process and the control plane are of versions that do not understand each other."""
 
 
+class Unfit(ComputeShareError):
+    """This machine cannot take part in a job: its device computes wrongly, or has too little memory for it."""
+
+
 class DatasetError(ComputeShareError):
     """A data set is missing, incomplete or not what it claims to be."""
 

@@ -10,17 +10,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.broker import by_loopback, connect, is_next_door, when_there_is_room
+from computeshare.catalog import catalog
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
-from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone
+from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, Unfit
 from computeshare.failpoints import failpoint
 from computeshare.keeping import LeaseKeeper
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
@@ -38,6 +38,9 @@ from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.types import Token, Vector
 from computeshare.wire import Wires
+
+if TYPE_CHECKING:
+    import torch
 
 AHEAD = 8
 """Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
@@ -74,16 +77,16 @@ def serve(seat_id: str) -> str:
         spec = RoundStore(redis, seat.job).spec()
         if spec is None:
             return "the job is gone"
-        session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings.data_dir, stop)
+        session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings, stop)
         return session.run(os.environ.get("COMPUTESHARE_DEVICE"))
 
 
 class SeatSession:
     """The state of one seat: its model, its session in the round protocol, and the clock of its report."""
 
-    def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, data_dir: Path, stop: threading.Event) -> None:
+    def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, settings: Settings, stop: threading.Event) -> None:
         self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
-        self.data_dir = data_dir
+        self.data_dir, self.home = settings.data_dir, settings.home
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
         limit = os.environ.get("COMPUTESHARE_MAX_UP")
         pacer = Pacer(parse_rate(limit)) if limit else None
@@ -113,6 +116,9 @@ class SeatSession:
             reason = str(gone)
         except OutOfMemoryError:
             reason = ASKED
+        except Unfit as unfit:
+            reason = str(unfit)
+            self._tell_unfit(reason)
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
             if not self.joined:  # whoever watches the job is to know why it gets no further
@@ -123,6 +129,13 @@ class SeatSession:
             log.info("leaving", job=self.seat.job, reason=reason)
             self.member.leave(reason)
         return reason
+
+    def _tell_unfit(self, reason: str) -> None:
+        """Tell the control plane not to give this worker a seat in this job again, and why."""
+        about = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
+        about |= {"name": worker_name(), "device": self.device}
+        RoundStore(self.redis, self.seat.job).append("unfit", about)
+        log.error("this machine cannot take part in the job", job=self.seat.job, reason=reason)
 
     def _load(self, device_name: str | None) -> None:
         """Import torch, open the data set, build the model: everything slow, before any work is claimed."""
@@ -143,10 +156,24 @@ class SeatSession:
         module = models.of(spec)
         self.layout = models.layout_of(module)
         self.module = module
+        self._test(device)
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
         seconds = round(time.perf_counter() - started, 1)
         log.info("loaded", job=self.seat.job, seconds=seconds, device=self.device, threads=torch.get_num_threads())
+
+    def _test(self, device: "torch.device") -> None:
+        """Find out whether the device computes this model's gradient rightly. Raises Unfit: it does not."""
+        from computeshare.training import selftest
+
+        classes = catalog().datasets[self.spec.dataset].classes
+        subject = selftest.Subject(self.spec.model, self.module, self.layout, self.spec.shape, classes)
+        trial = selftest.check(subject, device, self.home)
+        if trial.trouble:
+            raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
+        log.info(
+            "self-test passed", job=self.seat.job, error=float(f"{trial.error:.1g}"), seconds=round(trial.seconds, 2)
+        )
 
     def _agree(self) -> str | None:
         """Measure what the job's codecs are to be chosen by, if they are; a reason to end if they never are."""

@@ -1,4 +1,4 @@
-"""Who gets no seat in which job, and why: the banned, and those that cannot start."""
+"""Who gets no seat in which job, and why: the banned, those whose machine is unfit, and those that cannot start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +39,10 @@ def excluded(connection: Connection, names: Mapping[str, str], now_ms: int) -> E
     troubles = {
         pair: f"{names[pair[1]]} cannot start: {_last_words(connection, pair)}" for pair in stuck if pair[1] in names
     }
-    bans = _bans(connection)
+    bans, unfit = _bans(connection), _unfit(connection, names)
+    troubles |= unfit
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
-    return Excluded(troubles | bans, troubles, frozenset(resting | bans.keys()))
+    return Excluded(troubles | bans, troubles, frozenset(resting | bans.keys() | unfit.keys()))
 
 
 def _bans(connection: Connection) -> dict[Pair, str]:
@@ -52,6 +53,17 @@ def _bans(connection: Connection) -> dict[Pair, str]:
         (row.job_id, row.worker): f"{row.name or row.worker} is banned ({row.banned}): "
         f"computeshare jobs unban {row.job_id} {row.worker} lifts that"
         for row in rows
+    }
+
+
+def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
+    """The workers that are there and found that their machine cannot take part: trying again would change nothing."""
+    query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.unfit).join(JOB, JOB.c.id == WORKER.c.job_id)
+    rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.unfit.is_not(None)))
+    return {
+        (row.job_id, row.worker): f"{names[row.worker]} cannot take part: {row.unfit}"
+        for row in rows
+        if row.worker in names
     }
 
 

@@ -14,6 +14,7 @@ from api.broker import Broker
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.schemas import PowerPublic, QueuedJobPublic, QueueList, QueuePublic, WorkerList, WorkerPublic
+from api.services.exclusion import excluded
 from api.services.machines import MACHINE, last_hour, remember, samples_counted
 from api.services.placing import seats_wanted
 from api.tables import ACTIVE, Job, Machine, SeatRow, WorkerStat
@@ -31,7 +32,7 @@ class Fleet:
     def workers(self, offline: bool = False) -> WorkerList:
         """Those online, by name; then, if asked for, the others that were seen, the last first."""
         there = sorted(list_workers(self._broker.client()), key=lambda worker: (worker.name, worker.id))
-        rows, figures = self._known()
+        rows, figures = self._known(there)
         items = [_online(worker, rows.get(worker.id), figures) for worker in there]
         if offline:
             items += [_offline(row, figures) for row in _gone(list(rows.values()), there)]
@@ -44,7 +45,7 @@ class Fleet:
         """
         row = self._decide(worker_id, drained_ms=now_ms() if drained else None)
         there = next((one for one in list_workers(self._broker.client()) if one.id == worker_id), None)
-        _, figures = self._known()
+        _, figures = self._known([there] if there else [])
         return _online(there, row, figures) if there else _offline(row, figures)
 
     def remove(self, worker_id: str) -> None:
@@ -74,11 +75,11 @@ class Fleet:
             ]
         )
 
-    def _known(self) -> tuple[dict[str, Machine], "_Figures"]:
-        """The machines that were seen, by worker, and what is counted of all."""
+    def _known(self, there: Sequence[WorkerInfo]) -> tuple[dict[str, Machine], "_Figures"]:
+        """The machines that were seen, by worker, and what is counted of all; `there` are those online."""
         with self._database.read() as session:
             rows = {row.worker: row for row in session.scalars(select(Machine))}
-            return rows, _Figures.of(session, list(rows.values()), now_ms())
+            return rows, _Figures.of(session, list(rows.values()), there, now_ms())
 
     def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> Any:
         """Write down a decision about a worker, which the dispatcher may not have written down yet; returns its row.
@@ -106,15 +107,18 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What the database counts of workers: samples a second now, those of the last hour, those by job and worker."""
+    """What the database says of workers: samples a second now, those of the last hour, those by job and worker, and
+    why they get no seat in which job.
+    """
 
     rates: dict[str, float]
     hour: dict[str, int]
     counted: dict[tuple[str, str], int]
     by_job: dict[str, int]
+    left_out: dict[str, list[str]]
 
     @classmethod
-    def of(cls, session: Session, machines: Sequence[Machine], now: int) -> "_Figures":
+    def of(cls, session: Session, machines: Sequence[Machine], there: Sequence[WorkerInfo], now: int) -> "_Figures":
         rate = func.sum(col(WorkerStat.samples_per_s))
         query = select(col(WorkerStat.worker), rate).join(Job, col(Job.id) == col(WorkerStat.job_id))
         query = query.where(col(WorkerStat.left_ms).is_(None), col(Job.status) == "running")
@@ -127,7 +131,11 @@ class _Figures:
         by_job: Counter[str] = Counter()
         for (job_id, _), samples in counted.items():
             by_job[job_id] += samples
-        return cls(rates, hour, counted, dict(by_job))
+        left_out: dict[str, list[str]] = defaultdict(list)
+        out = excluded(session.connection(), {w.id: w.name or w.id for w in there}, now)
+        for (job_id, worker), why in out.reasons.items():
+            left_out[worker].append(f"Job {job_id}: {why}")
+        return cls(rates, hour, counted, dict(by_job), left_out)
 
     def share(self, worker: str) -> float:
         return self.hour.get(worker, 0) / max(1, sum(self.hour.values()))
@@ -177,6 +185,7 @@ def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> Worke
         leaving=bool(row and row.dismissed_ms),
         resting=worker.resting or None,
         power=PowerPublic(plugged=worker.power.plugged, percent=worker.power.percent),
+        left_out=figures.left_out.get(worker.id, []),
         first_seen=row.first_seen_ms if row else worker.last_seen_ms,
         last_seen=worker.last_seen_ms,
     )
@@ -203,6 +212,7 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
         leaving=row.dismissed_ms is not None,
         resting=None,
         power=PowerPublic(plugged=None, percent=None),
+        left_out=[],
         first_seen=row.first_seen_ms,
         last_seen=row.last_seen_ms,
     )

@@ -70,6 +70,7 @@ class Changes:
     presence: list[Row] = field(default_factory=list)
     """Joined and left, in order."""
     bans: list[Row] = field(default_factory=list)
+    unfit: list[Row] = field(default_factory=list)
     damaged: list[Row] = field(default_factory=list)
     """Checkpoints that cannot be read."""
     epochs: dict[int, Row] = field(default_factory=dict)
@@ -278,6 +279,13 @@ class Fold:
         self._event(entry, {"worker": worker, "strikes": count_of(data["strikes"]), "reason": text_of(data["reason"])})
         self.rates.workers.pop(worker, None)
 
+    def unfit(self, entry: Entry) -> None:
+        """A worker found that its machine cannot take part."""
+        worker, about = name_of(entry.data["worker"]), {n: name_of(entry.data[n]) for n in ("name", "device")}
+        about |= {"worker": worker, "reason": text_of(entry.data["reason"])}
+        self.changes.unfit.append({"job_id": self.state.id, "at_ms": entry.at_ms, **about})
+        self._event(entry, about)
+
     def forgiven(self, entry: Entry) -> None:
         """Others agreed that the values are not finite: what the first was given strikes for."""
         self._worker(name_of(entry.data["worker"]))["strikes"] -= count_of(entry.data["strikes"])
@@ -403,6 +411,7 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "joined": Fold.joined,
     "left": Fold.left,
     "banned": Fold.banned,
+    "unfit": Fold.unfit,
     "reassigned": Fold.reassigned,
     "closed": Fold.closed,
     "refused": Fold.refused,

@@ -67,6 +67,12 @@ _COUNT_WORKER = _adding(WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "sampl
 _COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused", "counted", "covered"))
 _BLANK_WORKER: Row = {column.name: None for column in WORKER.c} | {"name": "", "device": "", "samples_per_s": 0.0}
 _BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worker = :worker"
+_UNFIT = (
+    "INSERT INTO worker_stat (job_id, worker, name, device, seen_ms, left_ms, left_reason, unfit, "
+    "samples, samples_per_s, accepted, stale, duplicate, lease_lost, fenced, refused, strikes, bytes_up, bytes_down) "
+    "VALUES (:job_id, :worker, :name, :device, :at_ms, :at_ms, :reason, :reason, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) "
+    "ON CONFLICT (job_id, worker) DO UPDATE SET unfit = excluded.unfit"
+)
 _VOID = "UPDATE checkpoint SET voided = 1 WHERE job_id = :job_id AND token = :token"
 _LEAVE = (
     update(WORKER)
@@ -103,8 +109,9 @@ def store(connection: Connection, state: JobState, changes: Changes, was: str) -
     for row in changes.presence:
         _present(connection, row)
     of_workers = [_BLANK_WORKER | row for row in changes.workers.values()]
-    others = ((_COUNT_WORKER, of_workers), (_COUNT_EPOCH, [*changes.epochs.values()]), (_BAN, changes.bans))
-    for statement, rows in (*others, (_VOID, changes.damaged)):
+    others = [(_COUNT_WORKER, of_workers), (_COUNT_EPOCH, [*changes.epochs.values()]), (_BAN, changes.bans)]
+    others += [(_UNFIT, changes.unfit), (_VOID, changes.damaged)]
+    for statement, rows in others:
         if rows:
             connection.exec_driver_sql(statement, rows)
     for refusal in changes.refusals:

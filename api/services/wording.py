@@ -140,6 +140,10 @@ def _banned(data: Data, name: Name) -> str:
     return f"{name(data['worker'])} was banned after {data['strikes']} refused updates: {data['reason']}"
 
 
+def _unfit(data: Data, name: Name) -> str:
+    return f"{data['name'] or name(data['worker'])} cannot take part: {data['reason']}"
+
+
 def _closed(data: Data, _name: Name) -> str:
     late = f"{count(data['total'] - data['received'])} late of {count(data['total'])} {plural(data['unit'])}"
     return f"Version {count(data['version'] + 1)} goes without {late}"
@@ -181,6 +185,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
     "banned": _banned,
+    "unfit": _unfit,
     "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
     "recalled": _recalled,
     "prioritised": lambda data, _: f"Priority changed from {data['before']} to {data['priority']} by {data['by']}",

@@ -113,6 +113,7 @@ def state(worker: dict[str, Any]) -> str:
         (worker["drained"], "drained"),
         (worker.get("resting"), f"resting: {worker.get('resting')}"),
         (worker["job_id"], "at work"),
+        (worker.get("left_out"), f"idle: {'; '.join(worker.get('left_out') or [])}"),
     ):
         if applies:
             return plain(word + battery)

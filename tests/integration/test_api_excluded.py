@@ -142,6 +142,27 @@ def test_a_worker_that_starts_at_last_begins_with_a_clean_slate(
     assert "cannot start" not in str(jobs.show(job).reason)
 
 
+def test_a_worker_whose_machine_is_unfit_is_left_out_at_once_and_for_good_until_it_is_started_again(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs, database: Database
+) -> None:
+    job, other, unfit = attended(), attended(), online(redis, queue)
+    feed = Feed(redis, job, PLAN)
+    stage.turn(unfit)
+    (first,) = [seat for seat in seats(database, "issued") if seat.job_id == job]
+    set_rq_status(redis, first.id, "finished")
+    feed.send("unfit", worker=unfit, session="s", name="mac", device="mps (arm64)", reason="its mps computes wrongly")
+    Projector(database).step(redis)
+    for _ in range(40):
+        stage.turn(unfit, seconds=60)
+    assert {seat.job_id for seat in seats(database) if seat.id != first.id} == {other}
+    assert jobs.show(job).reason == (
+        f"Needs 1 worker on queue {queue}, 1 is online, 1 of them busy with other jobs; "
+        f"mac-{unfit} cannot take part: its mps computes wrongly"
+    )
+    stage.turn(unfit, "cafecafecafe")
+    assert ("cafecafecafe", job) in [(s.worker, s.job_id) for s in seats(database, "issued")]
+
+
 def test_a_worker_that_dies_without_a_word_is_named_too(
     stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs
 ) -> None:

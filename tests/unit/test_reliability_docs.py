@@ -8,7 +8,7 @@ ROWS = re.findall(r"^\| (\d+) \|(.*)\|$", (ROOT / "docs" / "reliability.md").rea
 
 
 def test_every_failure_has_its_row_and_says_what_happens() -> None:
-    assert [int(number) for number, _ in ROWS] == list(range(1, 27))
+    assert len(ROWS) >= 26 and [int(number) for number, _ in ROWS] == list(range(1, len(ROWS) + 1))
     for number, row in ROWS:
         failure, behaviour, test = (cell.strip() for cell in row.split("|"))
         assert failure and behaviour and test, f"row {number}"

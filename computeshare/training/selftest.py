@@ -1,0 +1,259 @@
+"""Whether a device computes a model's gradient as the CPU does, found out before anything it computes counts.
+
+A device can be wrong without an error: an accelerator's convolution that is off by a percent trains a model that is
+merely worse. Some such faults begin with the second call, so the same gradient is computed three times.
+
+Two correct devices differ, too: a deep network may magnify rounding a thousandfold (BatchNorm over few values), and a
+ReLU whose input is zero but for rounding passes a gradient on one device alone. Where a device's gradient is far from
+the CPU's, the CPU is asked how far apart its own are for inputs that differ by rounding, and batches for which those
+are not close either prove nothing.
+"""
+
+import contextlib
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from computeshare import __version__
+from computeshare.layout import Layout
+from computeshare.sampling import Plan
+from computeshare.settings import write_private
+from computeshare.training import devices
+from computeshare.training.datasets import Split
+from computeshare.training.images import Normaliser, Shape
+from computeshare.training.replica import Replica
+from computeshare.types import Vector
+
+TIMES = 3
+SAMPLES = 8
+"""Of the batch: few, so that it takes a small part of a micro-batch's time."""
+TOLERANCE = 1e-3
+"""How far a device's gradient may be from the CPU's, as relative L2 distance in float32."""
+LEAST_SHARE = 0.01
+"""A tensor's distance is taken relative to this part of the whole gradient's norm at least: a gradient that is zero but
+for rounding (of a bias before a BatchNorm) has no relative distance of its own."""
+BATCHES = 4
+"""How many batches are tried at most until one can tell a wrong device from rounding."""
+NUDGE, NUDGES = 1e-6, 3
+"""By how much inputs of about 1 are changed to see what rounding does, and how often."""
+_RANDOM_LAYERS = ("Dropout", "StochasticDepth")
+FOLDER = "selftests"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a self-test found.
+
+    `error` is the largest relative distance of a tensor's gradient, `saved_bytes` what the forward pass keeps for the
+    backward pass for each sample, `trouble` what is wrong with the device, empty for one that passed.
+    """
+
+    error: float
+    seconds: float
+    saved_bytes: int
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model to test: as it is initialised, on the CPU, and what it maps to what."""
+
+    name: str
+    module: nn.Module
+    layout: Layout
+    shape: Shape
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A fixed batch of noise; with `nudge`, one that differs from it by rounding."""
+
+    number: int = 0
+    nudge: int = 0
+
+
+Compute = Callable[[], Vector]
+"""Computes the gradient (d,) of one batch."""
+Make = Callable[[Subject, torch.device, Batch], Compute]
+"""Prepares that on a device."""
+CPU = torch.device("cpu")
+
+
+def check(subject: Subject, device: torch.device, home: Path | None = None) -> Trial:
+    """Test a device with a model, once: a trial that was passed is remembered in `home`.
+
+    A trial that was not passed is not remembered, so that whoever mends the machine can have it tested anew.
+    """
+    path = home / FOLDER / f"{_identity(subject, device)}.json" if home else None
+    if path and (known := _remembered(path)):
+        return known
+    trial = run(subject, device)
+    if path and not trial.trouble:
+        with contextlib.suppress(OSError):  # read-only or full: then it is tested again
+            write_private(path, json.dumps(asdict(trial)))
+    return trial
+
+
+def run(subject: Subject, device: torch.device, make: Make | None = None) -> Trial:
+    """Test a device with a model.
+
+    Args:
+        make: by default, as a worker computes.
+    """
+    started, make = time.perf_counter(), make or gradient_of
+    with _in_float32(), _saved(subject) as sizes:
+        compute = make(subject, CPU, Batch())
+        reference = compute()
+        saved_bytes = sum(sizes) // SAMPLES
+        if device.type == "cpu":
+            error, trouble = repeated(compute, reference, subject.layout)
+        else:
+            del compute
+            error, trouble = compared(subject, device, reference, make)
+    told = f"its {devices.describe(device)} computes {subject.name} wrongly: {trouble}" if trouble else ""
+    return Trial(error, time.perf_counter() - started, saved_bytes, told)
+
+
+def gradient_of(subject: Subject, device: torch.device, batch: Batch) -> Compute:
+    """The gradient of a copy of the model, without what is random in it."""
+    module = copy.deepcopy(subject.module)
+    replica = Replica(module, subject.layout, Plan(0, SAMPLES, SAMPLES, 1), _split(subject, batch), device)
+    for layer in module.modules():
+        if type(layer).__name__.startswith(_RANDOM_LAYERS):  # devices draw different numbers
+            layer.eval()
+    return lambda: replica.compute(0).vector
+
+
+def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, str]:
+    """Whether a computation gives the bits that it gave `first` again; the distance, and what is wrong, if anything."""
+    if not np.isfinite(first).all():
+        return math.inf, "the first of its gradients is not finite"
+    for call in range(2, TIMES + 1):
+        found = compute()
+        if not np.array_equal(found, first):
+            error, tensor = distance(found, first, layout)
+            return error, f"gradient {call} of the same batch is {_apart(error)} from the first, most in {tensor}"
+    return 0.0, ""
+
+
+def compared(subject: Subject, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
+    """Whether a device's gradients are the CPU's, of which `reference` is that of the first batch; the distance, and
+    what is wrong, if anything.
+    """
+    found = []
+    for number in range(BATCHES):
+        if number:
+            reference = make(subject, CPU, Batch(number))()
+        error, trouble = agreement(make(subject, device, Batch(number)), reference, subject.layout)
+        if not trouble:
+            return error, ""
+        rounding = max(_rounding(subject, Batch(number, nudge), reference, make) for nudge in range(1, NUDGES + 1))
+        if rounding <= TOLERANCE / 4 or not math.isfinite(error):
+            return error, trouble
+        found.append((error / rounding, error, trouble))
+    ratio, error, trouble = min(found)
+    return (error, "") if ratio <= 4 else (error, trouble)
+
+
+def _rounding(subject: Subject, batch: Batch, reference: Vector, make: Make) -> float:
+    """How far the CPU's gradient is from `reference` once its inputs were changed by about as much as rounding does."""
+    return distance(make(subject, CPU, batch)(), reference, subject.layout)[0]
+
+
+def agreement(compute: Compute, reference: Vector, layout: Layout) -> tuple[float, str]:
+    """Whether a computation gives `reference` each time; the largest distance, and what is wrong, if anything."""
+    worst = 0.0
+    for call in range(1, TIMES + 1):
+        error, tensor = distance(compute(), reference, layout)
+        worst = max(worst, error)
+        if error > TOLERANCE:
+            before = f", though gradient {call - 1} of the same batch was right" if call > 1 else ""
+            return error, f"gradient {call} is {_apart(error)} from the CPU's, most in {tensor}{before}"
+    return worst, ""
+
+
+def distance(found: Vector, reference: Vector, layout: Layout) -> tuple[float, str]:
+    """The largest relative L2 distance of a tensor's gradient, infinite where it is not finite; the tensor's name."""
+    floor = LEAST_SHARE * float(np.linalg.norm(reference))
+    worst, name = 0.0, ""
+    for tensor in layout.tensors:
+        if tensor.kind == "parameter":
+            there, here = reference[tensor.start : tensor.stop], found[tensor.start : tensor.stop]
+            scale = max(float(np.linalg.norm(there)), floor)
+            apart = float(np.linalg.norm(here - there))
+            error = math.inf if not math.isfinite(apart) else apart / scale if apart else 0.0
+            if error > worst:
+                worst, name = error, tensor.name
+    return worst, name
+
+
+def _apart(error: float) -> str:
+    return f"{100 * error:.2g} %" if math.isfinite(error) else "infinitely far"
+
+
+def _split(subject: Subject, batch: Batch) -> Split:
+    """The batch's samples: the same noise for everybody."""
+    source = np.random.Generator(np.random.PCG64(batch.number))
+    images = source.integers(0, 256, (SAMPLES, *subject.shape), np.uint8)
+    labels = source.integers(0, subject.classes, SAMPLES, np.int64)
+    channels = subject.shape[0]
+    normalise = Normaliser.build(subject.shape, 255.0, (0.5,) * channels, (0.25,) * channels)
+    if batch.nudge:
+        noise = np.random.Generator(np.random.PCG64([batch.number, batch.nudge])).standard_normal(subject.shape)
+        normalise = replace(normalise, mean=normalise.mean + NUDGE * torch.from_numpy(noise.astype(np.float32)))
+    return Split(images, labels, normalise)
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Have CUDA compute in float32 proper: by default its convolutions round what they multiply to 10 bits (TF32)."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32, matmul.allow_tf32 = False, False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@contextmanager
+def _saved(subject: Subject) -> Iterator[list[int]]:
+    """Bytes of what forward passes within the block keep for the backward pass, but for the parameters."""
+    sizes: list[int] = []
+    seen: set[int] = set()
+    model = 4 * subject.layout.parameters
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen and not (isinstance(tensor, nn.Parameter) or storage.nbytes() == model):
+            seen.add(storage.data_ptr())
+            sizes.append(storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
+
+
+def _identity(subject: Subject, device: torch.device) -> str:
+    """Names what a trial depends on: model, input, kind of device, versions of what computes."""
+    about = [subject.name, subject.shape, subject.classes, __version__, devices.kind(device)]
+    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _remembered(path: Path) -> Trial | None:
+    try:
+        trial = Trial(**json.loads(path.read_bytes()))
+        return trial if not trial.trouble and trial.saved_bytes >= 0 and 0 <= trial.error <= TOLERANCE else None
+    except (OSError, ValueError, TypeError):
+        return None

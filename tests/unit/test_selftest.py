@@ -1,0 +1,142 @@
+"""The self-test of a device, against devices that are wrong."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from computeshare.training import models, selftest
+from computeshare.training.selftest import CPU, Batch, Compute, Make, Subject, gradient_of
+from computeshare.types import Vector
+
+OTHER = torch.device("mps")
+"""Stands for an accelerator: what is computed on it is the test's to say, on the CPU."""
+
+
+def subject(name: str = "lenet5", shape: tuple[int, int, int] = (1, 28, 28)) -> Subject:
+    module = models.build(name, shape, 10, 0)
+    return Subject(name, module, models.layout_of(module), shape, 10)
+
+
+def device_with(fault: Callable[[int, Vector, Subject], Vector], on: torch.device = OTHER) -> Make:
+    """A device that computes as the CPU does, and then does `fault` to what its n-th call gave."""
+
+    def make(its: Subject, device: torch.device, batch: Batch) -> Compute:
+        compute, calls = gradient_of(its, CPU, batch), 0
+
+        def wrong() -> Vector:
+            nonlocal calls
+            calls += 1
+            return fault(calls, compute(), its)
+
+        return wrong if device == on else compute
+
+    return make
+
+
+def convolutions_off(vector: Vector, its: Subject, by: float = 0.01) -> Vector:
+    changed = vector.copy()
+    for tensor in its.layout.tensors:
+        if tensor.name.startswith("conv") or ".conv" in tensor.name:
+            changed[tensor.start : tensor.stop] *= 1 + by
+    return changed
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_a_device_that_computes_as_the_cpu_does_passes() -> None:
+    started = time.process_time()
+    trial = selftest.run(subject(), OTHER, device_with(lambda _, vector, __: vector))
+    assert trial.trouble == "" and trial.error == 0 and time.process_time() - started < 2
+
+
+def test_convolutions_that_are_off_by_a_percent_from_the_second_call_on_are_found_and_named() -> None:
+    wrong = device_with(lambda call, vector, its: convolutions_off(vector, its) if call > 1 else vector)
+    trial = selftest.run(subject(), OTHER, wrong)
+    assert trial.error == pytest.approx(0.01, rel=1e-3)
+    assert "computes lenet5 wrongly: gradient 2 is 1 % from the CPU's, most in conv" in trial.trouble
+    assert trial.trouble.endswith("though gradient 1 of the same batch was right")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_found(value: float) -> None:
+    wrong = device_with(lambda call, vector, _: vector if call < 3 else np.full_like(vector, value))
+    assert "gradient 3 is infinitely far from the CPU's" in selftest.run(subject(), OTHER, wrong).trouble
+
+
+def test_a_cpu_that_does_not_repeat_its_bits_is_found() -> None:
+    def flip(call: int, vector: Vector, _: Subject) -> Vector:
+        vector = vector.copy()
+        vector[7] += np.float32(1e-3) if call == 3 else np.float32(0)
+        return vector
+
+    trouble = selftest.run(subject(), CPU, device_with(flip, CPU)).trouble
+    assert "gradient 3 of the same batch is" in trouble and trouble.endswith("from the first, most in conv1.weight")
+
+
+def test_this_machines_own_cpu_passes_with_and_without_random_layers() -> None:
+    assert [selftest.run(subject(name), CPU).trouble for name in ("lenet5", "simplenet")] == ["", ""]
+
+
+def rounded_otherwise(its: Subject, device: torch.device, batch: Batch) -> Compute:
+    """A right device whose rounding differs from the CPU's."""
+    return gradient_of(its, CPU, Batch(batch.number, 99) if device == OTHER else batch)
+
+
+def test_rounding_that_a_deep_network_magnifies_is_no_fault() -> None:
+    deep = subject("shufflenet_v2_x0_5", (3, 32, 32))
+    batches = [
+        selftest.agreement(rounded_otherwise(deep, OTHER, batch), gradient_of(deep, CPU, batch)(), deep.layout)
+        for batch in map(Batch, range(selftest.BATCHES))
+    ]
+    assert all(trouble for _, trouble in batches)  # no batch of this network is within the tolerance
+    assert selftest.run(deep, OTHER, rounded_otherwise).trouble == ""
+
+
+def test_a_fault_larger_than_what_rounding_explains_is_found_in_such_a_network() -> None:
+    deep = subject("shufflenet_v2_x0_5", (3, 32, 32))
+    assert "computes shufflenet_v2_x0_5 wrongly" in selftest.run(deep, OTHER, device_with(lambda *a: -a[1])).trouble
+
+
+def test_what_the_forward_pass_keeps_is_measured_for_a_sample() -> None:
+    flat = subject("mlp", (1, 8, 8))
+    values = 64 + 2 * 128 + 2 * 64 + 10  # of each layer its input; of a ReLU its result, which is the next one's input
+    assert 4 * 200 <= selftest.run(flat, CPU).saved_bytes <= 4 * values
+
+
+def test_a_trial_that_was_passed_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = selftest.check(subject(), CPU, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(selftest, "run", lambda *_: pytest.fail("tested again"))
+        assert selftest.check(subject(), CPU, tmp_path) == first
+    ran: list[str] = []
+    run = selftest.run
+    monkeypatch.setattr(selftest, "run", lambda its, device: ran.append(its.name) or run(its, device))
+    selftest.check(subject("simplenet"), CPU, tmp_path)
+    torch.set_num_threads(2)  # another kind of machine: other bits
+    selftest.check(subject(), CPU, tmp_path)
+    assert ran == ["simplenet", "lenet5"]
+
+
+def test_a_trial_that_was_not_passed_is_done_again_and_a_damaged_record_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = device_with(lambda call, vector, _: vector * np.float32(call), CPU)
+    with monkeypatch.context() as patched:
+        patched.setattr(selftest, "gradient_of", wrong)
+        assert selftest.check(subject(), CPU, tmp_path).trouble
+    assert not selftest.check(subject(), CPU, tmp_path).trouble
+    (record,) = (tmp_path / selftest.FOLDER).iterdir()
+    record.write_text('{"error": 0.5}')
+    assert selftest.check(subject(), CPU, tmp_path).error == 0
+
+
+def test_a_home_that_cannot_be_written_to_costs_only_a_test_at_each_start(tmp_path: Path) -> None:
+    (tmp_path / selftest.FOLDER).write_text("in the way")
+    assert not selftest.check(subject(), CPU, tmp_path).trouble
