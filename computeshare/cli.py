@@ -1,8 +1,9 @@
 """The command `computeshare`."""
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -11,7 +12,7 @@ from computeshare.commands import jobs, queues, webhooks, workers
 from computeshare.commands.connection import Home, Json, Url, settings
 from computeshare.commands.output import console, print_json
 from computeshare.commands.run import FAILED, NO_SERVER, run, run_command
-from computeshare.settings import login_path
+from computeshare.settings import Settings, login_path
 
 __all__ = ["app", "main", "run_command"]
 
@@ -100,9 +101,14 @@ def doctor(
     url: Url = None,
     home: Home = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port that `computeshare up` is to take.")] = 8000,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Try what a worker needs of this machine, in minutes; to be pasted back.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check this machine and its connections, and say what to do."""
+    if selftest:
+        _selftest(settings(url, home), as_json)
     from computeshare.doctor import Machine, diagnose, table
 
     screen = console(stderr=True)
@@ -113,6 +119,27 @@ def doctor(
     else:
         console().print(table(checks))
     raise typer.Exit(FAILED if any(check.status == "fail" for check in checks) else 0)
+
+
+def _selftest(found: Settings, as_json: bool) -> NoReturn:
+    """Plain lines as the parts are done, or one JSON document; exits with 1 if a part failed."""
+    from computeshare.doctor import selftest
+
+    about, parts = selftest.heading(), []
+    screen = console(stderr=True)
+    if not as_json:
+        print("\n".join(about), flush=True)
+    for part in selftest.run(found, os.environ.get("COMPUTESHARE_DEVICE")):
+        parts.append(part)
+        if as_json:
+            screen.print(f"{part.name}: {part.status}", markup=False)
+        else:
+            print(selftest.line(part), flush=True)
+    if as_json:
+        print_json(selftest.document(parts, about))
+    else:
+        print(selftest.summary(parts))
+    raise typer.Exit(FAILED if any(part.status == "failed" for part in parts) else 0)
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def kind(device: "torch.device") -> Kind:
     cuda = device.type == "cuda"
     found: Kind = {
         "device": device.type,
-        "model": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "model": torch.cuda.get_device_name(device) if cuda else processor(),
         "torch": torch.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
     }
@@ -100,7 +100,7 @@ def make_deterministic(device: "torch.device") -> None:
         torch.backends.cudnn.deterministic = True
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's model, as far as the system tells it."""
     name = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):

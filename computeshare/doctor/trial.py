@@ -1,0 +1,85 @@
+"""What of `computeshare doctor --selftest` computes: `python -m computeshare.doctor.trial gradients|memory`.
+
+Prints a line of JSON for each thing found, as soon as it is found. COMPUTESHARE_DEVICE names the device, if any does.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from computeshare.processes import exit_with_parent, spare_the_collector
+
+MODELS: dict[str, tuple[int, int, int]] = {
+    "mlp": (1, 8, 8),
+    "lenet5": (1, 28, 28),
+    "simplenet": (1, 28, 28),
+    "resnet18": (3, 32, 32),
+    "mobilenet_v3_small": (3, 32, 32),
+}
+"""Dense layers; convolutions; with dropout; with BatchNorm and shortcuts; depthwise, squeezed and excited."""
+CLASSES = 10
+UNITS = 2000
+SETTLED = 200
+"""Units after which everything is there that is kept."""
+SAMPLES = 32
+LONGEST_S = 90.0
+
+
+def gradients() -> Iterator[dict[str, Any]]:
+    """The device's gradients against the CPU's, three times for each model."""
+    import torch
+
+    from computeshare.training import devices, models, selftest
+
+    torch.set_num_threads(1)
+    device = devices.choose(os.environ.get("COMPUTESHARE_DEVICE"))
+    devices.make_deterministic(device)
+    yield {"device": devices.describe(device)}
+    for name, shape in MODELS.items():
+        module = models.build(name, shape, CLASSES, 0)
+        trial = selftest.run(selftest.Subject(name, module, models.layout_of(module), shape, CLASSES), device)
+        yield {"model": name, "error": trial.error, "seconds": trial.seconds, "trouble": trial.trouble}
+
+
+def memory() -> Iterator[dict[str, Any]]:
+    """How much a seat takes while it computes units: once it has settled, and at the end."""
+    import numpy as np
+    import torch
+
+    from computeshare.sampling import Plan
+    from computeshare.training import devices, models
+    from computeshare.training.datasets import Split
+    from computeshare.training.images import Normaliser
+    from computeshare.training.memory import peak_bytes, used_bytes
+    from computeshare.training.replica import Replica
+
+    torch.set_num_threads(1)  # several wait for one another wherever something else computes, too
+    device = devices.choose(os.environ.get("COMPUTESHARE_DEVICE"))
+    devices.make_deterministic(device)
+    shape, samples = MODELS["lenet5"], SAMPLES * 50
+    module = models.build("lenet5", shape, CLASSES, 0)
+    noise = np.random.Generator(np.random.PCG64(0))
+    images, labels = noise.integers(0, 256, (samples, *shape), np.uint8), noise.integers(0, CLASSES, samples)
+    split = Split(images, labels, Normaliser.build(shape, 255.0, (0.5,), (0.25,)))
+    replica = Replica(module, models.layout_of(module), Plan(0, samples, SAMPLES, 1), split, device)
+    spare_the_collector()
+    started, seen = time.monotonic(), []
+    for unit in range(UNITS):
+        replica.compute(unit)
+        if unit >= SETTLED and unit % 20 == 0:
+            seen.append(used_bytes(device))
+        if time.monotonic() - started > LONGEST_S:
+            break
+    settled, end = (statistics.median(part) for part in (seen[:5], seen[-5:])) if len(seen) >= 10 else (0, 0)
+    found = {"units": unit + 1, "seconds": time.monotonic() - started, "settled": settled, "end": end}
+    yield found | {"peak": peak_bytes(device)}
+
+
+if __name__ == "__main__":
+    exit_with_parent()
+    for one in {"gradients": gradients, "memory": memory}[sys.argv[1]]():
+        print(json.dumps(one), flush=True)
