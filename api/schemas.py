@@ -206,6 +206,7 @@ class WorkerPublic(_Answer):
     host: str
     pid: int | None
     memory_bytes: int
+    max_memory_bytes: int | None = Field(description="what a job may take of the memory, by the wish of its owner")
     versions: dict[str, Any]
     seat: str | None
     job_id: str | None = Field(description="the job it serves now")
@@ -250,6 +251,9 @@ class JobWorkerPublic(_Answer):
     strikes: int = Field(description="refused updates that count towards a ban")
     banned: str | None = Field(description="why it may not take part any more, until somebody lifts the ban")
     unfit: str | None = Field(description="why its machine cannot take part, by its own word: a failed self-test")
+    memory_bytes: int | None = Field(
+        description="the most its seat has taken of what its device computes with; an estimate before its first unit"
+    )
     bytes_up: int
     bytes_down: int
     joined_at: Instant | None

@@ -375,6 +375,8 @@ class WorkerStat(SQLModel, table=True):
     """Why it may not take part any more, until a user lifts that; none for a worker that may."""
     unfit: str | None = None
     """Why its machine cannot take part, by its own word: it gets no seat in the job."""
+    memory_bytes: int | None = Field(default=None, sa_type=BigInteger)
+    """The most that its seat has taken of what its device computes with; before its first unit, an estimate."""
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
 

@@ -123,6 +123,7 @@ class JobWorker(TypedDict):
     refused_reason: str | None
     banned: str | None
     unfit: NotRequired[str | None]
+    memory_bytes: NotRequired[int | None]
     bytes_up: int
     bytes_down: int
     joined_at: str | None

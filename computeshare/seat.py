@@ -22,6 +22,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, Unfit
 from computeshare.failpoints import failpoint
+from computeshare.footprint import allowed_bytes, does_not_fit, seat_bytes
 from computeshare.keeping import LeaseKeeper
 from computeshare.loglines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.logs import JobLog, log_warnings
@@ -95,6 +96,8 @@ class SeatSession:
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
         self.is_working = False  # computing, or sending what came of it
+        self.max_memory = allowed_bytes(os.environ.get("COMPUTESHARE_MAX_MEMORY"))
+        self.needed_bytes = 0
         self.waiting_s = 0.0
         self.submitted_at = 0.0
         self.usual_wait_s = 0.0  # from a submission to the next version; 0: there is more to do before that
@@ -132,8 +135,8 @@ class SeatSession:
 
     def _tell_unfit(self, reason: str) -> None:
         """Tell the control plane not to give this worker a seat in this job again, and why."""
-        about = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
-        about |= {"name": worker_name(), "device": self.device}
+        about: dict[str, Any] = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
+        about |= {"name": worker_name(), "device": self.device, "memory_bytes": self.needed_bytes}
         RoundStore(self.redis, self.seat.job).append("unfit", about)
         log.error("this machine cannot take part in the job", job=self.seat.job, reason=reason)
 
@@ -156,11 +159,29 @@ class SeatSession:
         module = models.of(spec)
         self.layout = models.layout_of(module)
         self.module = module
+        self._check_room(device)
         self._test(device)
         spare_the_collector()
         self.make_replica = partial(replica_of, module=module, layout=self.layout, split=split, device=device)
         seconds = round(time.perf_counter() - started, 1)
         log.info("loaded", job=self.seat.job, seconds=seconds, device=self.device, threads=torch.get_num_threads())
+
+    def _check_room(self, device: "torch.device", saved_bytes: int = 0) -> None:
+        """Find out whether this job fits; `saved_bytes` as for `seat_bytes`. Raises Unfit: it does not."""
+        from computeshare.training import memory
+
+        self.peak_bytes = partial(memory.peak_bytes, device)
+        room = self.max_memory or memory.room_bytes(device)
+        self.needed_bytes = seat_bytes(self.spec, device.type, saved_bytes, memory.resident_bytes())
+        if why := does_not_fit(self.needed_bytes, room, measured=False, by_flag=bool(self.max_memory)):
+            raise Unfit(why)
+
+    def _mind_memory(self) -> None:
+        """Raises Unfit where this seat has taken more than its worker's owner allows."""
+        taken = self.peak_bytes()
+        if self.max_memory and (why := does_not_fit(taken, self.max_memory, measured=True, by_flag=True)):
+            self.needed_bytes = taken
+            raise Unfit(why)
 
     def _test(self, device: "torch.device") -> None:
         """Find out whether the device computes this model's gradient rightly. Raises Unfit: it does not."""
@@ -171,6 +192,7 @@ class SeatSession:
         trial = selftest.check(subject, device, self.home)
         if trial.trouble:
             raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
+        self._check_room(device, trial.saved_bytes)
         log.info(
             "self-test passed", job=self.seat.job, error=float(f"{trial.error:.1g}"), seconds=round(trial.seconds, 2)
         )
@@ -211,6 +233,7 @@ class SeatSession:
         """Begin the session once the job is open; a reason if that is not to be."""
         about: dict[str, Any] = {"name": worker_name(), "device": self.device}
         about["kind"] = self.kind
+        about["memory_bytes"] = self.needed_bytes
         self.loaded = True
         self.teller.tell()  # from here on there may be something to finish
         while not self.stop.is_set():
@@ -331,6 +354,7 @@ class SeatSession:
 
     def _work(self, grant: Grant) -> Grant | None:
         """Compute what was leased and submit it; None: waiting for the next version has begun."""
+        self._mind_memory()
         self.version = Token.parse(grant.token).version
         self.outbox.begin()
         self.keeper.begin(grant.micro_batches, self.outbox.nonce)
@@ -387,6 +411,7 @@ class SeatSession:
         report: dict[str, Any] = {
             "bytes_up": self.outbox.bytes,
             "bytes_down": self.inbox.bytes,
+            "memory_bytes": self.peak_bytes(),
             "seconds": {name: round(s, 6) for name, s in seconds.items()},
         }
         waiting = self._expected(token)

@@ -28,6 +28,7 @@ from computeshare.broker import connect
 from computeshare.commands.live import shown
 from computeshare.commands.run import run_command
 from computeshare.errors import SettingsError, Unreachable, VersionError
+from computeshare.footprint import allowed_bytes
 from computeshare.heartbeat import Heartbeat, Outage
 from computeshare.joining import broker_url
 from computeshare.joining import join as accept
@@ -51,7 +52,7 @@ HASTE_S = 1.0
 log = structlog.get_logger()
 
 
-def describe(name: str, device: str, queues: tuple[str, ...]) -> WorkerInfo:
+def describe(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0) -> WorkerInfo:
     """This machine as a worker, under a new id."""
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
     return WorkerInfo(
@@ -63,6 +64,7 @@ def describe(name: str, device: str, queues: tuple[str, ...]) -> WorkerInfo:
         memory_bytes=psutil.virtual_memory().total,
         host=hostname(),
         pid=os.getpid(),
+        max_memory_bytes=max_memory_bytes,
     )
 
 
@@ -161,6 +163,12 @@ def command(
     max_up: Annotated[
         str | None, typer.Option(help="How fast to send at most, in bits per second: 5mbit, 800kbit.")
     ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", envvar="COMPUTESHARE_MAX_MEMORY", help="What a job may take of the memory: 8GB, 512MiB."
+        ),
+    ] = None,
     nice: Annotated[
         int | None, typer.Option(min=0, max=19, help="How far the computing stands back behind all else here.")
     ] = None,
@@ -189,6 +197,7 @@ def command(
     minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
     if max_up:
         parse_rate(max_up)
+    max_memory_bytes = allowed_bytes(max_memory)
     settings = Settings.given(redis_url=redis_url, home=home, data=data)
     if join:
         settings = settings.model_copy(update={"redis_url": accept(join, name or hostname(), settings.home)})
@@ -207,8 +216,10 @@ def command(
         os.environ["COMPUTESHARE_DEVICE"] = device
     if max_up:
         os.environ["COMPUTESHARE_MAX_UP"] = max_up
+    if max_memory:
+        os.environ["COMPUTESHARE_MAX_MEMORY"] = max_memory
     os.environ["COMPUTESHARE_NICE"] = str(nice or 0)
-    worker = describe(name or hostname(), device or devices.guess(), tuple(queue or ["default"]))
+    worker = describe(name or hostname(), device or devices.guess(), tuple(queue or ["default"]), max_memory_bytes)
     os.environ["COMPUTESHARE_NAME"] = worker.name
     serve(url, worker, minder)
 

@@ -130,7 +130,7 @@ class Dispatcher:
         demands = demands_of(stored, published, now)
         past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
         with self._database.engine.connect() as connection:
-            out = excluded(connection, {w.id: w.name or w.id for w in registered}, now)
+            out = excluded(connection, registered, now)
         share = fair_shares(demands, workers, held, past, out.now)
         refused |= self._publish(redis, stored, published, demands, share)
         due = {job_id: its.due if published[job_id].known else 0 for job_id, its in share.items()}

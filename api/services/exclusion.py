@@ -1,15 +1,20 @@
-"""Who gets no seat in which job, and why: the banned, those whose machine is unfit, and those that cannot start."""
+"""Who gets no seat in which job, and why: the banned, those whose machine is unfit, those that cannot start."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from api.services.failing import Try, failing
 from api.services.seating import Pair
 from api.services.storing import JOB, WORKER
 from api.tables import ACTIVE, TELLING, Event, SeatRow, table
 from computeshare import errors
+from computeshare.footprint import device_type, does_not_fit, seat_bytes
+from computeshare.queue import WorkerInfo
+from computeshare.spec import JobSpec
 
 TRIED_MS = 3 * 3600 * 1000
 """How far back failures of seats are counted: a worker left out the longest is tried again well within it."""
@@ -33,13 +38,14 @@ class Excluded:
         return "; ".join([why for pair, why in self.troubles.items() if pair[0] == job_id][:most]) or None
 
 
-def excluded(connection: Connection, names: Mapping[str, str], now_ms: int) -> Excluded:
-    """Look at bans and at the seats of the last hours; `names` are those of the workers that are there, by id."""
+def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int) -> Excluded:
+    """Look at bans, at memory and at the seats of the last hours; `workers` are those that are there."""
+    names = {worker.id: worker.name or worker.id for worker in workers}
     stuck = failing(_tries(connection, now_ms))
     troubles = {
         pair: f"{names[pair[1]]} cannot start: {_last_words(connection, pair)}" for pair in stuck if pair[1] in names
     }
-    bans, unfit = _bans(connection), _unfit(connection, names)
+    bans, unfit = _bans(connection), _too_small(connection, workers) | _unfit(connection, names)
     troubles |= unfit
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
     return Excluded(troubles | bans, troubles, frozenset(resting | bans.keys() | unfit.keys()))
@@ -65,6 +71,41 @@ def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
         for row in rows
         if row.worker in names
     }
+
+
+def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
+    """The workers that may take less memory than a job takes: as was measured on a device of the same kind, else at
+    least, by its model.
+    """
+    limited = [worker for worker in workers if worker.max_memory_bytes]
+    if not limited:
+        return {}
+    jobs = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
+    measured: dict[tuple[str, str], int] = {}
+    query = select(WORKER.c.job_id, WORKER.c.device, func.max(WORKER.c.memory_bytes)).join(
+        JOB, JOB.c.id == WORKER.c.job_id
+    )
+    query = query.where(JOB.c.status.in_(ACTIVE), WORKER.c.accepted > 0, WORKER.c.memory_bytes.is_not(None))
+    for job_id, device, taken in connection.execute(query.group_by(WORKER.c.job_id, WORKER.c.device)):
+        key = job_id, device_type(device)
+        measured[key] = max(measured.get(key, 0), taken)
+    found = {}
+    for job in jobs:
+        document = json.dumps(job.spec)
+        for worker in limited:
+            kind = device_type(worker.device)
+            taken = measured.get((job.id, kind))
+            why = does_not_fit(
+                taken or _least_bytes(document, kind), worker.max_memory_bytes, bool(taken), by_flag=True
+            )
+            if why:
+                found[job.id, worker.id] = f"{worker.name or worker.id} cannot take part: {why}"
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _least_bytes(spec: str, device: str) -> int:
+    return seat_bytes(JobSpec.model_validate_json(spec), device)
 
 
 def _tries(connection: Connection, now_ms: int) -> list[Try]:

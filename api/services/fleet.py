@@ -132,7 +132,7 @@ class _Figures:
         for (job_id, _), samples in counted.items():
             by_job[job_id] += samples
         left_out: dict[str, list[str]] = defaultdict(list)
-        out = excluded(session.connection(), {w.id: w.name or w.id for w in there}, now)
+        out = excluded(session.connection(), there, now)
         for (job_id, worker), why in out.reasons.items():
             left_out[worker].append(f"Job {job_id}: {why}")
         return cls(rates, hour, counted, dict(by_job), left_out)
@@ -174,6 +174,7 @@ def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> Worke
         host=worker.host,
         pid=worker.pid,
         memory_bytes=worker.memory_bytes,
+        max_memory_bytes=worker.max_memory_bytes or None,
         versions=worker.versions,
         seat=worker.seat,
         job_id=job_id,
@@ -201,6 +202,7 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
         host=row.host,
         pid=None,
         memory_bytes=row.memory_bytes,
+        max_memory_bytes=None,
         versions=row.versions,
         seat=None,
         job_id=None,

@@ -87,6 +87,11 @@ def _feeds_back(spec: str) -> bool:
     return codec != "auto" and CODECS[codec["up"]].residual
 
 
+def _memory_of(data: Row) -> int | None:
+    """What a worker says that its seat takes; None for one that does not say."""
+    return count_of(data.get("memory_bytes", 0)) or None
+
+
 class Fold:
     """Folds a batch of one job's events, in order."""
 
@@ -140,6 +145,7 @@ class Fold:
         row[outcome] += 1
         row["bytes_up"] += bytes_up
         row["bytes_down"] += bytes_down
+        row["memory_bytes"] = _memory_of(data) or row.get("memory_bytes")
         if counted:
             self.rates.of(worker).add(entry.at_ms, samples)
         if outcome in ("accepted", "duplicate"):
@@ -251,7 +257,8 @@ class Fold:
         about = {"name": name_of(data["name"]), "device": name_of(data["device"])}
         kind = kind_of(data.get("kind", {}))
         row = {"job_id": state.id, "worker": worker, "at_ms": entry.at_ms, "session": name_of(data["session"])}
-        self.changes.presence.append({**row, **about, "kind": kind, "seat": seat, "joined": True})
+        known = {"kind": kind, "seat": seat, "memory_bytes": _memory_of(data)}
+        self.changes.presence.append({**row, **about, **known, "joined": True})
         self._event(entry, {"worker": worker, "seat": seat, "kind": kind, **about})
         if state["version"] and _feeds_back(state["spec"]):
             state.add("residual_resets", 1)
@@ -283,7 +290,8 @@ class Fold:
         """A worker found that its machine cannot take part."""
         worker, about = name_of(entry.data["worker"]), {n: name_of(entry.data[n]) for n in ("name", "device")}
         about |= {"worker": worker, "reason": text_of(entry.data["reason"])}
-        self.changes.unfit.append({"job_id": self.state.id, "at_ms": entry.at_ms, **about})
+        found = {"job_id": self.state.id, "at_ms": entry.at_ms, "memory_bytes": _memory_of(entry.data)}
+        self.changes.unfit.append(found | about)
         self._event(entry, about)
 
     def forgiven(self, entry: Entry) -> None:

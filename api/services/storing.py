@@ -46,10 +46,11 @@ def _inserting(model: type[SQLModel], verb: str = "INSERT OR IGNORE", without: S
     return f"{verb} INTO {table(model).name} ({', '.join(names)}) VALUES ({', '.join(f':{n}' for n in names)})"
 
 
-def _adding(model: type[SQLModel], added: Sequence[str], latest: Sequence[str] = ()) -> str:
-    """Insert a row of counters, or add them to the row there is."""
+def _adding(model: type[SQLModel], added: Sequence[str], latest: Sequence[str] = (), newest: Sequence[str] = ()) -> str:
+    """Insert a row of counters, or add them to the row there is; the `newest` values replace those there are."""
     changes = [f"{name} = {name} + excluded.{name}" for name in added]
     changes += [f"{name} = MAX({name}, excluded.{name})" for name in latest]
+    changes += [f"{name} = COALESCE(excluded.{name}, {name})" for name in newest]
     keys = ", ".join(column.name for column in table(model).primary_key)
     return f"{_inserting(model, 'INSERT')} ON CONFLICT ({keys}) DO UPDATE SET {', '.join(changes)}"
 
@@ -63,15 +64,19 @@ _INSERTS = {
     "events": _inserting(Event, without=["id"]),
 }
 _JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data"}
-_COUNT_WORKER = _adding(WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples", "strikes"), ["seen_ms"])
+_COUNT_WORKER = _adding(
+    WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples", "strikes"), ["seen_ms"], ["memory_bytes"]
+)
 _COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused", "counted", "covered"))
 _BLANK_WORKER: Row = {column.name: None for column in WORKER.c} | {"name": "", "device": "", "samples_per_s": 0.0}
 _BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worker = :worker"
 _UNFIT = (
-    "INSERT INTO worker_stat (job_id, worker, name, device, seen_ms, left_ms, left_reason, unfit, "
+    "INSERT INTO worker_stat (job_id, worker, name, device, seen_ms, left_ms, left_reason, unfit, memory_bytes, "
     "samples, samples_per_s, accepted, stale, duplicate, lease_lost, fenced, refused, strikes, bytes_up, bytes_down) "
-    "VALUES (:job_id, :worker, :name, :device, :at_ms, :at_ms, :reason, :reason, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) "
-    "ON CONFLICT (job_id, worker) DO UPDATE SET unfit = excluded.unfit"
+    "VALUES (:job_id, :worker, :name, :device, :at_ms, :at_ms, :reason, :reason, :memory_bytes, "
+    "0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) "
+    "ON CONFLICT (job_id, worker) DO UPDATE SET unfit = excluded.unfit, "
+    "memory_bytes = COALESCE(excluded.memory_bytes, memory_bytes)"
 )
 _VOID = "UPDATE checkpoint SET voided = 1 WHERE job_id = :job_id AND token = :token"
 _LEAVE = (
@@ -178,7 +183,7 @@ def _present(connection: Connection, row: Row) -> None:
         names = {"job": row["job_id"], "who": row["worker"], "its_session": row["session"]}
         connection.execute(_LEAVE, names | {"at": row["at_ms"], "why": row["reason"]})
         return
-    values = {name: row[name] for name in ("name", "device", "session", "seat")}
+    values = {name: row[name] for name in ("name", "device", "session", "seat", "memory_bytes")}
     mine = (WORKER.c.job_id == row["job_id"]) & (WORKER.c.worker == row["worker"])
     kinds = connection.scalar(select(WORKER.c.kinds).where(mine)) or []
     values["kinds"] = kinds if row["kind"] in kinds else [*kinds, row["kind"]][-MOST_KINDS:]

@@ -40,6 +40,8 @@ class WorkerInfo:
     resting: str = ""
     """Why it takes no seat just now, by the wish of its owner; empty: it does."""
     power: Power = UNKNOWN
+    max_memory_bytes: int = 0
+    """What a seat may take of the memory that its device computes with, by its owner's wish; 0: as much as there is."""
 
     @property
     def refusal(self) -> str | None:
@@ -56,6 +58,7 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "queues": json.dumps(worker.queues),
         "versions": json.dumps(worker.versions),
         "memory_bytes": worker.memory_bytes,
+        "max_memory_bytes": worker.max_memory_bytes,
         "host": worker.host,
         "pid": worker.pid,
         "seat": worker.seat or "",
@@ -126,6 +129,7 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             protocol=_whole(values.get("protocol", "0")),
             resting=_short(values.get("resting", ""), 200),
             power=_power(values.get("power", "{}")),
+            max_memory_bytes=_whole(values.get("max_memory_bytes", "0")),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -258,6 +258,7 @@ def upgrade() -> None:
         sa.Column("refused", sa.Integer(), nullable=False),
         sa.Column("refused_reason", sa.String(), nullable=True),
         sa.Column("unfit", sa.String(), nullable=True),
+        sa.Column("memory_bytes", sa.BigInteger(), nullable=True),
         sa.Column("bytes_up", sa.BigInteger(), nullable=False),
         sa.Column("bytes_down", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], ondelete="CASCADE"),

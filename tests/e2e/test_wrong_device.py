@@ -1,4 +1,4 @@
-"""A worker whose device computes wrongly, with real processes: it trains nothing, and everybody can read why."""
+"""Machines that cannot take part in a job, with real processes: they train nothing, and everybody can read why."""
 
 import subprocess
 import sys
@@ -68,3 +68,27 @@ def test_a_worker_whose_device_is_wrong_trains_nothing_and_says_why(plane: Contr
         assert parts == {"broken": 0, "right": job["accepted"]} and job["accepted"] >= 20
         with_mlp = plane.create(**{**LENET, "model": "mlp"})  # has no convolution: the same machine may train it
         plane.until("a part in the other job", lambda: plane.job(with_mlp)["accepted"])
+
+
+def test_a_job_that_takes_more_than_the_owner_allows_trains_elsewhere(plane: ControlPlane, tmp_path: Path) -> None:
+    job_id = plane.create(**{**LENET, "queue": "small"})
+    with small_worker(plane, tmp_path, "505MB"):  # enough for what is known of the model, not for what torch takes
+        reason = plane.until("the reason", lambda: "cannot take part" in (r := plane.job(job_id)["reason"] or "") and r)
+        assert "small cannot take part: the job would take about" in reason
+        assert "more than its --max-memory of 505 MB: raise that, or lower micro_batch" in reason
+        with plane.worker("small", "large"):
+            job = plane.finish(job_id)
+    parts = {one["name"]: one for one in plane.get(f"/v1/jobs/{job_id}/workers")["items"]}
+    assert parts["small"]["accepted"] == 0 and parts["large"]["accepted"] == job["accepted"]
+    assert 500_000_000 < parts["large"]["memory_bytes"] < 2_000_000_000
+
+
+@contextmanager
+def small_worker(plane: ControlPlane, folder: Path, size: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "computeshare.worker", "--queue", "small", "--name", "small", "--max-memory", size]
+    with (
+        open(folder / "small.log", "ab") as file,
+        subprocess.Popen(command, env=plane.environment, stdout=file, stderr=file) as process,
+    ):
+        yield
+        process.terminate()

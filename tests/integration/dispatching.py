@@ -22,9 +22,9 @@ class Clock:
         return self.ms
 
 
-def online(redis: Redis, queue: str, seat: str | None = None, worker: str | None = None) -> str:
+def online(redis: Redis, queue: str, seat: str | None = None, worker: str | None = None, **more: Any) -> str:
     worker = worker or secrets.token_hex(6)
-    register(redis, WorkerInfo(worker, f"mac-{worker}", "cpu", (queue,), {}, 1, "host", 1, seat))
+    register(redis, WorkerInfo(worker, f"mac-{worker}", "cpu", (queue,), {}, 1, "host", 1, seat, **more))
     return worker
 
 

@@ -11,13 +11,16 @@ from itertools import pairwise
 
 import pytest
 from dispatching import Clock, online, seats, set_rq_status
-from feeding import Feed
+from feeding import SECONDS, Feed, token
 from redis import Redis
 from starlette.testclient import TestClient
 
+from api.broker import Broker
 from api.database import Database
 from api.services.dispatcher import Dispatcher
 from api.services.failing import FAILURES
+from api.services.fleet import Fleet
+from api.services.history import History
 from api.services.jobs import Jobs
 from api.services.projector import Projector
 from computeshare import handshake, keys
@@ -29,6 +32,7 @@ from computeshare.keys import JobKeys
 from computeshare.processes import stop_event
 from computeshare.queue import WorkerInfo, list_workers, register
 from computeshare.reducer import Reducer
+from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.worker import shake_hands
 
@@ -73,6 +77,11 @@ def attended(create: Callable[..., str], redis: Redis) -> Callable[[], str]:
 @pytest.fixture
 def stage(redis: Redis, dispatcher: Dispatcher, database: Database, clock: Clock, queue: str) -> Stage:
     return Stage(redis, dispatcher, database, clock, queue)
+
+
+@pytest.fixture
+def fleet(database: Database, settings: Settings) -> Fleet:
+    return Fleet(database, Broker(settings))
 
 
 def fail_for(stage: Stage, worker: str, feed: Feed, seconds: int, step: int = 1) -> list[int]:
@@ -161,6 +170,50 @@ def test_a_worker_whose_machine_is_unfit_is_left_out_at_once_and_for_good_until_
     )
     stage.turn(unfit, "cafecafecafe")
     assert ("cafecafecafe", job) in [(s.worker, s.job_id) for s in seats(database, "issued")]
+
+
+def test_a_job_that_takes_more_than_a_worker_allows_gets_no_seat_there_before_anybody_has_measured_it(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs, fleet: Fleet, database: Database
+) -> None:
+    job, small = attended(), online(redis, queue, max_memory_bytes=400_000_000)
+    stage.dispatcher.step(redis)
+    why = f"mac-{small} cannot take part: the job would take about 502 MB, more than its --max-memory of 400 MB"
+    assert not seats(database) and why in str(jobs.show(job).reason)
+    (found,) = [one for one in fleet.workers().items if one.id == small]
+    assert found.max_memory_bytes == 400_000_000 and found.left_out[0].startswith(f"Job {job}: {why}")
+    online(redis, queue, worker="cafecafecafe", max_memory_bytes=600_000_000)
+    stage.dispatcher.step(redis)
+    assert [seat.worker for seat in seats(database)] == ["cafecafecafe"]
+
+
+def test_what_was_measured_on_a_device_of_the_same_kind_decides(
+    stage: Stage, redis: Redis, queue: str, create: Callable[..., str], jobs: Jobs, database: Database
+) -> None:
+    job = create(workers={"min": 1, "max": 3})
+    redis.set(JobKeys(job).reducer(), "1|host|1|id")
+    feed = Feed(redis, job, PLAN)
+    feed.open()
+    about = {"session": "s1", "seat": "a", "name": "mac", "kind": {}}
+    feed.send("joined", worker="aaaaaaaaaaaa", device="cpu (arm64)", memory_bytes=5_000_000_000, **about)
+    Projector(database).step(redis)
+    online(redis, queue, worker="cafecafecafe", max_memory_bytes=2_000_000_000)
+    stage.turn()
+    assert [seat.worker for seat in seats(database)] == ["cafecafecafe"]  # the other's is an estimate until it sends
+    feed.send("joined", worker="bbbbbbbbbbbb", device="mps (arm64)", memory_bytes=1, **about)
+    for worker, taken in (("aaaaaaaaaaaa", 3_000_000_000), ("bbbbbbbbbbbb", 9_000_000_000)):
+        current = token(0)
+        sent = {"outcome": "accepted", "current": current, "base": current, "counted": [0], "micro_batches": [0]}
+        sent |= {"session": "s1", "nonce": worker, "bytes_up": 1, "bytes_down": 1, "seconds": SECONDS}
+        feed.send("submission", worker=worker, memory_bytes=taken, **sent)
+    Projector(database).step(redis)
+    online(redis, queue, worker="deafdeafdeaf", max_memory_bytes=2_500_000_000)
+    online(redis, queue, worker="feedfeedfeed", max_memory_bytes=3_500_000_000)
+    stage.turn()
+    assert "deafdeafdeaf" not in {seat.worker for seat in seats(database)} and "feedfeedfeed" in {
+        seat.worker for seat in seats(database)
+    }
+    memory = {one.id: one.memory_bytes for one in History(database, stage.dispatcher._artifacts_dir).workers(job).items}
+    assert memory == {"aaaaaaaaaaaa": 3_000_000_000, "bbbbbbbbbbbb": 9_000_000_000}
 
 
 def test_a_worker_that_dies_without_a_word_is_named_too(
