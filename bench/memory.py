@@ -1,11 +1,14 @@
 """Peak memory of processes by role, as the kernel noted it (other than on Linux: as it was seen four times a second).
 
 python -m bench.memory --model resnet18 --input 3 32 32 --rounds 10
+python -m bench.memory --units 20000        # how much resident memory grows while one worker computes so many units
 """
 
 import argparse
 import contextlib
+import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +17,14 @@ from pathlib import Path
 import psutil
 
 from bench.ending import end_cleanly_when_asked
-from bench.report import Part, Table, markdown
+from bench.report import Cell, Part, Table, markdown
 from computeshare.settings import Settings
 from computeshare.spec import JobSpec
+from computeshare.types import ENDED
 
 EVERY_S = 0.25
+SETTLED = 0.1
+"""Of a long job's units: by then every process has what it needs, so that more from there on is growth."""
 Pids = Mapping[str, list[int]]
 
 
@@ -83,6 +89,41 @@ def watched(find: Callable[[], Pids]) -> Iterator[Memory]:
         memory.look(find())
 
 
+@dataclass
+class Growth:
+    """Resident bytes by role and process, each time with how many units were done."""
+
+    seen: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
+
+    def look(self, roles: Pids, units: int) -> None:
+        """Note what the processes have resident now."""
+        for role, pids in roles.items():
+            for pid in pids:
+                with contextlib.suppress(psutil.Error):
+                    resident = int(psutil.Process(pid).memory_info().rss)
+                    self.seen.setdefault((role, pid), []).append((units, resident))
+
+    def of(self, role: str, pid: int) -> tuple[float, float] | None:
+        """Bytes once settled and at the end, medians of a tenth of the units each; None: it was not there for both."""
+        seen = self.seen[role, pid]
+        last = seen[-1][0]
+        early = [size for units, size in seen if SETTLED * last <= units <= 2 * SETTLED * last]
+        late = [size for units, size in seen if units >= (1 - SETTLED) * last]
+        return (statistics.median(early), statistics.median(late)) if early and late else None
+
+
+def tell_growth(growth: Growth, units: int, seconds: float) -> Part:
+    """A row for each process that was there from the first tenth of the units to the last."""
+    rows: list[list[Cell]] = []
+    for role, pid in sorted(growth.seen):
+        if found := growth.of(role, pid):
+            settled, end = found
+            rows.append([role, settled / 1e6, end / 1e6, 100 * (end / settled - 1)])
+    columns = ["role", "settled, MB", "end, MB", "growth, %"]
+    note = f"{units} units in {seconds:.0f} s; settled: after a tenth of them."
+    return Part([Table("Resident memory over a long job", columns, rows, note)])
+
+
 def tell(memory: Memory, spec: JobSpec) -> Part:
     """A row for each role; with several processes of one role, the one that took the most."""
     model = 4 * spec.parameters
@@ -106,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--micro-batches", type=int, default=4, help="of each round")
     parser.add_argument("--limit", type=float, default=120, help="seconds")
+    parser.add_argument("--units", type=int, help="measure growth over so many units instead, of a small model")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
     end_cleanly_when_asked()
@@ -119,14 +161,39 @@ def main() -> None:
         "checkpoint_every": 0,
         "evaluate_every": 0,
     }
+    if options.units:
+        _report(_grow(options.units), options.json)
+        return
     with ours.plane(2, Settings().data_dir) as plane:  # idle is who has had a job with next to no model
         ours.train(plane, document | {"model": "mlp", "input": [1, 8, 8], "rounds": 3})
         with watched(plane.pids) as memory:
             trained = ours.train(plane, document, options.limit)
-    part = tell(memory, JobSpec.model_validate(trained.job["spec"]))
+    _report(tell(memory, JobSpec.model_validate(trained.job["spec"])), options.json)
+
+
+def _grow(units: int) -> Part:
+    """Train a small model on a control plane of its own, with one worker, and look at all of its processes."""
+    from bench import ours
+
+    per_round = 4
+    document = {"dataset": "digits", "model": "lenet5", "input": [1, 28, 28], "micro_batch": 16, "threads": 1}
+    document |= {"micro_batches_per_round": per_round, "rounds": units // per_round, "queue": ours.QUEUE}
+    growth, started = Growth(), time.monotonic()
+    with ours.plane(1, Settings().data_dir) as plane:
+        job = plane.client.create(document)
+        while job["status"] not in ENDED:
+            job = plane.client.show(job["id"])
+            growth.look(plane.pids(), per_round * job["version"])
+            time.sleep(EVERY_S)
+    if job["status"] != "completed":
+        raise RuntimeError(f"the job is {job['status']}: {job['error']}")
+    return tell_growth(growth, units, time.monotonic() - started)
+
+
+def _report(part: Part, to: Path | None) -> None:
     print(markdown(part))
-    if options.json:
-        part.save(options.json)
+    if to:
+        part.save(to)
 
 
 if __name__ == "__main__":

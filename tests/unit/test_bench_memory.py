@@ -1,11 +1,12 @@
 """The most memory that a process took."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from bench.memory import Memory, forget_peak, peak, tell
+from bench.memory import Growth, Memory, forget_peak, peak, tell, tell_growth
 from computeshare.spec import JobSpec
 
 MB = 1_000_000
@@ -49,3 +50,21 @@ def test_above_idle_is_told_for_those_that_were_there_before() -> None:
     rows = {row[0]: row for row in tell(memory, spec).tables[0].rows}
     assert rows["reducer"][1:5] == [2, 500.0, 520.0, 80.0]
     assert rows["seat"] == ["seat", 1, None, 900.0, None, None]
+
+
+def test_growth_is_from_the_second_tenth_of_a_long_job_to_its_last() -> None:
+    growth = Growth()
+    growth.seen[("seat", 1)] = [(units, (100 + 50 * (units > 50) + units) * MB) for units in range(0, 1001, 10)]
+    growth.seen[("seat", 2)] = [(0, 7 * MB), (50, 7 * MB)]
+    growth.seen[("late", 3)] = [(1000, 7 * MB)]
+    assert growth.of("seat", 1) == (300 * MB, 1100 * MB)
+    assert growth.of("seat", 2) is None and growth.of("late", 3) is None
+    (row,) = tell_growth(growth, 1000, 2.0).tables[0].rows
+    assert row == ["seat", 300.0, 1100.0, pytest.approx(266.7, abs=0.1)]
+
+
+def test_growth_looks_at_processes_that_are_there() -> None:
+    growth = Growth()
+    growth.look({"test": [os.getpid(), 2**22 + 1]}, 5)
+    assert [(role, pid) for role, pid in growth.seen] == [("test", os.getpid())]
+    assert growth.seen["test", os.getpid()][0][1] > 10 * MB
