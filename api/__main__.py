@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from api.main import run
+from computeshare.commands.run import run_command
+from computeshare.database_file import CHECK_S
 from computeshare.processes import configure_logging, exit_with_parent
 from computeshare.settings import Settings
 
@@ -18,9 +20,11 @@ def command(
     settings = Settings()
     if child:
         exit_with_parent()
+    else:  # `computeshare up` has looked already
+        settings.database_file.require_whole(CHECK_S)
     configure_logging()
     run(settings, host, port)
 
 
 if __name__ == "__main__":
-    typer.run(command)
+    run_command(command)

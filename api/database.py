@@ -1,8 +1,10 @@
 """The SQLite database: one file, write-ahead log, writers one after the other."""
 
 import contextlib
+import sqlite3
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,12 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+
+from computeshare.database_file import DatabaseFile, is_damage
+from computeshare.errors import DatabaseDamaged, DatabaseLost
 
 BUSY_TIMEOUT_MS = 5000
 PRAGMAS = (
@@ -22,6 +29,8 @@ PRAGMAS = (
     "checkpoint_fullfsync=ON",
 )
 """Of every connection."""
+PROBE_S = 1.0
+"""How long it is believed that the database can be written: each look costs a write to the disk."""
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
@@ -31,19 +40,32 @@ def now_ms() -> int:
 
 
 class Database:
-    """Short transactions on one SQLite file; safe to use from any thread."""
+    """Short transactions on one SQLite file; safe to use from any thread.
 
-    def __init__(self, url: str) -> None:
-        """`url` as in `sqlite:////home/me/computeshare.db`; the file's folder is made if it is missing."""
+    Every use raises DatabaseLost once the file was deleted or another put in its place, for SQLite would go on writing
+    to the one that nobody can open any more; and DatabaseDamaged where it cannot be read.
+    """
+
+    def __init__(self, url: str, backups_dir: Path | None = None) -> None:
+        """`url` as in `sqlite:////home/me/computeshare.db`; the file's folder is made if it is missing.
+
+        `backups_dir`: where copies are kept, by default `backups` beside the file.
+        """
         self.url = url
         self.engine = _engine(url)
+        path = Path(str(self.engine.url.database))
+        self.file = DatabaseFile(path, backups_dir or path.parent / "backups")
+        self._identity: tuple[int, int] | None = None
+        self._probe = Probe(self._write_something)
+        self._guard()
         self._writer = self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
 
     def migrate(self) -> None:
         """Bring the tables to the newest version."""
-        path = Path(str(self.engine.url.database))
+        path = self.file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(0o600)
+        self._identity = _identity(path)
         for suffix in ("", "-wal", "-shm"):  # they hold secrets, and an earlier release let others read them
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + suffix).chmod(0o600)
@@ -63,12 +85,14 @@ class Database:
         """A transaction that holds the write lock from its first statement on: what it reads stays true."""
         with Session(self._writer) as session, session.begin():
             yield session
+        self._require_same_file()
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """As `write`, without the object-relational layer, for many rows."""
         with self._writer.begin() as connection:
             yield connection
+        self._require_same_file()
 
     def peek(self, statement: str) -> list[Any]:
         """Read a few rows with a single statement, for what asks several times a second."""
@@ -77,15 +101,91 @@ class Database:
             cursor = connection.cursor()
             cursor.execute(statement)
             return list(cursor.fetchall())
+        except sqlite3.Error as error:
+            self._raise_if_damaged(error)
+            raise OperationalError(statement, {}, error, hide_parameters=True) from error
         finally:
             connection.close()
 
     def check(self) -> None:
-        """Raises if the database cannot be read."""
+        """Raises if the database cannot be read, or written (as of the last second)."""
         self.peek("SELECT id FROM job LIMIT 1")
+        self._probe.check()
+
+    def _write_something(self) -> None:
+        with self.writing() as connection:
+            connection.exec_driver_sql("PRAGMA user_version = 1")  # nobody reads it; it is written all the same
+
+    def _guard(self) -> None:
+        """Have every use of a connection look whether the file is still the one that was opened."""
+
+        @event.listens_for(self.engine, "do_connect")
+        def _before_connecting(*_: object) -> None:
+            self._require_same_file()  # connecting would make a new one
+
+        @event.listens_for(self.engine, "connect")
+        def _prepare(connection: Any, _record: object) -> None:
+            connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where the driver guesses
+            try:
+                for pragma in PRAGMAS:
+                    connection.execute(f"PRAGMA {pragma}")
+            except sqlite3.Error as error:
+                self._raise_if_damaged(error)
+                raise
+
+        @event.listens_for(self.engine, "checkout")
+        def _before_use(*_: object) -> None:
+            self._require_same_file()
+
+        @event.listens_for(self.engine, "handle_error")
+        def _explain(context: ExceptionContext) -> None:
+            self._raise_if_damaged(context.original_exception)
+
+    def _raise_if_damaged(self, error: BaseException) -> None:
+        """Raises DatabaseDamaged where this error says so."""
+        if is_damage(error):
+            raise DatabaseDamaged(f"{self.file.path} is damaged ({error}): {self.file.advice()}") from error
+
+    def _require_same_file(self) -> None:
+        """Raises DatabaseLost."""
+        if self._identity is not None and _identity(self.file.path) != self._identity:
+            text = f"{self.file.path} was deleted or replaced while it was in use; nothing more can be stored in it"
+            raise DatabaseLost(f"{text}: stop computeshare, {self.file.way_back()}, and start it again")
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+class Probe:
+    """An action that tells by its error whether something works; what it told is believed for a second."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._lock = threading.Lock()
+        self._looked_at = float("-inf")
+        self._trouble: Exception | None = None
+
+    def check(self) -> None:
+        """Raises what the action raised."""
+        with self._lock:
+            if time.monotonic() - self._looked_at > PROBE_S:
+                self._trouble = None
+                try:
+                    self._action()
+                except Exception as error:  # whatever it is, it is told to everyone who asks in this second
+                    self._trouble = error
+                self._looked_at = time.monotonic()
+            if self._trouble:
+                raise self._trouble
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another with its name."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _engine(url: str) -> Engine:
@@ -96,12 +196,6 @@ def _engine(url: str) -> Engine:
         max_overflow=40,
         hide_parameters=True,  # of errors, which are logged: some are secrets
     )
-
-    @event.listens_for(engine, "connect")
-    def _prepare(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where the driver guesses
-        for pragma in PRAGMAS:
-            connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

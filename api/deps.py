@@ -10,6 +10,7 @@ from api.database import Database
 from api.services.addresses import networks_of
 from api.services.bans import Bans
 from api.services.control import Control
+from api.services.feeds import Feeds
 from api.services.fleet import Fleet
 from api.services.forking import Forks
 from api.services.health import Health
@@ -17,7 +18,6 @@ from api.services.history import History
 from api.services.invites import Invites
 from api.services.jobs import Jobs
 from api.services.logs import Logs
-from api.services.looking import Looks
 from api.services.notices import Notices
 from api.services.notifier import Notifier
 from api.services.posting import Poster
@@ -35,7 +35,7 @@ class Services:
         self.settings = settings
         self.token = settings.ensure_token()
         self.stopping: Callable[[], bool] = lambda: False
-        self.database = Database(settings.sqlite_url)
+        self.database = Database(settings.sqlite_url, settings.database_file.backups)
         self.broker = Broker(settings)
         self.notices = Notices(lambda: _address(settings))
         allowed = networks_of(settings.webhook_networks)
@@ -46,13 +46,16 @@ class Services:
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.submissions = Submissions(self.database)
-        self.looks = Looks(self.jobs, self.history)
+        self.feeds = Feeds(self.jobs, self.history, self._is_stopping)
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
         self.invites = Invites(self.database, settings.resolve_public_redis_url)
         self.health = Health(self.database, self.broker, self.control)
         self.telemetry = Telemetry(self.database, self.broker)
+
+    def _is_stopping(self) -> bool:
+        return self.stopping()  # which is set after everything here was made
 
     def start(self) -> None:
         """Bring the database up to date, then begin the background work."""

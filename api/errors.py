@@ -14,7 +14,15 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-from computeshare.errors import ArtifactError, BrokerError, ComputeShareError, SettingsError, SpecError
+from computeshare.errors import (
+    ArtifactError,
+    BrokerError,
+    ComputeShareError,
+    DatabaseDamaged,
+    DatabaseLost,
+    SettingsError,
+    SpecError,
+)
 from computeshare.spec import JobSpec, fields_beside
 
 RETRY_AFTER_S = 2
@@ -57,6 +65,8 @@ CODES: Mapping[type[Exception], tuple[int, str]] = {
     SettingsError: (503, "The broker is not known"),
     BrokerError: (503, "The broker cannot be reached"),
     RedisError: (503, "The broker cannot be reached"),
+    DatabaseDamaged: (503, "The database is damaged"),
+    DatabaseLost: (503, "The database file is gone"),
     OperationalError: (503, "The database cannot be used now"),
 }
 """Every error that a route may raise. 503 says when to try again; whatever is not here is a bug, and a 500."""

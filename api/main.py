@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import uvicorn
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
@@ -32,6 +31,7 @@ from api.routes import (
 from api.routes.rendering import for_browsers
 from api.schemas import PROBLEMS
 from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
+from api.server import make_room_for_connections, server_of
 from api.telemetry import Measure
 from computeshare import __version__
 from computeshare.settings import Settings
@@ -51,8 +51,6 @@ ROUTES = (
     compare,
     webhook_pages,
 )
-GRACE_S = 3
-"""How long open requests may take to end when the server stops."""
 
 
 def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str] = ()) -> FastAPI:
@@ -97,16 +95,8 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
 def run(settings: Settings, host: str, port: int) -> None:
     """Serve until a signal ends it."""
     app = create_app(settings, host)
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        timeout_graceful_shutdown=GRACE_S,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-    )
-    server = uvicorn.Server(config)
+    make_room_for_connections()
+    server = server_of(app, host=host, port=port)
     services: Services = app.state.services
     services.stopping = lambda: server.should_exit  # streams end by themselves instead of being waited for
     server.run()

@@ -459,6 +459,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         409: "the job's status forbids it",
         413: "the body is too large",
         422: "the request is not valid",
+        429: "too many wrong keys or codes from this address: try again after Retry-After seconds",
+        431: "too many headers, or too large ones",
         503: "the broker or the database cannot be used now: try again after Retry-After seconds",
     }.items()
 }

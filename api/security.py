@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+import math
 import socket
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
@@ -13,10 +14,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
+from api.throttle import Throttle
 from computeshare.settings import EVERYWHERE, derive
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
+MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
+FAILED = frozenset({401, 403, 404, 410})
+"""Answers to a wrong key or code."""
 OPEN_FOLDERS = ("/static/", "/join/")
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -55,14 +60,19 @@ class Guard:
         self._cookie = derive(token, "cookie")
         self._hosts = hosts
         self._any_address = bool(hosts & WILDCARDS)
+        self._throttle = Throttle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
 
+        tries, address = _is_try(scope), (scope.get("client") or ("",))[0]
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if tries and message["status"] in FAILED:
+                    self._throttle.failed(address)
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -73,6 +83,9 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(Request(scope))
+        if refusal is None and tries and (wait_s := self._throttle.wait_s(address)):
+            text = f"too many tries failed from this address: try again in {math.ceil(wait_s)} s"
+            refusal = _answer(problem(429, "Too many tries", text, {"retry-after": str(math.ceil(wait_s))}))
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -83,6 +96,10 @@ class Guard:
                 "COMPUTESHARE_URL set to the address that browsers are to use"
             )
             return _answer(problem(400, "Unknown host", text))
+        headers = request.scope["headers"]
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            text = f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES:,} bytes together are taken"
+            return _answer(problem(431, "Headers too large", text))
         if _is_too_large(request.headers.get("content-length", "0")):
             return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))
         path = request.scope["path"]  # not that of request.url, in which the Host header has a say
@@ -117,6 +134,12 @@ class Guard:
         if parts.netloc != host:
             return False
         return (name in self._hosts and name != "") or (self._any_address and _is_address(name))
+
+
+def _is_try(scope: Scope) -> bool:
+    """Whether a request tries a login's key or an invite's code."""
+    path = str(scope["path"])
+    return path.startswith("/join/") or (path == "/login" and b"key=" in scope.get("query_string", b""))
 
 
 def _is_too_large(content_length: str) -> bool:

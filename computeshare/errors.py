@@ -33,6 +33,14 @@ class Unfit(ComputeShareError):
     """This machine cannot take part in a job: its device computes wrongly, or has too little memory for it."""
 
 
+class DatabaseDamaged(ComputeShareError):
+    """The control plane's database file cannot be read as one; the message says what to do."""
+
+
+class DatabaseLost(ComputeShareError):
+    """The control plane's database file is no longer the one that was opened: what is written would be lost."""
+
+
 class DatasetError(ComputeShareError):
     """A data set is missing, incomplete or not what it claims to be."""
 

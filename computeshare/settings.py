@@ -14,6 +14,7 @@ import platformdirs
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from computeshare.database_file import DatabaseFile
 from computeshare.errors import NoToken, SettingsError, Unreachable
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
@@ -94,6 +95,11 @@ class Settings(BaseSettings):
         if not url.startswith("sqlite:///"):
             raise SettingsError(f"COMPUTESHARE_DATABASE_URL must start with sqlite:///, not {url.split(':')[0]}:")
         return url
+
+    @property
+    def database_file(self) -> DatabaseFile:
+        """Where the database lies, and its copies."""
+        return DatabaseFile(Path(self.sqlite_url.removeprefix("sqlite:///").partition("?")[0]), self.home / "backups")
 
     def resolve_redis_url(self) -> str:
         """The broker's address: the setting, else the one that `up` wrote down. Raises Unreachable."""

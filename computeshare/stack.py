@@ -5,6 +5,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ import psutil
 import structlog
 
 from computeshare import evaluator, reducer
+from computeshare.database_file import CHECK_S
 from computeshare.embedded import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
 from computeshare.errors import SettingsError, SpecError, Unreachable
 from computeshare.processes import PARENT, stop_event
@@ -30,6 +32,8 @@ from computeshare.settings import EVERYWHERE, RunFile, Settings, login_path
 from computeshare.types import ENDED
 
 READY_S = 120.0
+SHORT_LIVES = 3
+"""How often a process may end before the control plane is ready: what ends once more will not begin to work."""
 WATCH_S = 0.1
 REDUCERS = 2
 """One at work and one standing by."""
@@ -40,6 +44,7 @@ NAMELESS = (
     "http://studio.local:8000, links are for them, too."
 )
 _LOG_BYTES = 10_000_000
+ROTATE_S = 5.0
 
 log = structlog.get_logger()
 
@@ -108,6 +113,7 @@ class Child:
     handle: Handle | None = None
     started: float = 0.0
     pause_s: float = 0.0
+    starts: int = 0
     may_leave: bool = False
 
     def ensure(self, now: float) -> bool:
@@ -119,12 +125,29 @@ class Child:
         # At once after a long life, later and later after short ones.
         self.pause_s = 0.2 if now - self.started > 10 else min(10.0, 2 * self.pause_s + 0.2)
         self.handle, self.started = self.start(), now
+        self.starts += 1
         return True
+
+    @property
+    def ends(self) -> int:
+        """How often it has ended, though it was to stay."""
+        runs = self.handle is not None and self.handle.poll() is None
+        return 0 if self.may_leave else self.starts - runs
 
     @property
     def has_left(self) -> bool:
         """Whether it has ended because it was asked to."""
         return self.may_leave and self.handle is not None and self.handle.poll() == 0
+
+
+def _end_of(log_path: Path, characters: int = 1000) -> str:
+    """The last lines of a log."""
+    try:
+        with open(log_path, "rb") as file:
+            file.seek(max(0, log_path.stat().st_size - characters))
+            return file.read().decode(errors="replace").strip()
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})"
 
 
 @dataclass
@@ -153,6 +176,7 @@ class Stack:
         """Start everything, `run.json` first."""
         settings = self.settings
         self._stop_leftovers()
+        settings.database_file.require_whole(CHECK_S)
         settings.ensure_token()
         if settings.redis_url:
             self.redis_url = settings.redis_url
@@ -163,9 +187,13 @@ class Stack:
         threading.Thread(target=self._keep, name="watch", daemon=True).start()
 
     def _keep(self) -> None:
+        rotated_at = float("-inf")
         while not self._stopped:
             try:
                 self.watch()
+                if time.monotonic() - rotated_at > ROTATE_S:
+                    rotated_at = time.monotonic()
+                    rotate_logs(self.settings.home / "logs")
             except (OSError, EOFError) as error:  # a full disk, a fork server that died: what is missing comes later
                 log.error("cannot look after the processes", error=str(error))
             time.sleep(WATCH_S)
@@ -199,6 +227,14 @@ class Stack:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError, ValueError):
             return False
+
+    def require_lives(self, ends: int) -> None:
+        """Raises Unreachable, with what its log says, where a process has ended more often than this."""
+        for child in self.children:
+            if child.ends > ends:
+                log_path = self._log(child.role)
+                text = f"the {child.role} process ended {child.ends} time(s) before the control plane was ready"
+                raise Unreachable(f"{text}. The end of {log_path}:\n{_end_of(log_path)}")
 
     def stop(self) -> None:
         """End every process: workers first, the broker last."""
@@ -269,10 +305,19 @@ class Stack:
         return path
 
     def _open_log(self, role: str) -> IO[bytes]:
-        path = self._log(role)
-        if path.exists() and path.stat().st_size > _LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
-        return open(path, "ab")
+        return open(self._log(role), "ab")
+
+
+def rotate_logs(folder: Path, largest_bytes: int = _LOG_BYTES) -> None:
+    """Move what a log holds to `NAME.log.1` once it has grown too large.
+
+    The file itself stays: processes append to it, and go on at its new end. A line that is written between copying and
+    cutting is lost.
+    """
+    for path in folder.glob("*.log"):
+        if path.stat().st_size > largest_bytes:
+            shutil.copyfile(path, path.with_suffix(".log.1"))
+            os.truncate(path, 0)
 
 
 @contextmanager
@@ -296,12 +341,17 @@ def running(options: UpOptions) -> Iterator[Stack]:
 
 
 def wait_until_ready(stack: Stack, stop: threading.Event) -> None:
-    """Until every part answers. Raises Unreachable after two minutes, with where to look."""
+    """Until every part answers.
+
+    Raises Unreachable: a process does not stay alive, or not everything answered within two minutes.
+    """
     deadline = time.monotonic() + READY_S
     while not stack.is_ready():
         if stop.wait(WATCH_S):
             return
+        stack.require_lives(SHORT_LIVES)
         if time.monotonic() > deadline:
+            stack.require_lives(0)
             raise Unreachable(f"the control plane did not become ready; look at {stack.settings.home / 'logs'}")
 
 

@@ -1,18 +1,21 @@
 """The log of a job: by pages, and live."""
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.concurrency import run_in_threadpool
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from api.deps import LogsDep, Services, ServicesDep
 from api.errors import NotFound
-from api.routes.events import LOOK_S, RECONNECT_MS, EventId, existing
+from api.routes.events import AS_EVENTS, EventId, EventStream, existing
 from api.routes.jobs import JobId
 from api.schemas import LogPage
+from api.services.feeds import LOOK_S, PING_S, RECONNECT_MS
 from api.services.logs import AT_ONCE, News, Which
 from computeshare.loglines import Level
 
@@ -40,7 +43,7 @@ def job_logs(
     return service.page(job_id, Which(worker, level), after, before, limit)
 
 
-@router.get("/{job_id}/logs/stream", response_class=EventSourceResponse)
+@router.get("/{job_id}/logs/stream", response_class=EventStream, responses=AS_EVENTS)
 async def follow_job_logs(
     job_id: Annotated[str, Depends(existing)],
     services: ServicesDep,
@@ -48,21 +51,32 @@ async def follow_job_logs(
     level: AtLeast = None,
     last_event_id: EventId = 0,
     after: Annotated[int, Query(ge=0, lt=2**53, description="as Last-Event-ID, for a first connection")] = 0,
-) -> AsyncIterator[ServerSentEvent]:
+) -> EventStream:
     """`line` events are lines of the log, each with its id: those above `after`, then those that come.
 
     A few seconds after the job has ended an event `end` says how, and the stream is over.
     """
-    which, last = Which(worker, level), max(last_event_id, after)
+    return EventStream.of(_follow(services, job_id, Which(worker, level), max(last_event_id, after)))
+
+
+async def _follow(services: Services, job_id: str, which: Which, last: int) -> AsyncIterator[bytes]:
+    sent_at = time.monotonic()
     while not services.stopping():
         news = await run_in_threadpool(_look, services, job_id, which, last)
-        for line in news.lines:
-            yield ServerSentEvent(raw_data=line.model_dump_json(), event="line", id=str(line.id), retry=RECONNECT_MS)
+        if news.lines:
+            sent_at = time.monotonic()
+            yield b"".join(
+                format_sse_event(data_str=line.model_dump_json(), event="line", id=str(line.id), retry=RECONNECT_MS)
+                for line in news.lines
+            )
         if news.ended:
-            yield ServerSentEvent(data={"status": news.ended}, event="end")
+            yield format_sse_event(data_str=json.dumps({"status": news.ended}), event="end")
             return
         last = news.last
         if len(news.lines) < AT_ONCE:
+            if time.monotonic() - sent_at > PING_S:
+                sent_at = time.monotonic()
+                yield KEEPALIVE_COMMENT
             await asyncio.sleep(LOOK_S)
 
 

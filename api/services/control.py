@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from api.broker import Broker
 from api.database import Database
+from api.services.backups import Backups
 from api.services.collecting import Collector
 from api.services.dispatcher import Dispatcher
 from api.services.notifier import Notifier
@@ -27,9 +28,12 @@ LOCK_S = 5.0
 DISPATCH_S = 1.0
 PROJECT_S = 0.25
 COLLECT_S = NOTIFY_S = 0.5
+BACKUP_S = 5.0
 LONGEST_PAUSE_S = 5.0
 SILENT_S = 15.0
 """A loop that has not done a turn for this long is in trouble."""
+BACKUP_SILENT_S = 3600.0
+"""The same for the copy of the database, which takes minutes where it is large."""
 
 log = structlog.get_logger()
 
@@ -41,6 +45,7 @@ class Loop:
     name: str
     interval_s: float
     turn: Callable[[], object]
+    silent_s: float = SILENT_S
     turns: int = 0
     failures: int = 0
     trouble: str | None = None
@@ -63,6 +68,7 @@ class Control:
         self._projector = Projector(database, artifacts_dir)
         self._collector = Collector(database)
         self._stop = threading.Event()
+        self._backups = Backups(database.file, self._stop)
         self._wake = threading.Event()
         self._leading = threading.Event()
         self._lock: Lock | None = None
@@ -71,6 +77,7 @@ class Control:
             Loop("projector", PROJECT_S, self._project),
             Loop("logs", COLLECT_S, self._collect),
             Loop("notifier", NOTIFY_S, self._notify),
+            Loop("backup", BACKUP_S, self._back_up, BACKUP_SILENT_S),
         )
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=loop.name, daemon=True) for loop in self.loops
@@ -100,7 +107,7 @@ class Control:
         for loop in self.loops:
             if loop.trouble:
                 return f"{loop.name}: {loop.trouble}"
-            if (silent_s := time.monotonic() - loop.done_at) > SILENT_S:
+            if (silent_s := time.monotonic() - loop.done_at) > loop.silent_s:
                 return f"{loop.name}: no turn finished for {silent_s:.0f} s"
         return None
 
@@ -144,6 +151,10 @@ class Control:
         dispatcher = self.loops[0]
         if self.leading or dispatcher.failures:  # without a broker nobody leads, and this needs none
             self._notifier.step()
+
+    def _back_up(self) -> None:
+        if self.leading:
+            self._backups.step()
 
     def _lead(self, redis: Redis) -> bool:
         """Keep or get the lock. (It saves work; that nothing happens twice does not depend on it.)"""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from redis import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
@@ -12,10 +11,9 @@ from api.broker import Broker
 from api.database import Database, now_ms
 from api.schemas import DependencyPublic, Readiness
 from api.services.control import Control
+from api.services.publication import Published, look_up
 from api.tables import Job
 from computeshare.errors import ComputeShareError
-from computeshare.keys import JobKeys
-from computeshare.rounds import RoundStore
 
 PATIENCE_MS = 15_000
 """How old a job may be before it counts that no reducer looks after it."""
@@ -41,7 +39,7 @@ class Health:
 
     def _sqlite(self) -> tuple[bool, str]:
         self._database.check()
-        return True, "readable"
+        return True, "readable and writable"
 
     def _broker_answers(self) -> tuple[bool, str]:
         self._broker.client().ping()
@@ -57,17 +55,18 @@ class Health:
         query = select(col(Job.id)).where(col(Job.status).in_(("queued", "running")), old).limit(100)
         with self._database.read() as session:
             job_ids = list(session.scalars(query))
-        redis = self._broker.client()
-        without = [job_id for job_id in job_ids if not _looked_after(redis, job_id)]
+        # What the broker was not told of waits for workers, not for a reducer.
+        found = look_up(self._broker.client(), job_ids)
+        without = [its for its in job_ids if found[its].known and not _is_looked_after(found[its])]
         if without:
             jobs = ", ".join(without[:5])
             return False, f"no reducer looks after job {jobs}: start computeshare-reducer"
         return True, f"alive for {len(job_ids)} jobs" if job_ids else "no job needs one"
 
 
-def _looked_after(redis: Redis, job_id: str) -> bool:
+def _is_looked_after(job: Published) -> bool:
     """Whether a job has a reducer, or needs none any more."""
-    return bool(redis.exists(JobKeys(job_id).reducer())) or RoundStore(redis, job_id).status() == "finished"
+    return job.reducer or job.status == "finished"
 
 
 def _ask(check: Callable[[], tuple[bool, str]]) -> DependencyPublic:

@@ -22,6 +22,7 @@ CHECKS: tuple[Callable[[Machine], Check], ...] = (
     here.device,
     here.home,
     here.disk,
+    here.database,
     here.processes,
     here.port,
     here.proxies,

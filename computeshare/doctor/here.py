@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -20,12 +21,15 @@ import psutil
 from computeshare import __version__
 from computeshare.addresses import without_secret
 from computeshare.catalog import catalog
-from computeshare.commands.output import size
+from computeshare.commands.output import duration, size
+from computeshare.database_file import DAY_S
 from computeshare.doctor.machine import Check, Machine
 from computeshare.errors import SettingsError
 
 DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
 OLDEST_PYTHON, TOO_NEW_PYTHON = (3, 11), (3, 14)
+DATABASE_S = 20.0
+"""How long to look for damage in the database."""
 CONNECT_S = 3.0
 """How long a host that has data sets may take to answer."""
 _UNUSED = {
@@ -116,6 +120,28 @@ def disk(machine: Machine) -> Check:
     status: Literal["ok", "warn", "fail"] = "fail" if free < DISK_FAIL else "warn" if free < DISK_WARN else "ok"
     advice = "free some space, or set COMPUTESHARE_HOME to a larger disk: checkpoints and data sets lie there"
     return Check("disk", status, f"{size(free)} free", "" if status == "ok" else advice)
+
+
+def database(machine: Machine) -> Check:
+    """The control plane's own file, where this is its machine."""
+    try:
+        file = machine.settings.database_file
+        if not file.path.exists():
+            return Check("database", "ok", "none here: `computeshare up` makes one")
+        trouble = file.damage(DATABASE_S)
+        told = f"{file.path}, {size(file.path.stat().st_size)}"
+        copy = file.newest_copy()
+        age_s = time.time() - copy.stat().st_mtime if copy else 0.0
+    except (SettingsError, OSError) as error:
+        return Check("database", "fail", str(error), "look at COMPUTESHARE_DATABASE_URL, and who may read the file")
+    if trouble:
+        return Check("database", "fail", f"{told}: {trouble}", file.advice())
+    if copy is None:
+        return Check("database", "ok", f"{told}; no copy yet")
+    if machine.run and age_s > 2 * DAY_S:
+        advice = f"look for `cannot copy the database` in {machine.settings.home / 'logs' / 'api.log'}"
+        return Check("database", "warn", f"{told}; the newest copy is {duration(age_s)} old", advice)
+    return Check("database", "ok", f"{told}; newest copy {copy.name}, {duration(age_s)} old")
 
 
 def processes(machine: Machine) -> Check:

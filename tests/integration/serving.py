@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from api.deps import Services
 from api.main import create_app
+from api.server import server_of
 from computeshare.settings import Settings
 
 
@@ -18,7 +17,7 @@ def serving(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Its address and its application; it ends with the block."""
     app = create_app(settings)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    server = server_of(app)
     services: Services = app.state.services
     services.stopping = lambda: server.should_exit
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

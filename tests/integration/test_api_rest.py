@@ -21,12 +21,13 @@ from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from api.main import create_app
-from api.services import series
+from api.services import health, series
 from api.services.projector import Projector
 from computeshare import __version__
 from computeshare.artifacts import Artifacts
 from computeshare.handshake import PROTOCOL
 from computeshare.queue import WorkerInfo, register
+from computeshare.rounds import RoundStore
 from computeshare.settings import Settings, login_path
 from computeshare.spec import JobSpec
 from computeshare.types import Token
@@ -493,6 +494,17 @@ def test_readiness_names_what_is_wrong_and_reading_goes_on_without_a_broker(tmp_
         assert (away.status_code, away.headers["content-type"]) == (503, PROBLEM)
         assert away.headers["retry-after"]
         assert "computeshare_broker_up 0.0" in client.get("/metrics").text
+
+
+def test_a_job_that_waits_for_workers_leaves_the_control_plane_ready(
+    client: TestClient, redis: Redis, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PATIENCE_MS", 0)
+    assert wait_until(lambda: client.get(f"/v1/jobs/{job}").json()["reason"])  # the dispatcher has seen it
+    assert client.get("/readyz").json()["dependencies"]["reducer"]["ok"]
+    RoundStore(redis, job).publish(JobSpec(**SPEC).model_dump_json())
+    found = client.get("/readyz").json()["dependencies"]["reducer"]
+    assert not found["ok"] and job in found["detail"]
 
 
 def test_without_a_known_broker_the_answer_says_how_to_name_one(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def test_a_locked_database_is_a_503_and_everything_goes_on_after_it(
             assert int(answer.headers["retry-after"]) >= 1 and "locked" in answer.json()["detail"]
         assert client.get(f"/v1/jobs/{job}").json()["version"] == 0  # reading works
         until(lambda: any(loop.failures for loop in loops))
-        assert client.get("/readyz").status_code == 503
+        ready = client.get("/readyz")
+        assert ready.status_code == 503 and "locked" in ready.json()["dependencies"]["sqlite"]["detail"]
     until(lambda: client.get(f"/v1/jobs/{job}").json()["version"] == 12)
     ledger = client.get(f"/v1/jobs/{job}/ledger").json()["epochs"]
     assert [(epoch["counted"], epoch["missing"]) for epoch in ledger] == [(1437, 0)]

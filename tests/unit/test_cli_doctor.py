@@ -3,10 +3,13 @@
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +347,20 @@ def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a
     assert check.advice.endswith("or let this machine reach 127.0.0.1")
 
 
+def test_a_database_is_whole_or_says_what_to_do(machine: Machine) -> None:
+    assert here.database(machine).finding.startswith("none here")
+    file = machine.settings.database_file
+    with closing(sqlite3.connect(file.path)) as connection:
+        connection.execute("CREATE TABLE job (id TEXT)")
+    assert here.database(machine).finding.endswith("no copy yet")
+    copy = file.copy(time.time())
+    assert (here.database(machine).status, copy.name in here.database(machine).finding) == ("ok", True)
+    file.path.write_bytes(bytes(8192))
+    check = here.database(machine)
+    assert (check.status, "not a database" in check.finding) == ("fail", True)
+    assert f"cp {copy} {file.path}" in check.advice
+
+
 def test_what_a_proxy_fetches_is_in_reach_where_the_proxy_is(
     monkeypatch: pytest.MonkeyPatch, refusing: str, listening: str
 ) -> None:
@@ -370,8 +387,8 @@ def test_the_command_reports_every_check_and_fails_with_one(
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     assert [check["name"] for check in document["checks"]] == [
-        "python", "packages", "device", "home", "disk", "processes", "port", "proxies", "broker", "broker memory",
-        "control plane", "token", "versions", "clock", "workers", "data sets",
+        "python", "packages", "device", "home", "disk", "database", "processes", "port", "proxies", "broker",
+        "broker memory", "control plane", "token", "versions", "clock", "workers", "data sets",
     ]  # fmt: skip
     monkeypatch.setenv("COMPUTESHARE_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
     assert run(app, arguments) == 1
