@@ -18,6 +18,7 @@ SPEC: dict[str, Any] = {
     **DIGITS_MLP,
     "checkpoint_every": 100,
     "evaluate_every": 0,
+    "keep": {"every": 100},
     "rounds": 600,
 }
 
@@ -67,7 +68,7 @@ def test_a_broker_killed_in_mid_job_costs_neither_a_bit_nor_a_sample(plane: Cont
     check(plane, job_id, calm)
     assert plane.pids("worker") == workers
     tokens = plane.get(f"/v1/jobs/{job_id}/checkpoints")["items"]
-    assert sorted(c["version"] for c in tokens) == list(range(100, 601, 100))
+    assert {*range(100, 601, 100)} <= {c["version"] for c in tokens}
 
 
 def test_a_worker_started_by_hand_outlives_a_broker_that_dies_again_and_again(
