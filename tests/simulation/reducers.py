@@ -127,11 +127,13 @@ class SimReducer:
             done = self.claim.discard(state)
             self.journal.discarded(done, self.claim.fence, state.token)
             return f"gave up {state.token}: {done}"
-        weights = self._load("weights", state.token)
-        kept = _only(self.claim.load(self.claim.keys.state(str(state.token))))
+        weights = self._load(state.token)
+        kept = self._state(state.token)
         if kept is None:
             assert state.base is not None, "a version without a state has a base"
-            base = Weights(self._load("weights", state.base), self._load("state", state.base))
+            before = self._state(state.base)
+            assert before is not None, f"the state of {state.base} is gone though a takeover needs it"
+            base = Weights(self._load(state.base), before)
             counted, _ = self.claim.counted(state)
             blobs = self._updates(counted)
             again = base.step([self._whole(blob) for blob in blobs])
@@ -142,11 +144,14 @@ class SimReducer:
         self.current = Version(state.token, Weights(weights, kept), state.carried)
         return f"resumed {state.token}"
 
-    def _load(self, kind: str, token: Token) -> bytes:
-        name = self.claim.keys.weights if kind == "weights" else self.claim.keys.state
-        blob = _only(self.claim.load(name(str(token))))
-        assert blob is not None, f"the {kind} of {token} are gone though a takeover needs them"
+    def _load(self, token: Token) -> bytes:
+        blob = _only(self.claim.load(self.claim.keys.weights(str(token))))
+        assert blob is not None, f"the weights of {token} are gone though a takeover needs them"
         return blob
+
+    def _state(self, token: Token) -> bytes | None:
+        kept = self.claim.load_state(token)
+        return None if kept is None else bytes(kept)
 
     def _updates(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
         return [_only(message) for message in self.claim.updates(wanted, range(1))]

@@ -204,7 +204,7 @@ class Schedule:
         assert self.redis.hgetall(keys.weights(str(token))) == {b"0": weights.weights}, (
             "other weights than were committed"
         )
-        assert self.redis.hgetall(keys.state(str(token))) == {b"0": weights.state}, (
+        assert self.redis.hget(keys.state(str(token)), "1") == weights.state, (  # behind the index of its parts
             "another state than goes with the weights"
         )
         self._check_left_behind(token)
