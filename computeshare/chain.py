@@ -63,6 +63,10 @@ class Chain:
         self.tokens = self.tokens[self.tokens.index(self.snapshot) :]
         self.snapshot, self.whole_bytes, self.delta_bytes = token, whole_bytes, 0
 
+    def begin_anew(self, whole_bytes: int) -> None:
+        """The newest version was published whole a while after it was published as a difference."""
+        self.snapshot, self.whole_bytes, self.delta_bytes = self.tokens[-1], whole_bytes, 0
+
     @property
     def outdated(self) -> list[Token]:
         """The tokens that `renew` lets go of, if it is called next: those before the newest snapshot."""

@@ -79,7 +79,7 @@ class JobKeys:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
         counted, bases, recent (from how many versions updates count), snapshot (the newest version whose weights are
         kept whole, where the others are differences), sizes and owners (of units made for their workers), sizes_before
-        (of the round that made the version).
+        (of the round that made the version), doubted (its token, where workers found its weights damaged).
 
         The job is open while it exists; `counted` is what made its version of `base`.
         """

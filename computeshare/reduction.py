@@ -131,6 +131,8 @@ class JobReducer:
         self.checkpoints.notice()
         if self.checkpoints.is_stuck and state.status == "running":
             self._save_again(state)
+        if state.doubted:
+            self._republish(state)
         if self.checkpoints.is_stuck:
             pass  # until somebody resumes it
         elif len(parts) >= state.needed or state.closed:
@@ -415,6 +417,17 @@ class JobReducer:
         return event | {"epoch": epoch, "loss": loss, "sha256": sha256, "counted": counted}
 
     # Publishing and keeping
+
+    def _republish(self, state: RoundState) -> None:
+        """Publish the current version again, from memory: what the broker holds of it is damaged."""
+        assert self.current is not None
+        held = self.current.held
+        whole = self.steps.blob(held.master, held.weights)[0]
+        if not self.rounds.republish(state, whole, self.steps.chained):
+            raise LostClaim(f"version {state.token} was reduced by another, or the job ended")
+        if self.steps.chained:
+            self.chain.begin_anew(sum(map(len, whole)))
+        log.warning("published again", job=self.rounds.job_id, version=state.version)
 
     def _following(self, version: int, carried: Sequence[int] = (), before: RoundState | None = None) -> Round:
         """The round from `version`; without units after the last one.

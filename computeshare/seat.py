@@ -102,6 +102,8 @@ class SeatSession:
         self.submitted_at = 0.0
         self.usual_wait_s = 0.0  # from a submission to the next version; 0: there is more to do before that
         self.loaded = self.joined = False
+        self.doubted = ""
+        """Token of the version whose weights were found damaged last."""
         self.uploading_s = 0.0  # of the submission before: none can report its own
         self.remarks = Seldom(REMARK_EVERY_S)
         self.version = self.samples = 0
@@ -289,14 +291,20 @@ class SeatSession:
         grant = self.member.lease(loaded)
         while not self.stop.is_set():
             if grant.weights:
-                self.replica.load(self.inbox.decoded(grant))
+                if not self._load_news(grant):
+                    grant = self._doubt(grant.token)
+                    continue
                 loaded = grant.token
                 self.usual_wait_s = time.perf_counter() - self.submitted_at if self.submitted_at else 0.0
             elif grant.answer == "leased":
                 self.usual_wait_s = 0.0
             match grant.answer:
                 case "stale":
-                    weights, grant = self.inbox.pull(grant.token)
+                    try:
+                        weights, grant = self.inbox.pull(grant.token)
+                    except CodecError as error:
+                        grant = self._doubt(grant.token, str(error))
+                        continue
                     if grant.answer == "stale":
                         continue  # superseded while it was on its way
                     if weights is None:
@@ -313,6 +321,26 @@ class SeatSession:
                 case status:
                     return f"the job is {status}"
         return ASKED
+
+    def _load_news(self, grant: Grant) -> bool:
+        """Load the weights that came with the news of a version; False if they are damaged."""
+        try:
+            self.replica.load(self.inbox.decoded(grant))
+        except CodecError:
+            return False
+        return True
+
+    def _doubt(self, token: str, error: str = "they do not match its digest") -> Grant:
+        """Tell that a version's weights are damaged, and read them again: at once, or, if that was of no use, once the
+        reducer has published them again.
+        """
+        again, self.doubted = token == self.doubted, token
+        log.warning("damaged weights", job=self.seat.job, version=Token.parse(token).version, error=error)
+        self.member.doubt(token, again)
+        self.inbox.forget()
+        if again:
+            self.member.wait(LONGEST_WAIT_MS)
+        return self.member.lease("")
 
     def _superseded(self, token: str) -> Grant:
         """The next version, where the weights of one were let go of while they were read.
@@ -360,16 +388,25 @@ class SeatSession:
         self.keeper.begin(grant.micro_batches, self.outbox.nonce)
         self.is_working = True
         try:
-            return self._submit(grant.token, self._compute(grant))
+            seconds = self._compute(grant)
+            if self.inbox.is_right():
+                return self._submit(grant.token, seconds)
+            self.outbox.drop()
+            self._take_back()
+            return self._doubt(grant.token)
         except Interrupted:
-            self.is_working = False  # what follows is not called off
-            if self.feedback:
-                self.feedback.go_back()
-            self.outbox.forget()
+            self._take_back()
             return self.member.lease(grant.token)  # which says why
         finally:
             self.is_working = False
             self.keeper.end()
+
+    def _take_back(self) -> None:
+        """Do without the updates that were computed."""
+        self.is_working = False  # what follows is not called off
+        if self.feedback:
+            self.feedback.go_back()
+        self.outbox.forget()
 
     def _compute(self, grant: Grant) -> dict[str, float]:
         """Put the updates of what was leased into the outbox; returns where the time went.

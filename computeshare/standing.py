@@ -12,7 +12,7 @@ from computeshare.artifacts import Artifacts
 from computeshare.chain import Chain, route
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import add_delta, decode_weights
-from computeshare.errors import ArtifactError, LostClaim, ShapeError
+from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
 from computeshare.gathering import Gatherer
 from computeshare.layout import Weights
 from computeshare.rounds import Claim, RoundState
@@ -90,12 +90,15 @@ class Standing:
     def in_broker(self, state: RoundState) -> tuple[Version, Chain]:
         """The version of a running round and its chain, from the weights and the optimizer's state, or what made that.
 
-        Raises LostClaim: something of it is gone, for another reducer goes on, or the broker has lost it.
+        Raises LostClaim: something of it is gone, for another reducer goes on, or the broker has lost it;
+        CodecError: it is damaged.
         """
         tokens, snapshot = self._rounds.chain()
         weights, delta_bytes = self._weights(state.token, tokens, snapshot)
         if weights is None:
             raise LostClaim(f"the weights of version {state.token} are gone")
+        if self._layout.digest(weights)[:16] != state.token.digest16:
+            raise CodecError(f"the weights of version {state.token} do not match its digest")
         whole_bytes = 4 * self._layout.parameters
         chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
         raw = self._rounds.load_state(state.token)

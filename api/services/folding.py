@@ -369,6 +369,14 @@ class Fold:
         """What the broker held of a job was of no use: it went on from its last checkpoint."""
         self._event(entry, {"error": text_of(entry.data["error"])})
 
+    def doubted(self, entry: Entry) -> None:
+        """A worker read weights that do not match their version's digest."""
+        self._event(entry, {"version": count_of(entry.data["version"]), "worker": name_of(entry.data["worker"])})
+
+    def republished(self, entry: Entry) -> None:
+        """The reducer put its own copy of a version in the place of a damaged one."""
+        self._event(entry, {"version": count_of(entry.data["version"])})
+
     def finish(self, is_scored: Callable[[], bool]) -> None:
         """A job is complete once its last version is durable, and that and all others to be scored are.
 
@@ -428,6 +436,8 @@ _HANDLERS: dict[str, Callable[[Fold, Entry], None]] = {
     "scored": Fold.scored,
     "damaged": Fold.damaged,
     "mended": Fold.mended,
+    "doubted": Fold.doubted,
+    "republished": Fold.republished,
     "failed": Fold.failed,
     "held": Fold.held,
 }

@@ -199,6 +199,13 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "mended": lambda data, _: (
         f"The broker's record of the job cannot be used: {data['error']}. The job continues from its last checkpoint"
     ),
+    "doubted": lambda data, name: (
+        f"{name(data['worker'])} read weights of version {count(data['version'])} that do not match its digest; "
+        "nothing computed on them counts"
+    ),
+    "republished": lambda data, _: (
+        f"Version {count(data['version'])} was published again: the broker's copy was damaged"
+    ),
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
     "scored": _scored,
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],

@@ -11,7 +11,7 @@ import { choose, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 const MATTERS = ["status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
-const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "closed", "reassigned", "refused", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};

@@ -67,7 +67,7 @@ local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
   "counted", ARGV[8], "bases", ARGV[13], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
   "sizes", ARGV[16], "owners", ARGV[17], "sizes_before", round[8] or "", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call("HDEL", KEYS[1], "closed")
+redis.call("HDEL", KEYS[1], "closed", "doubted")
 if ARGV[11] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
 redis.call("DEL", KEYS[13])
 if stays then

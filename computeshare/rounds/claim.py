@@ -322,6 +322,16 @@ class Claim(RoundStore):
             others = [["MULTI"], *staging(where, seal(state), STAGED_S), command, ["EXEC"]]
         return self._run_staged("commit", there, names, arguments, [] if weights else [staged], others)
 
+    def republish(self, state: RoundState, weights: Sequence[Blob], is_snapshot: bool) -> bool:
+        """Put these weights in the place of the current version's, which were damaged; False if that has moved on.
+
+        Args:
+            is_snapshot: versions are published as differences.
+        """
+        k, staged, token = self.keys, self._staged("weights"), str(state.token)
+        names = [k.round(), k.fence(), staged, k.weights(token), k.news(str(state.base)), k.versions(), k.events()]
+        return self._run_staged("republish", {staged: weights}, names, [token, self.fence, int(is_snapshot)])
+
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
         state of its `base` and the updates `counted`, named as in `updates`.

@@ -172,6 +172,16 @@ class Member:
             return None, grant
         return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
 
+    def doubt(self, token: str, again: bool) -> None:
+        """Tell that the weights read do not match the digest in this token, and hand all leases back.
+
+        Args:
+            again: they were read twice; the reducer is asked to publish them again.
+        """
+        k = self.keys
+        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.free(), k.full(), k.events()]
+        self._scripts.call("doubt", names, [token, self.worker_id, self.session, int(again)])
+
     def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
         """Send a part of an update ahead of the submission `nonce`; `extend` is to keep it until then."""
         key = self._staged(nonce, micro_batch)

@@ -18,7 +18,20 @@ log = structlog.get_logger()
 LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
 """Lines of a job's log that wait for the control plane, and the bytes they take, about; the oldest give way."""
 STATUSES = ("running", "paused", "finished", *ENDED)
-FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "sizes"]
+FIELDS = [
+    "status",
+    "token",
+    "base",
+    "first",
+    "count",
+    "carried",
+    "needed",
+    "closed",
+    "opened",
+    "deadline",
+    "sizes",
+    "doubted",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,8 @@ class RoundState:
     """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
     sizes: tuple[int, ...] = ()
     """Micro-batches of each of its units, where they are not as the plan has it."""
+    doubted: bool = False
+    """Whether a worker has read weights twice that do not match the token's digest."""
 
     @property
     def total(self) -> int:
@@ -67,7 +82,7 @@ class RoundState:
 
     @classmethod
     def _parsed(cls, values: Any) -> "RoundState":
-        status, token, base, first, count, carried, needed, closed, opened, deadline, sizes = (
+        status, token, base, first, count, carried, needed, closed, opened, deadline, sizes, doubted = (
             bytes(value or b"").decode() for value in values
         )
         if status not in STATUSES:
@@ -84,6 +99,7 @@ class RoundState:
             opened_ms=int(opened or 0),
             deadline_ms=float(deadline or 0),
             sizes=numbers_in(sizes),
+            doubted=doubted == token,
         )
 
 
