@@ -43,7 +43,7 @@ OPTIMIZERS = st.one_of(
 STRATEGIES = st.one_of(
     st.fixed_dictionaries({"kind": st.just("sync")}, optional={"quorum": st.floats(0.5, 1), "backup": st.booleans()}),
     st.fixed_dictionaries(
-        {"kind": st.just("async")}, optional={"buffer": st.integers(1, 9), "max_staleness": st.just(0)}
+        {"kind": st.just("async")}, optional={"buffer": st.integers(2, 9), "max_staleness": st.just(0)}
     ),
     st.fixed_dictionaries(
         {"kind": st.just("local")},
