@@ -144,11 +144,11 @@ class JobKeys:
         return self._key("sessions")
 
     def speeds(self) -> str:
-        """hash: worker to its milliseconds per micro-batch, a moving average by the server's clock."""
+        """hash: worker to `unit_ms|at_ms`: its milliseconds per micro-batch, a moving mean; when the last was done."""
         return self._key("speeds")
 
     def arrivals(self) -> str:
-        """list: milliseconds from a round's opening to each of the last 64 arrivals; backup tasks follow it."""
+        """list: milliseconds from a round's opening to each of the last 64 arrivals; deadlines follow them."""
         return self._key("arrivals")
 
     def recent(self) -> str:

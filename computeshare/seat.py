@@ -47,6 +47,8 @@ AHEAD = 8
 """Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
 SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 20, 1000
 """For how long a seat waits for news at a time; a signal to leave is looked at after each."""
+ALL_AT_ONCE_S = 0.25
+"""Computing up to which a lease is taken to be all that the worker gets of a round; after more it asks."""
 ASK_AGAIN_S = 0.5
 """How often a seat looks whether the codecs have been chosen."""
 SLOW_UPLOAD_S = 5.0
@@ -451,7 +453,7 @@ class SeatSession:
             "memory_bytes": self.peak_bytes(),
             "seconds": {name: round(s, 6) for name, s in seconds.items()},
         }
-        waiting = self._expected(token)
+        waiting = self._expected(token, seconds["computing"])
         self.waiting_s = 0.0
         receipt = when_there_is_room(lambda: self.outbox.submit(token, report, waiting), self.stop)
         self.is_working = False
@@ -476,10 +478,15 @@ class SeatSession:
             seconds, sent = round(self.uploading_s, 1), self.outbox.bytes
             self.remarks.tell(log.warning, "slow upload", job=job, seconds=seconds, bytes=sent)
 
-    def _expected(self, loaded: str) -> Waiting | None:
-        """How to wait for the next version right after a submission; None if there may be more to do before."""
+    def _expected(self, loaded: str, computed_s: float) -> Waiting | None:
+        """How to wait for the next version right after a submission; None if there may be more to do before.
+
+        Args:
+            computed_s: what the submission took to compute; where that is long, work is leased bit by bit.
+        """
         takes_any = isinstance(self.spec.strategy, AsyncStrategy)  # as many as there are, in any order
-        if not self.inbox.with_news or not self.usual_wait_s or takes_any or self.stop.is_set():
+        more = takes_any or computed_s > ALL_AT_ONCE_S
+        if not self.inbox.with_news or not self.usual_wait_s or more or self.stop.is_set():
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)
         return Waiting(timeout_ms, self.inbox.parts, partial(self._begin_to_wait, loaded))

@@ -1,16 +1,15 @@
 """What one more worker would buy, from what those that take part have been measured at. Pure.
 
-A round's work is handed out as `lease.lua` does it: whoever is free takes an even share at most of what is left. What a
-round takes beyond that (the wait for the next version, the weights' way down) is taken to stay as it is; the range says
-how it would be with the slowest and with the fastest of the workers there are, and with that remainder a worker's part
-longer.
+A round's work is shared out so that it is done as soon as can be, as `lease.lua` does it. What a round takes beyond
+that (the wait for the next version, the weights' way down) is taken to stay as it is; the range says how it would be
+with the slowest and with the fastest of the workers there are, and with that remainder a worker's part longer.
 """
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from computeshare.leasing import shortest
 
 ENOUGH_ROUNDS = 5
 """Versions that must have been made before anything is said."""
@@ -65,19 +64,4 @@ def _work_s(measured: Measured, unit_s: Sequence[float]) -> float:
     """Seconds until workers of these speeds have done a round's units."""
     if measured.anyhow:
         return measured.units / sum(1 / seconds for seconds in unit_s)
-    return shared_s(measured.units, unit_s)
-
-
-def shared_s(units: int, unit_s: Sequence[float]) -> float:
-    """Seconds until `units` are done, of which whoever is free takes an even share at most."""
-    share = math.ceil(units / len(unit_s))
-    free = [(0.0, seconds) for seconds in sorted(unit_s)]
-    ended_s = 0.0
-    while units:
-        at_s, seconds = heapq.heappop(free)
-        taken = min(share, units)
-        units -= taken
-        at_s += taken * seconds
-        ended_s = max(ended_s, at_s)
-        heapq.heappush(free, (at_s, seconds))
-    return ended_s
+    return shortest(measured.units, unit_s)

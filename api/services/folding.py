@@ -5,7 +5,7 @@ and every text is bounded.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,6 +204,9 @@ class Fold:
         shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
         if any(staleness):
             shown["staleness"] = round(sum(staleness) / len(staleness), 3)
+        if doubled := numbers_of(data.get("doubled", [])):
+            shown["doubled"] = len(doubled)
+            self._reassign(doubled)
         self._event(entry, shown | {"samples_per_s": rate})
         if token.incarnation < state["incarnation"]:
             return  # of a branch that was lost meanwhile
@@ -272,9 +275,7 @@ class Fold:
         self.changes.presence.append({**row, "reason": reason, "joined": False})
         self._event(entry, {"worker": worker, "reason": reason})
         self.rates.workers.pop(worker, None)
-        for micro_batch in freed:
-            self.state.add("reassigned", 1)
-            self._tally(micro_batch, "reassigned")
+        self._reassign(freed)
 
     def banned(self, entry: Entry) -> None:
         data = entry.data
@@ -301,10 +302,9 @@ class Fold:
     def reassigned(self, entry: Entry) -> None:
         data = entry.data
         micro_batch = count_of(data["micro_batch"])
-        self.state.add("reassigned", 1)
-        self._tally(micro_batch, "reassigned")
+        self._reassign([micro_batch])
         shown = {"version": count_of(data["version"]), "micro_batch": micro_batch, "from": name_of(data["from"])}
-        shown |= {"to": name_of(data["to"]), "after_ms": finite_of(data["after_ms"]), "backup": bool(data["backup"])}
+        shown |= {"to": name_of(data["to"]), "after_ms": finite_of(data["after_ms"])}
         self._event(entry, shown)
 
     def closed(self, entry: Entry) -> None:
@@ -400,6 +400,12 @@ class Fold:
             counters = dict.fromkeys((*OUTCOMES, "bytes_up", "bytes_down", "samples", "seen_ms", "strikes"), 0)
             row = self.changes.workers[worker] = {"job_id": self.state.id, "worker": worker, **counters}
         return row
+
+    def _reassign(self, micro_batches: Sequence[int]) -> None:
+        """Work that was leased to another worker, too, or instead."""
+        self.state.add("reassigned", len(micro_batches))
+        for micro_batch in micro_batches:
+            self._tally(micro_batch, "reassigned")
 
     def _tally(self, micro_batch: int, what: str, times: int = 1) -> None:
         plan = self.state.plan

@@ -150,9 +150,15 @@ def _closed(data: Data, _name: Name) -> str:
 
 
 def _reassigned(data: Data, name: Name) -> str:
-    given = "was given as a backup" if data["backup"] else "went"
     path = f"from {name(data['from'])} to {name(data['to'])} after {data['after_ms'] / 1000:.1f} s"
-    return f"{data['unit'].capitalize()} {count(data['micro_batch'])} {given} {path}"
+    return f"{data['unit'].capitalize()} {count(data['micro_batch'])} went {path}"
+
+
+def _version(data: Data, _name: Name) -> str:
+    line = f"Version {count(data['version'])} committed, loss {loss(data['loss'])}"
+    if doubled := data.get("doubled"):
+        line += f"; {count(doubled)} {data['unit'] if doubled == 1 else plural(data['unit'])} begun twice"
+    return line
 
 
 def _recalled(data: Data, name: Name) -> str:
@@ -173,7 +179,7 @@ def _scored(data: Data, _name: Name) -> str:
 
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
-    "version": lambda data, _: f"Version {count(data['version'])} committed, loss {loss(data['loss'])}",
+    "version": _version,
     "chosen": lambda data, _: f"Chosen by measurement: {data['reason']}",
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",

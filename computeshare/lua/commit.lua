@@ -4,7 +4,8 @@
 --       16 recent   17 chain   18 staged whole weights   19 next whole weights   20 news of the base   21 news of the next
 --       version   then what the chain lets go of
 -- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
---       5 next round's first micro-batch   6 its count   7 event (JSON)
+--       5 next round's first micro-batch   6 its count   7 event (JSON object with any key), to which the script adds
+--       which micro-batches were leased a second time
 --       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
 --       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all (0 after the last)
 --       12 how many of them make the version after the next
@@ -16,7 +17,7 @@
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
-local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent", "needed", "total", "sizes")
+local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent", "needed", "total", "sizes", "doubled")
 if round[1] ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
 if round[2] ~= "running" and round[2] ~= "paused" then return 0 end
 local stays = round[3] == ARGV[5] and round[4] == ARGV[6]
@@ -67,7 +68,7 @@ local now = redis.call("TIME")
 redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
   "counted", ARGV[8], "bases", ARGV[13], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
   "sizes", ARGV[16], "owners", ARGV[17], "sizes_before", round[8] or "", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call("HDEL", KEYS[1], "closed", "doubted")
+redis.call("HDEL", KEYS[1], "closed", "doubted", "doubled")
 if ARGV[11] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
 redis.call("DEL", KEYS[13])
 if stays then
@@ -87,5 +88,6 @@ redis.call("LPUSH", KEYS[16], ARGV[2])
 redis.call("LTRIM", KEYS[16], 0, tonumber(round[5]) - 1)
 redis.call("UNLINK", KEYS[5])
 redis.call("XADD", KEYS[11], "MAXLEN", "16", "*", "token", ARGV[2])
-redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[7])
+redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data",
+  round[9] and string.format('{"doubled":[%s],%s', round[9], ARGV[7]:sub(2)) or ARGV[7])
 return 1

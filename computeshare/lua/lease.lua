@@ -1,7 +1,8 @@
 -- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
--- else a second lease on a slow one (a backup task: the first submission wins). The clock is the server's.
--- A micro-batch is slow once the round is older than its deadline, which the commit before worked out; where it worked out
--- none, once its lease is older than the worker that asks would need for the round, three times over.
+-- else a second lease on those of a slow one (a backup task: the first submission wins). The clock is the server's.
+-- Where a round waits for all of its units, they are given out by how fast each worker was of late, as
+-- `computeshare/leasing.py` says: one that is free gets a unit only if the others would not have done them all by the time
+-- that it is done. A backup begins only where it is expected to be done well before the lease that it doubles.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
 --       10 suspects   11 news of the version after the token's
 -- ARGV  1 token   2 worker   3 session   4 whether the news are read right after this (1 or 0): then the lease is on the
@@ -15,9 +16,14 @@
 -- micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`, `gone` or the job's status if that is
 -- not running. Only `leased` changes anything, and has more than three parts.
 local SHORTEST_MS = 2000 -- of a lease
-local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take on a worker that was not measured yet
+local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take while no worker was measured yet
+local TOGETHER_MS = 1000 -- these constants are those of `computeshare/leasing.py`
+local TRIED_AGAIN_AFTER = 8
+local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
+local EXPECTED_MS = 250 -- that others may come later than the one that asks
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
-  "closed", "deadline", "needed", "sizes", "owners", "base", "backup", "sharers", "fewest", "unmeasured")
+  "closed", "deadline", "needed", "sizes", "owners", "base", "backup", "sharers", "fewest", "unmeasured",
+  "doubled")
 local status, token = round[1], round[2]
 local backup, sharers = round[15] == "1", tonumber(round[16])
 local fewest, unmeasured = tonumber(round[17]), tonumber(round[18])
@@ -36,38 +42,85 @@ end
 local clock = redis.call("TIME")
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local first, count, cursor, total = tonumber(round[3]), tonumber(round[4]), tonumber(round[5]), tonumber(round[8])
-local share = math.ceil(tonumber(round[11]) / math.max(1, redis.call("HLEN", KEYS[2])))
-local measured = tonumber(redis.call("HGET", KEYS[7], ARGV[2]))
-local speed = measured or UNMEASURED_MS
-local granted, moved = {}, {}
-local again = 4000
+local needed, opened, deadline = tonumber(round[11]), tonumber(round[7]), tonumber(round[10] or 0)
+local workers = redis.call("HKEYS", KEYS[2])
+if #workers < fewest then return {"wait", token, 1000} end
 
-if redis.call("HLEN", KEYS[2]) < fewest then return {"wait", token, 1000} end
+local own, usual, known = {}, 0, 0 -- by worker: {ms for a unit, when its last one was done}
+for i, told in ipairs(redis.call("HMGET", KEYS[7], unpack(workers))) do
+  local each, at = (told or ""):match("^(.-)|(.*)$")
+  own[workers[i]] = each and {tonumber(each), tonumber(at)}
+  if each then usual, known = usual + each, known + 1 end
+end
+usual = known > 0 and usual / known or UNMEASURED_MS
+local measured = own[ARGV[2]]
+local speed, idle = (measured or {usual})[1], now - (measured or {0, 0})[2]
+
+local leases, held = {redis.call("HGETALL", KEYS[3]), redis.call("HGETALL", KEYS[4])}, {}
+for _, all in ipairs(leases) do -- by worker: how many units, since when
+  for i = 2, #all, 2 do
+    local expires, since, worker = all[i]:match("^.-|(.-)|(.-)|(.*)$")
+    if tonumber(expires) > now then
+      local one = held[worker] or {0, math.huge}
+      held[worker] = {one[1] + 1, math.min(one[2], tonumber(since))}
+    end
+  end
+end
+
+local function late(worker) -- ms since it should have been done with what it holds; less than 0: until then
+  return now - held[worker][2] - held[worker][1] * (own[worker] or {usual})[1]
+end
+local function remaining(worker) -- ms until it is done; whoever is late is taken to need as long again
+  return math.abs(late(worker))
+end
+
+local owners, busy = {}, {}
+for owner in (round[13] or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
+
+local room = math.huge -- for the worker that asks, where none may make more than its share
 if sharers > 0 then
-  local room = math.ceil(total / sharers)
+  room = math.ceil(total / sharers) - (held[ARGV[2]] or {0})[1]
   for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
     if cjson.decode(entry).worker == ARGV[2] then room = room - 1 end
   end
-  for _, key in ipairs({KEYS[3], KEYS[4]}) do
-    for _, held in ipairs(redis.call("HVALS", key)) do
-      local expires, worker = held:match("^.-|(.-)|.-|(.*)$")
-      if worker == ARGV[2] and tonumber(expires) > now then room = room - 1 end
-    end
-  end
-  share = math.min(share, room)
-  if share < 1 then return {"wait", token, 1000} end
+  if room < 1 then return {"wait", token, 1000} end
 end
 
-if not measured and unmeasured > 0 then share = math.min(share, unmeasured) end
+local again = 4000
+local most = measured and math.max(1, math.floor(TOGETHER_MS / speed)) or math.huge
+if not measured and unmeasured > 0 then most = unmeasured end
+local fair = math.min(math.ceil(needed / #workers), most, room)
+local share = fair
+local left = redis.call("LLEN", KEYS[6]) + count - cursor
+if needed == total and #owners == 0 and sharers == 0 and redis.call("EXISTS", KEYS[10]) == 0 then
+  local peers = {}
+  for _, worker in ipairs(workers) do
+    local each, done = unpack(own[worker] or {usual, 0})
+    if worker ~= ARGV[2] and held[worker] then
+      peers[#peers + 1] = {remaining(worker), each}
+    elseif worker ~= ARGV[2] and now - math.max(opened, done) < math.max(EXPECTED_MS, each) then -- else it is not coming
+      peers[#peers + 1] = {0, each}
+    end
+  end
+  local function is_needed(nth) -- whether the others leave an nth unit to this worker
+    local ended = nth * speed
+    for _, peer in ipairs(peers) do
+      if ended > peer[1] then nth = nth + math.ceil((ended - peer[1]) / peer[2] - 1e-9) - 1 end
+    end
+    return nth <= left
+  end
+  most, share = math.min(most, left), 0
+  while share < most and is_needed(share + 1) do share = share + 1 end
+  if share == 0 and left > 0 then
+    if idle > TRIED_AGAIN_AFTER * speed then share = 1 end
+    again = math.max(20, speed / 8)
+  end
+end
 
-local deadline = tonumber(round[10] or 0)
-local patience = deadline > 0 and deadline or 250 + 3 * speed * total
-local slow = tonumber(round[7]) + patience
-local owners, busy = {}, {}
-for owner in (round[13] or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
+local slow = opened + (deadline > 0 and deadline or 250 + 3 * speed * total)
 if #owners > 0 then
   for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do busy[cjson.decode(entry).worker] = true end
-  for _, held in ipairs(redis.call("HVALS", KEYS[3])) do busy[held:match("^.-|.-|.-|(.*)$")] = true end
+  for i = 2, #leases[1], 2 do busy[leases[1][i]:match("^.-|.-|.-|(.*)$")] = true end
 end
 
 local function pick() -- takes one off the free ones; nothing if they are all for others
@@ -86,7 +139,8 @@ local function pick() -- takes one off the free ones; nothing if they are all fo
   return found
 end
 
-local others, aside = redis.call("HLEN", KEYS[2]) > 1 and sharers == 0, {}
+local granted, moved = {}, {}
+local others, aside = #workers > 1 and sharers == 0, {}
 while #granted < share do
   local freed = pick()
   if freed then
@@ -107,34 +161,39 @@ redis.call("HSET", KEYS[1], "cursor", cursor)
 for _, micro_batch in ipairs(aside) do redis.call("RPUSH", KEYS[6], micro_batch) end
 if #aside > 0 then again = 500 end
 
-local backups = {}
-if #granted == 0 then
-  local held = redis.call("HGETALL", KEYS[3])
-  for i = 1, #held, 2 do
-    local session, expires, leased, worker = held[i + 1]:match("^(.-)|(.-)|(.-)|(.-)$")
-    expires, leased = tonumber(expires), tonumber(leased)
-    local late = deadline > 0 and slow or leased + patience -- the first weights may take long to arrive
-    local take = #granted < share and (expires <= now or (backup and session ~= ARGV[3] and late <= now
-      and redis.call("HEXISTS", KEYS[4], held[i]) == 0))
-    if take then
-      granted[#granted + 1] = held[i]
-      backups[held[i]] = expires > now
-      moved[#moved + 1] = {from = worker, after_ms = now - leased, micro_batch = tonumber(held[i]), backup = expires > now}
-    else
+local target = KEYS[3]
+if #granted == 0 then -- what others have let run out
+  for i = 1, #leases[1], 2 do
+    local expires, since, worker = leases[1][i + 1]:match("^.-|(.-)|(.-)|(.*)$")
+    if tonumber(expires) > now then
       again = math.min(again, expires - now)
-      if backup and session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], held[i]) == 0 then
-        again = math.min(again, late - now)
+    elseif #granted < fair then
+      granted[#granted + 1] = leases[1][i]
+      moved[#moved + 1] = {from = worker, after_ms = now - since, micro_batch = tonumber(leases[1][i])}
+    end
+  end
+end
+if #granted == 0 and backup then -- what one of the others is slow with, all of it
+  local from
+  for i = 1, #leases[1], 2 do
+    local session, worker = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
+    if session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], leases[1][i]) == 0 then
+      local cost = BACKUP_FACTOR * held[worker][1] * speed + BACKUP_MS
+      if cost < remaining(worker) and (from or worker) == worker and #granted < room then
+        from, target = worker, KEYS[4]
+        granted[#granted + 1] = leases[1][i]
+      else
+        again = math.min(again, cost - late(worker))
       end
     end
   end
+  if from then redis.call("HSET", KEYS[1], "doubled", (round[19] and round[19] .. "," or "") .. table.concat(granted, ",")) end
 end
 if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again))} end
 
 local life = math.max(SHORTEST_MS, 4 * speed * #granted)
 local lease = string.format("%s|%.0f|%.0f|%s", ARGV[3], now + life, now, ARGV[2])
-for _, micro_batch in ipairs(granted) do
-  redis.call("HSET", backups[micro_batch] and KEYS[4] or KEYS[3], micro_batch, lease)
-end
+for _, micro_batch in ipairs(granted) do redis.call("HSET", target, micro_batch, lease) end
 for _, event in ipairs(moved) do
   event.to, event.version = ARGV[2], tonumber(round[6])
   redis.call("XADD", KEYS[8], "*", "type", "reassigned", "at", now, "data", cjson.encode(event))

@@ -99,6 +99,13 @@ if status ~= "running" or not behind then
   return answer("stale")
 end
 
+local function measure(worker, each, at_least) -- what a unit takes it; one slow unit is no slow machine
+  local known = tonumber((redis.call("HGET", KEYS[6], worker) or ""):match("^[^|]+"))
+  if known and at_least then each = math.max(each, known) end
+  if known then each = known * (each / known) ^ (each > known and 0.2 or 0.5) end
+  redis.call("HSET", KEYS[6], worker, string.format("%.1f|%.0f", math.max(1, each), now))
+end
+
 local accepted, named, already, expired, leased = {}, {}, 0, 0, now
 local waiting = redis.call("HLEN", KEYS[5]) -- what has come before makes versions before
 local room = closed and 0 or total -- a closed round takes no more
@@ -132,6 +139,7 @@ if #accepted == 0 then
   return answer(expired > 0 and "refused" or already > 0 and "duplicate" or "lease_lost")
 end
 
+local overtaken = {} -- how many of them others hold, by their lease
 for place, one in ipairs(accepted) do
   local i, bytes, at = one[1], one[2], one[3]
   local micro_batch = ARGV[7 + 2 * i]
@@ -140,16 +148,21 @@ for place, one in ipairs(accepted) do
     redis.call("PERSIST", KEYS[14 + 2 * i])
   end
   redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place, at))
-  redis.call("HDEL", KEYS[3], micro_batch)
-  redis.call("HDEL", KEYS[4], micro_batch)
+  for _, key in ipairs({KEYS[3], KEYS[4]}) do
+    local session, rest = (redis.call("HGET", key, micro_batch) or ""):match("^(.-)|.-|(.*)$")
+    if session and session ~= ARGV[3] then overtaken[rest] = (overtaken[rest] or 0) + 1 end
+    redis.call("HDEL", key, micro_batch)
+  end
   redis.call("LREM", KEYS[10], 0, micro_batch) -- where a backup came after the first lease was handed back
   counted[#counted + 1] = micro_batch
   redis.call("LPUSH", KEYS[11], now - tonumber(round[3]))
 end
 redis.call("LTRIM", KEYS[11], 0, 63)
-local each = (now - leased) / #accepted
-local known = tonumber(redis.call("HGET", KEYS[6], ARGV[2]))
-redis.call("HSET", KEYS[6], ARGV[2], string.format("%.1f", math.max(1, known and 0.7 * known + 0.3 * each or each)))
+measure(ARGV[2], (now - leased) / #accepted)
+for lease, units in pairs(overtaken) do -- whoever has not done them by now is at least so slow
+  local since, worker = lease:match("^(.-)|(.*)$")
+  measure(worker, (now - since) / units, true)
+end
 if redis.call("HLEN", KEYS[5]) >= needed then
   redis.call("DEL", KEYS[8])
   redis.call("RPUSH", KEYS[8], token)

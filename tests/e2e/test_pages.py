@@ -452,7 +452,7 @@ def long_under_way(site: Site) -> Feed:
     """A job in which all sorts of things have happened."""
     feed = under_way(site, 400)
     feed.left("w2laptop", "the machine went to sleep")
-    moved = {"from": "w2laptop", "to": "w1studio", "after_ms": 3100, "backup": False}
+    moved = {"from": "w2laptop", "to": "w1studio", "after_ms": 3100}
     feed.tell("reassigned", version=400, micro_batch=1601, **moved)
     feed.joined("w3minimac", "mac-mini", "Apple M4 (MPS)")
     feed.joined("w4labgpu", "lab-gpu-1", "NVIDIA RTX 4090")

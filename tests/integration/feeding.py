@@ -48,7 +48,7 @@ class Feed:
         about |= {"nonce": nonce, "base": current, "micro_batches": [micro_batch]}
         return self.send("submission", **about, bytes_up=1000, bytes_down=2000, seconds=SECONDS)
 
-    def commit(self, loss: float = 1.0, worker: str = WORKERS[0], submissions: bool = True) -> None:
+    def commit(self, loss: float = 1.0, worker: str = WORKERS[0], submissions: bool = True, **told: Any) -> None:
         """One round: all its submissions, then the version."""
         done = self.plan.round(self.version)
         micro_batches = range(done.first, done.first + done.count)
@@ -62,7 +62,7 @@ class Feed:
         counted = [[m, worker, self.plan.size(m)] for m in micro_batches]
         seconds = dict.fromkeys(("gather", "decode", "combine", "step", "publish"), 0.001)
         about |= {"epoch": done.epoch, "sha256": f"{self.version:064x}", "counted": counted, "seconds": seconds}
-        self.send("version", **about, loss=loss)
+        self.send("version", **about, loss=loss, **told)
 
     def save(self) -> None:
         about = {"token": token(self.version, self.incarnation), "version": self.version}

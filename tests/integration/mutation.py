@@ -29,7 +29,18 @@ from tests.integration.opening import claim, join, store  # noqa: F401
 
 TESTS = tuple(
     f"tests/integration/test_rounds{which}.py"
-    for which in ("", "_checks", "_quorum", "_bad_workers", "_windows", "_divided", "_news", "_terms", "_backlog")
+    for which in (
+        "",
+        "_checks",
+        "_quorum",
+        "_bad_workers",
+        "_windows",
+        "_divided",
+        "_news",
+        "_terms",
+        "_backlog",
+        "_shares",
+    )
 )
 OPTIONS = ("--noconftest", "--assert=plain", "--tb=no", "-p", "no:cacheprovider", "--timeout=20")
 PROCESSES = 2

@@ -62,6 +62,13 @@ def agree(store: RoundStore, **terms: Any) -> None:
     store.redis.hset(store.keys.round(), mapping=Terms(**terms).fields())  # type: ignore[arg-type]
 
 
+def know(store: RoundStore, **unit_ms: float) -> None:
+    """Have these workers measured: so many milliseconds for a unit, the last one just now."""
+    seconds, _ = store.redis.time()  # type: ignore[misc]
+    told = {worker: f"{each}|{1000 * int(seconds)}" for worker, each in unit_ms.items()}
+    store.redis.hset(store.keys.speeds(), mapping=told)  # type: ignore[arg-type]
+
+
 def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:
     return member.submit(str(token), nonce, [(m, [blob], 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
 
@@ -113,7 +120,19 @@ def age(store: RoundStore, by_ms: int, runs_out: bool = True) -> None:
             session, expires, leased, worker = lease.decode().split("|")
             left = int(expires) - by_ms * runs_out
             store.redis.hset(key, micro_batch, f"{session}|{left}|{int(leased) - by_ms}|{worker}")
+    speeds: Any = store.redis.hgetall(store.keys.speeds())
+    for worker, told in speeds.items():
+        unit_ms, at = told.decode().split("|")
+        store.redis.hset(store.keys.speeds(), worker, f"{unit_ms}|{int(at) - by_ms}")
     store.redis.hincrby(store.keys.round(), "opened", -by_ms)
+
+
+def extend(store: RoundStore, by_ms: int, micro_batches: Sequence[int]) -> None:
+    """Make the leases on these last so much longer."""
+    for micro_batch in micro_batches:
+        held: Any = store.redis.hget(store.keys.leases(), str(micro_batch))
+        session, expires, rest = held.decode().split("|", 2)
+        store.redis.hset(store.keys.leases(), str(micro_batch), f"{session}|{int(expires) + by_ms}|{rest}")
 
 
 def late(store: RoundStore) -> None:

@@ -195,14 +195,14 @@ def test_reassignment_and_duplicates_are_counted_in_samples(
     redis: Redis, feed: Feed, projector: Projector, history: History, jobs: Jobs, job: str
 ) -> None:
     feed.open()
-    lease = {"from": WORKERS[0], "to": WORKERS[1], "after_ms": 3000, "backup": False}
+    lease = {"from": WORKERS[0], "to": WORKERS[1], "after_ms": 3000}
     feed.send("reassigned", version=0, micro_batch=2, **lease)
-    feed.commit()
+    feed.commit(doubled=[3])
     feed.submit(2, worker=WORKERS[0], outcome="duplicate")
     projector.step(redis)
     epoch = history.ledger(job).epochs[0]
-    assert (epoch.reassigned, epoch.duplicates_refused, epoch.counted) == (32, 32, 128)
-    assert jobs.show(job).reassigned == 1
+    assert (epoch.reassigned, epoch.duplicates_refused, epoch.counted) == (64, 32, 128)
+    assert jobs.show(job).reassigned == 2
 
 
 def test_restore_voids_the_lost_branch_and_goes_on(
@@ -509,7 +509,7 @@ def test_hostile_event_is_passed_over_and_blocks_nothing(
     assert redis.xlen(feed.keys.events()) == 0
 
 
-LEASE = {"from": "a", "to": "b", "after_ms": 3000, "backup": False}
+LEASE = {"from": "a", "to": "b", "after_ms": 3000}
 VALID: dict[str, dict[str, Any]] = {
     "submission": {
         "outcome": "accepted",

@@ -223,9 +223,10 @@ def test_nobody_backs_up_a_lease_of_its_own(store: RoundStore, join: Join) -> No
 
 
 def test_a_slow_micro_batch_is_backed_up_once(store: RoundStore, join: Join) -> None:
-    slow, second, third = join("slow"), join("second"), join("third")
+    slow, second = join("slow"), join("second")
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(second, ZERO, *second.lease(str(ZERO)).micro_batches)
+    third = join("third")
     late(store)
     assert second.lease(str(ZERO)).micro_batches == (0, 1)
     assert third.lease(str(ZERO)).answer == "wait"
@@ -236,9 +237,10 @@ def test_a_slow_micro_batch_is_backed_up_once(store: RoundStore, join: Join) -> 
 
 
 def test_somebody_elses_backup_task_is_no_lease(store: RoundStore, join: Join) -> None:
-    slow, second, third = join("slow"), join("second"), join("third")
+    slow, second = join("slow"), join("second")
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(second, ZERO, *second.lease(str(ZERO)).micro_batches, nonce="own")
+    third = join("third")
     late(store)
     assert second.lease(str(ZERO)).micro_batches == (0, 1)
     assert send(third, ZERO, 0, nonce="thief") == "lease_lost"

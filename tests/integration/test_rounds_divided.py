@@ -23,9 +23,9 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
 def members(claim: Claim, join: Join) -> dict[str, Member]:
     """Four workers, two quick and two slow ones, and the round of version 1, made for them."""
     members = {name: join(name, backup=False) for name in ("quick", "brisk", "slow", "slowest")}
-    for name, member in members.items():
-        grant = member.lease(str(ZERO))
-        assert grant.sizes == () and send(member, ZERO, *grant.micro_batches, nonce=name) == "accepted"
+    grants = {name: member.lease(str(ZERO)) for name, member in members.items()}
+    for name, grant in grants.items():
+        assert grant.sizes == () and send(members[name], ZERO, *grant.micro_batches, nonce=name) == "accepted"
     following = replace(PLAN.round(1), sizes=SIZES, owners=tuple(members))
     base, counted = current(claim), parts(claim)
     assert claim.commit(base, counted, ONE, [b"weights"], following, {"version": 1})

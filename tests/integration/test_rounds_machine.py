@@ -19,10 +19,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from opening import GONE, PLAN, age, current, free, take_seat
+from opening import GONE, PLAN, age, current, extend, free, know, take_seat
 from redis import Redis
 
 from computeshare.errors import Banned, Fenced
+from computeshare.leasing import TOGETHER_MS
 from computeshare.quorum import needed
 from computeshare.rounds import Claim, Fault, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES
@@ -30,8 +31,10 @@ from computeshare.types import Token
 
 EXAMPLES = int(os.environ.get("COMPUTESHARE_MACHINE_EXAMPLES", "40"))
 WORKERS = st.sampled_from("abc")
-FOREVER_MS = "1000000"
-"""A speed that makes leases outlast a test: they run out by the rule that says so alone."""
+FOREVER_MS = 1_000_000
+"""How long leases are made to last: they run out by the rule that says so alone."""
+UNIT_MS = st.sampled_from((10.0, 2_000.0))
+"""How long a unit takes everyone: several are leased together, or one at a time."""
 
 
 class Rounds(RuleBasedStateMachine):
@@ -39,9 +42,9 @@ class Rounds(RuleBasedStateMachine):
 
     redis: Redis
 
-    @initialize(sharers=st.sampled_from((0, 3)), quorum=st.sampled_from((0.5, 0.75)))
-    def begin(self, sharers: int, quorum: float) -> None:
-        self.sharers, self.quorum = sharers, quorum
+    @initialize(sharers=st.sampled_from((0, 3)), quorum=st.sampled_from((0.5, 0.75)), unit_ms=UNIT_MS)
+    def begin(self, sharers: int, quorum: float, unit_ms: float) -> None:
+        self.sharers, self.quorum, self.unit_ms = sharers, quorum, unit_ms
         self.store = RoundStore(self.redis, secrets.token_hex(6))
         self.store.publish("{}")
         self.names = iter(range(10_000))
@@ -111,7 +114,7 @@ class Rounds(RuleBasedStateMachine):
     def lease(self, worker: str, stale: bool) -> None:
         if worker not in self.members:
             return
-        self.redis.hset(self.store.keys.speeds(), worker, FOREVER_MS)
+        know(self.store, **dict.fromkeys("abc", self.unit_ms))
         asked = str(Token(1, self.token.version, "0" * 16) if stale else self.token)
         if self.paused:
             assert self.members[worker].lease(asked).answer == "paused"
@@ -123,23 +126,24 @@ class Rounds(RuleBasedStateMachine):
             grant = self.members[worker].lease(asked)
             assert (grant.answer, grant.micro_batches) == ("stale" if stale else "wait", ())
         else:
-            expected = self._granted(worker)
-            assert list(self.members[worker].lease(asked).micro_batches) == expected
-            for m in expected:
+            granted = list(self.members[worker].lease(asked).micro_batches)
+            self._check(worker, granted)
+            for m in granted:
                 self.leases[m] = worker, False
+            extend(self.store, FOREVER_MS, granted)
 
-    def _granted(self, worker: str) -> list[int]:
-        share = math.ceil(self.round.total / len(self.sessions))
+    def _check(self, worker: str, granted: list[int]) -> None:
+        """As much as the worker may have, in the right order; how much of that, `test_rounds_shares.py` says."""
+        most = self.round.total if self.unit_ms < TOGETHER_MS else 1
         if self.sharers:
             mine = sum(who == worker for who, _ in self.received.values())
             mine += sum(lease == (worker, False) for lease in self.leases.values())
-            share = min(share, math.ceil(self.round.total / self.sharers) - mine)
-        granted: list[int] = []
-        while len(granted) < share and (self.free or self.fresh):
-            m = (self.free or self.fresh).pop(0)
-            if m not in self.received:
-                granted.append(m)
-        return granted or [m for m, (_, ran_out) in self.leases.items() if ran_out][: max(0, share)]
+            most = min(most, math.ceil(self.round.total / self.sharers) - mine)
+        left = [*self.free, *self.fresh] or [m for m, (_, ran_out) in self.leases.items() if ran_out]
+        assert granted == left[: len(granted)]
+        assert min(1, most, len(left)) <= len(granted) <= max(0, most)
+        self.free = [m for m in self.free if m not in granted]
+        self.fresh = [m for m in self.fresh if m not in granted]
 
     @rule(worker=WORKERS, data=st.data())
     def submit(self, worker: str, data: st.DataObject) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from opening import ONE, PLAN, TWO, ZERO, Join, current, fill, parts, send
+from opening import ONE, PLAN, TWO, ZERO, Join, current, fill, know, parts, send
 from redis import Redis
 
 from computeshare.broker import BLOCK_MS
@@ -58,7 +58,7 @@ def test_the_next_versions_weights_come_with_a_lease_on_it(claim: Claim, join: J
     make(join, claim)
     grant = member.wait_for(str(ZERO), SOON)
     assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
-    assert grant.micro_batches == (4, 5)
+    assert grant.micro_batches[:2] == (4, 5)
     again = member.wait_for(str(ONE), SOON)
     assert (again.token, again.weights) == (str(ONE), ())  # they are at hand
 
@@ -66,7 +66,9 @@ def test_the_next_versions_weights_come_with_a_lease_on_it(claim: Claim, join: J
 def test_weights_come_even_if_there_is_nothing_to_lease(claim: Claim, join: Join) -> None:
     make(join, claim)
     quick = join("quick")
-    assert [quick.lease(str(ONE)).micro_batches for _ in range(2)] == [(4, 5), (6, 7)]
+    know(claim, quick=100_000, filler=100_000)
+    while quick.lease(str(ONE)).micro_batches:
+        pass
     grant = join("late").wait_for(str(ZERO), SOON)
     assert (grant.answer, grant.token, grant.weights) == ("wait", str(ONE), (b"news of 1",))
     alone = join("alone", fewest=9).wait_for(str(ZERO), SOON)

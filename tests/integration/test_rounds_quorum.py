@@ -15,6 +15,7 @@ from opening import (
     events,
     fill,
     free,
+    know,
     late,
     of,
     parts,
@@ -82,6 +83,7 @@ def test_a_refusal_opens_a_closed_round_so_that_the_rest_can_come(claim: Claim, 
     claim.refuse(ZERO, claim.progress()[1][2], "checksum mismatch", "damaged")
     assert not current(claim).closed
     assert send(slow, ZERO, 0, 1) == "accepted"
+    know(claim, slow=1, quick=1)
     assert slow.lease(str(ZERO)).micro_batches == (2,)
 
 

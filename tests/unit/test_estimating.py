@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.services.estimating import Estimate, Measured, one_more, shared_s
+from api.services.estimating import Estimate, Measured, one_more
 
 TWO = Measured(unit_s=[0.1, 0.1], round_s=0.45, rounds=20, units=8, most=8)
-
-
-def test_even_shares_of_equal_workers_are_done_at_the_same_time() -> None:
-    assert shared_s(8, [0.1, 0.1]) == pytest.approx(0.4)
-    assert shared_s(8, [0.1, 0.1, 0.1]) == pytest.approx(0.3)
-    assert shared_s(8, [0.1] * 8) == pytest.approx(0.1)
 
 
 def test_another_worker_shortens_what_is_shared_and_not_the_rest() -> None:

@@ -75,7 +75,7 @@ NAMES = {"w1": "mac-studio"}
         ),
         (
             "reassigned",
-            {"version": 3, "micro_batch": 1200, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False},
+            {"version": 3, "micro_batch": 1200, "from": "w1", "to": "w9", "after_ms": 3100},
             "Micro-batch 1,200 went from mac-studio to w9 after 3.1 s",
         ),
         ("created", {"name": "x"}, "Created"),
@@ -90,6 +90,16 @@ NAMES = {"w1": "mac-studio"}
             "Went on from version 300, the last checkpoint",
         ),
         ("version", {"version": 1200, "loss": 0.03126}, "Version 1,200 committed, loss 0.03126"),
+        (
+            "version",
+            {"version": 7, "loss": 0.5, "doubled": 1},
+            "Version 7 committed, loss 0.5; 1 micro-batch begun twice",
+        ),
+        (
+            "version",
+            {"version": 7, "loss": 0.5, "doubled": 2},
+            "Version 7 committed, loss 0.5; 2 micro-batches begun twice",
+        ),
         ("scored", {"version": 300, "accuracy": 0.9731, "loss": None}, "Version 300 scored 97.31 %, loss –"),
         ("cancelled", {"reason": "Cancelled by a user", "error": None}, "Cancelled by a user"),
         ("paused", {"by": "a user"}, "Paused by a user"),
@@ -107,6 +117,6 @@ def test_events_are_told_in_sentences(kind: str, data: dict[str, Any], words: st
 
 def test_what_replicas_are_given_is_called_work_units() -> None:
     unit = wording.unit_of({"strategy": {"kind": "local"}})
-    moved = {"version": 3, "micro_batch": 12, "from": "w1", "to": "w9", "after_ms": 3100, "backup": False}
+    moved = {"version": 3, "micro_batch": 12, "from": "w1", "to": "w9", "after_ms": 3100}
     event = EventPublic(id=1, type="reassigned", at=datetime.now(UTC), data=moved)
     assert wording.told(event, NAMES, unit) == "Work unit 12 went from mac-studio to w9 after 3.1 s"
