@@ -99,6 +99,7 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:
+        connection.create_function("casefold", 1, str.casefold, deterministic=True)  # lower() knows ASCII alone
         connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where the driver guesses
         for pragma in PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")

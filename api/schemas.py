@@ -4,12 +4,12 @@ Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from computeshare.loglines import Level
-from computeshare.spec import LARGEST_PRIORITY, QUEUE_PATTERN
+from computeshare.spec import LARGEST_PRIORITY, QUEUE_PATTERN, JobName
 from computeshare.types import JobStatus, Kind, Outcome
 
 
@@ -55,11 +55,18 @@ class ForkRequest(BaseModel):
 
 
 class JobChange(BaseModel):
-    """What can be changed of a job that has not ended."""
+    """What can be changed of a job, at least one of these: its name, and while it has not ended its priority."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    priority: int = Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)
+    name: JobName | None = None
+    priority: int | None = Field(None, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.name is None and self.priority is None:
+            raise ValueError("give a name or a priority")
+        return self
 
 
 class JobPublic(_Answer):
@@ -118,7 +125,7 @@ class JobPublic(_Answer):
 
 
 class JobPage(_Answer):
-    """Jobs, newest first."""
+    """A page of jobs, in the order asked for."""
 
     items: list[JobPublic]
     next_cursor: str | None

@@ -21,8 +21,9 @@ from api.schemas import (
     SubmissionPage,
     VersionPage,
 )
+from api.services.job_list import Chosen
 from computeshare.spec import JobSpec
-from computeshare.types import JobStatus, Outcome
+from computeshare.types import JobSort, JobStatus, Outcome
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -61,11 +62,15 @@ def list_jobs(
     service: JobsDep,
     status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be given several times")] = None,
     queue: Annotated[str | None, Query(max_length=64)] = None,
+    search: Annotated[
+        str, Query(max_length=100, description="a part of the title, in upper or lower case; or an id")
+    ] = "",
+    sort: Annotated[JobSort, Query(description="accuracy: the best first; updated: the latest")] = "newest",
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> JobPage:
-    """Jobs, newest first."""
-    return service.list([one for one in status or () if one], queue, cursor, limit)
+    """Jobs, newest first unless another order is asked for; a cursor belongs to its order."""
+    return service.list(Chosen([one for one in status or () if one], queue, search), cursor, limit, sort)
 
 
 @router.get("/{job_id}")
@@ -76,8 +81,8 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
 
 @router.patch("/{job_id}")
 def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
-    """Give a job that has not ended another priority; workers change over within seconds."""
-    return service.prioritise(job_id, change.priority)
+    """Give a job another name, or, while it has not ended, another priority; workers change over within seconds."""
+    return service.update(job_id, change.priority, change.name)
 
 
 @router.post("/{job_id}/pause", status_code=202)

@@ -140,6 +140,13 @@ def _banned(data: Data, name: Name) -> str:
     return f"{name(data['worker'])} was banned after {data['strikes']} refused updates: {data['reason']}"
 
 
+def _renamed(data: Data, _name: Name) -> str:
+    before, name = data["before"], data["name"]
+    if not name:
+        return f'Name "{before}" removed by {data["by"]}'
+    return (f'Renamed from "{before}" to "{name}"' if before else f'Named "{name}"') + f" by {data['by']}"
+
+
 def _closed(data: Data, _name: Name) -> str:
     late = f"{count(data['total'] - data['received'])} late of {count(data['total'])} {plural(data['unit'])}"
     return f"Version {count(data['version'] + 1)} goes without {late}"
@@ -184,6 +191,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
     "recalled": _recalled,
     "prioritised": lambda data, _: f"Priority changed from {data['before']} to {data['priority']} by {data['by']}",
+    "renamed": _renamed,
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,

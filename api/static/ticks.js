@@ -44,6 +44,11 @@ function change() {
   show();
 }
 
+// Unticks a job that is gone.
+export function forget(id) {
+  if (ticked.delete(id)) change();
+}
+
 document.addEventListener("change", ({ target }) => {
   if (!target.matches("#jobs .tick input")) return;
   if (target.checked) ticked.add(target.value);

@@ -140,14 +140,17 @@ def test_a_queued_job_says_what_it_needs_and_how_to_give_it(site: Site, opened: 
 def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
+    page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Keep the job").click()
     expect(page.locator("#confirm")).not_to_be_visible()
+    expect(page.locator("#more")).to_be_focused()
     assert site.services.jobs.show(feed.job_id).status == "running"
+    page.keyboard.press("Enter")
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator("#state")).to_contain_text("Cancelled")
-    expect(page.locator("#actions > button")).to_have_text(["Copy link"])
+    expect(page.locator("#actions > *")).to_have_text(["Clone"])
     expect(page).to_have_title(re.compile("^Cancelled · "))
     assert site.services.jobs.show(feed.job_id).status == "cancelled"
 
@@ -156,15 +159,15 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
 def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#state .state-paused")).to_have_text("Paused")
     expect(page.locator("#state")).to_contain_text("Paused by a user")
     expect(page.locator("#timeline")).to_contain_text("Paused by a user")
     expect(page).to_have_title(re.compile("^Paused · "))
-    expect(page.locator("#actions > button")).to_have_text(["Resume", "Copy link", "Cancel"])
+    expect(page.locator("#actions > button")).to_have_text(["Resume"])
     assert site.services.jobs.show(feed.job_id).status == "paused"
     page.get_by_role("button", name="Resume").click()
-    expect(page.locator("#actions > button")).to_have_text(["Pause", "Copy link", "Cancel"])
+    expect(page.locator("#actions > button")).to_have_text(["Pause", "Pause for …"])
     expect(page.locator("#timeline")).to_contain_text("Resumed by a user")
     assert site.services.jobs.show(feed.job_id).status == "queued"
     feed.joined("w3again", "mac-mini", "CPU")
@@ -175,7 +178,10 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
 def test_a_pause_of_some_hours_is_two_clicks_and_says_when_it_ends(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
-    page.get_by_text("Pause for …").click()
+    height = page.locator(".title").bounding_box()["height"]
+    page.get_by_role("button", name="Pause for …").click()
+    expect(page.get_by_role("button", name="8 hours")).to_be_in_viewport(ratio=1)
+    assert page.locator(".title").bounding_box()["height"] == height, "the header is stretched"
     page.get_by_role("button", name="8 hours").click()
     expect(page.locator("#state")).to_contain_text(re.compile("Goes on by itself in (8 h|7 h 59 min)"))
     page.get_by_role("button", name="Resume").click()
@@ -240,7 +246,7 @@ def test_a_pause_shows_though_slow_parts_of_before_are_still_on_their_way(site: 
     # The answer of before the pause is held back, long enough for the page to think the server slow.
     wait_until(lambda: page.wait_for_timeout(500) or bool(held))
     with page.expect_response("**/pause"):
-        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Pause", exact=True).click()
     route, before = held[0]
     route.fulfill(response=before)
     expect(page.locator("#state .state-paused")).to_have_text("Paused")
@@ -283,7 +289,7 @@ def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: 
     expect(page.locator("#state .problem-box")).to_be_visible()
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("#state .problem-box")).to_have_count(0)
-    expect(page.locator("#actions > button")).to_have_text(["Pause", "Copy link", "Cancel"])
+    expect(page.locator("#actions > button")).to_have_text(["Pause", "Pause for …"])
     expect(page.locator("#timeline")).to_contain_text("Retried by a user")
     feed.joined("w3again", "mac-mini", "CPU")
     feed.versions(5)
@@ -302,7 +308,7 @@ def test_a_change_that_was_not_made_is_said(site: Site, opened: Any) -> None:
           };
         }"""
     )
-    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#action-problem")).to_have_text("The job was not paused: the line is cut")
     assert site.services.jobs.show(feed.job_id).status == "running"
 
@@ -352,10 +358,21 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
     expect(page.locator("#values tbody tr").first).to_contain_text("40")
     expect(page.locator("#workers tbody tr")).to_have_count(2)
     expect(page.locator("#checkpoints a")).to_have_attribute("href", f"/v1/jobs/{feed.job_id}/checkpoints/40")
-    expect(page.locator("#actions noscript code")).to_have_text(
-        [f"computeshare jobs {verb} {feed.job_id}" for verb in ("pause --after-round", "pause", "cancel")]
+    page.locator("#more").click()
+    commands = page.locator("#menu noscript code")
+    expect(commands).to_have_text(
+        [
+            f"computeshare jobs {words}"
+            for words in (
+                f"pause {feed.job_id}",
+                f"pause {feed.job_id} --after-round",
+                f"rename {feed.job_id} NAME",
+                f"cancel {feed.job_id}",
+            )
+        ]
     )
-    expect(page.locator("#actions noscript code").last).to_be_visible()
+    expect(commands.last).to_be_in_viewport()
+    expect(page.get_by_role("link", name="Clone")).to_be_in_viewport()
     expect(page.locator("#pause")).not_to_be_visible()
     expect(page.locator(".plot").first).not_to_be_visible()
     expect(page.locator("#cancel")).not_to_be_visible()

@@ -265,6 +265,15 @@ def test_a_change_brings_the_job_up_to_date(server: FakeServer, cs: ComputeShare
     assert getattr(found, verb)() is found and found.status == "paused"
 
 
+def test_jobs_are_found_sorted_and_renamed(server: FakeServer, cs: ComputeShare) -> None:
+    page = {"items": [job()], "next_cursor": None}
+    server.on("GET /v1/jobs?search=mnist&sort=accuracy&limit=50", Answer(page))
+    server.on("PATCH /v1/jobs/ab12cd34", Answer(job(name="better", title="better")))
+    (found,) = cs.jobs.list(search="mnist", sort="accuracy")
+    assert found.rename("better") is found and found.title == "better"
+    assert json.loads(server.requests[-1].body) == {"name": "better"}
+
+
 def test_another_priority_is_told_and_shown(server: FakeServer, cs: ComputeShare) -> None:
     server.on(SHOW, Answer(job(priority=0)))
     server.on("PATCH /v1/jobs/ab12cd34", Answer(job(priority=10)))
