@@ -50,7 +50,7 @@ class ForkRequest(BaseModel):
     version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
     spec: dict[str, Any] = Field({}, description="fields of the JobSpec that change; the others are the parent's")
     optimizer: Literal["kept", "fresh"] | None = Field(
-        None, description="whether to go on with the optimizer's state; by default where its settings stay the same"
+        None, description="whether to continue with the optimizer's state; by default where its settings stay the same"
     )
 
 
@@ -76,7 +76,7 @@ class JobPublic(_Answer):
     name: str
     title: str = Field(description="the name, or the model and the data set where the job has none")
     queue: str
-    priority: int = Field(description="of two jobs the one with more gets workers first")
+    priority: int = Field(description="higher-priority jobs get workers first")
     spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
     status: JobStatus
     reason: str | None = Field(description="why the job is not running, and what would help")
@@ -314,7 +314,7 @@ class InviteCreated(InvitePublic):
     """An invite as it is shown once."""
 
     url: str
-    command: str = Field(description="to be typed on the machine that is to help")
+    command: str = Field(description="to be typed on the machine that is helping")
     qr: str = Field(description="the link as a QR code: an SVG image as data URI")
     note: str | None = Field(description="what keeps other machines from joining, if anything does")
 

@@ -119,7 +119,7 @@ class JobSpec(Part):
     )
     workers: WorkerRange = WorkerRange()
     priority: int = Field(
-        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="of two jobs the one with more gets workers first"
+        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="higher-priority jobs get workers first"
     )
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(0, ge=0, le=256)

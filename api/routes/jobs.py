@@ -91,7 +91,7 @@ def pause_job(
     service: JobsDep,
     after: Annotated[Literal["now", "round"], Query(description="at once, or once the round at hand is done")] = "now",
     hours: Annotated[
-        float | None, Query(gt=0, le=MOST_HOURS, description="after which it goes on by itself; none: when resumed")
+        float | None, Query(gt=0, le=MOST_HOURS, description="after which it resumes automatically; none: when resumed")
     ] = None,
 ) -> JobPublic:
     """Let a queued or running job rest; its workers leave, what they did stays."""
@@ -100,13 +100,13 @@ def pause_job(
 
 @router.post("/{job_id}/resume", status_code=202)
 def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a paused job go on where it was; or take back that it should pause after its round."""
+    """Let a paused job continue where it was; or take back that it should pause after its round."""
     return service.resume(job_id)
 
 
 @router.post("/{job_id}/retry", status_code=202)
 def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a failed job go on from its last checkpoint."""
+    """Let a failed job continue from its last checkpoint."""
     return service.retry(job_id)
 
 
@@ -214,7 +214,7 @@ def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, reques
 
 @router.get("/{job_id}/checkpoints/{which}/state", response_class=FileResponse)
 def download_state(job_id: JobId, which: Which, service: HistoryDep) -> Response:
-    """What the reducer needs beside a version's weights to go on from it: for replaying, in a format of its own."""
+    """What the reducer needs beside a version's weights to continue from it: for replaying, in a format of its own."""
     return FileResponse(
         service.state(job_id, which), media_type="application/octet-stream", filename="state.safetensors"
     )

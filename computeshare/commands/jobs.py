@@ -47,7 +47,10 @@ def list_jobs(
     search: Annotated[
         str | None, typer.Option(help="Only jobs with this text in their name, or with this id.", show_default=False)
     ] = None,
-    sort: Annotated[JobSort, typer.Option(help="The order; accuracy: best first, updated: latest first.")] = "newest",
+    sort: Annotated[
+        JobSort | None,
+        typer.Option(help="The order; accuracy: best first, updated: latest first.", show_default="newest"),
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
     url: Url = None,
     home: Home = None,
@@ -89,7 +92,8 @@ def pause(
     job_id: JobId,
     after_round: Annotated[bool, typer.Option("--after-round", help="Let the round at hand be done first.")] = False,
     hours: Annotated[
-        float | None, typer.Option("--hours", min=0, help="After so many it goes on by itself.", show_default=False)
+        float | None,
+        typer.Option("--hours", min=0, help="Resume automatically after so many hours.", show_default=False),
     ] = None,
     url: Url = None,
     home: Home = None,
@@ -102,14 +106,14 @@ def pause(
 
 @app.command()
 def resume(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Let a paused job go on where it was."""
+    """Let a paused job continue where it was."""
     with connect(url, home) as client:
         _tell(client.resume(job_id), as_json)
 
 
 @app.command()
 def retry(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Let a failed job go on from its last checkpoint."""
+    """Let a failed job continue from its last checkpoint."""
     with connect(url, home) as client:
         _tell(client.retry(job_id), as_json)
 

@@ -233,7 +233,7 @@ def test_jobs_are_renamed_and_deleted_in_the_list(site: Site, opened: Any) -> No
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("button", name="Delete it").click()
     expect(page.locator(f"#job-{gone}")).to_have_count(0)
-    expect(page.locator("#ticked")).to_have_text("1 job ticked, at least 2 are compared")
+    expect(page.locator("#ticked")).to_have_text("1 job selected, at least 2 needed")
 
 
 @in_every_window
@@ -438,7 +438,7 @@ def test_ticked_jobs_are_compared(site: Site, opened: Any) -> None:
     expect(page.locator(f"#tick-{later.job_id}")).to_be_visible()  # the list is another, and keeps what was ticked
     for feed in (one, other):
         expect(page.locator(f"#tick-{feed.job_id}")).to_be_checked()
-    page.get_by_role("button", name="Compare those ticked").click()
+    page.get_by_role("button", name="Compare selected").click()
     expect(page.locator("h1")).to_have_text("2 jobs compared")
     expect(page.locator("#results")).to_contain_text("60 of 1,000")
     expect(page.locator(".compared code")).to_have_text(["optimizer.name", "optimizer.lr", "optimizer.momentum"])
@@ -459,29 +459,29 @@ def test_ticks_outlive_pages_filters_and_jobs_that_come(
     page = opened(f"/?queue={queue}")
     compare, ticked = page.locator("#compare"), page.locator("#ticked")
     expect(compare).to_be_disabled()
-    expect(ticked).to_have_text("two to six")
+    expect(ticked).to_have_text("")
     page.locator(f"#tick-{newest}").check()
-    expect(ticked).to_have_text("1 job ticked, at least 2 are compared")
+    expect(ticked).to_have_text("1 job selected, at least 2 needed")
     expect(compare).to_be_disabled()
     page.get_by_role("link", name="Older jobs").click()
-    expect(ticked).to_have_text("1 job ticked, at least 2 are compared, 1 not shown here")
+    expect(ticked).to_have_text("1 job selected, at least 2 needed, 1 not on this page")
     page.locator(f"#tick-{oldest}").check()
     expect(compare).to_be_enabled()
     page.go_back()
     expect(page.locator(f"#tick-{newest}")).to_be_checked()
-    expect(ticked).to_have_text("2 of 6 jobs ticked, 1 not shown here")
+    expect(ticked).to_have_text("2 jobs selected, 1 not on this page")
     for _ in range(2):
         start(site, queue=queue)
     expect(page.locator(f"#tick-{newest}")).to_have_count(0)
-    expect(ticked).to_have_text("2 of 6 jobs ticked, 2 not shown here")
+    expect(ticked).to_have_text("2 jobs selected, 2 not on this page")
     page.locator("#filter-queued").click()
     page.reload()
-    expect(ticked).to_have_text("2 of 6 jobs ticked, 2 not shown here")
+    expect(ticked).to_have_text("2 jobs selected, 2 not on this page")
     compare.click()
     expect(page.locator(".compared thead a")).to_have_text(["newest", "oldest"])
     page.go_back()
     page.locator(".tick input").first.check()
-    expect(ticked).to_have_text("3 of 6 jobs ticked, 2 not shown here")
+    expect(ticked).to_have_text("3 jobs selected, 2 not on this page")
 
 
 def test_a_seventh_tick_is_one_too_many(site: Site, opened: Any) -> None:
@@ -490,17 +490,17 @@ def test_a_seventh_tick_is_one_too_many(site: Site, opened: Any) -> None:
     page = opened(f"/?queue={queue}")
     for job_id in made:
         page.locator(f"#tick-{job_id}").check()
-    expect(page.locator("#ticked")).to_have_text("7 jobs ticked, at most 6 are compared")
+    expect(page.locator("#ticked")).to_have_text("7 jobs selected, at most 6 can be compared")
     expect(page.locator("#compare")).to_be_disabled()
     page.locator(f"#tick-{made[3]}").uncheck()
     page.locator("#compare").click()
     expect(page.locator("h1")).to_have_text("6 jobs compared")
     page.go_back()
-    page.get_by_role("button", name="Untick all").click()
-    expect(page.locator("#ticked")).to_have_text("two to six")
+    page.get_by_role("button", name="Clear selection").click()
+    expect(page.locator("#ticked")).to_have_text("")
     expect(page.locator("#compare")).to_be_disabled()
     expect(page.locator(".tick input:checked")).to_have_count(0)
-    expect(page.get_by_role("button", name="Untick all")).to_be_hidden()
+    expect(page.get_by_role("button", name="Clear selection")).to_be_hidden()
 
 
 def test_jobs_are_compared_without_javascript(site: Site, opened: Any) -> None:
@@ -510,8 +510,8 @@ def test_jobs_are_compared_without_javascript(site: Site, opened: Any) -> None:
     forgive(page, "/compare*")
     page.locator(f"#tick-{made[0]}").check()
     page.locator("#compare").click()
-    expect(page.locator("h1")).to_have_text("Tick more jobs")
-    expect(page.locator("main")).to_contain_text("2 to 6 jobs can stand side by side; ticked: 1")
+    expect(page.locator("h1")).to_have_text("Select more jobs")
+    expect(page.locator("main")).to_contain_text("2 to 6 jobs can be compared; selected: 1")
     page.get_by_role("link", name="Back to the list").click()
     for job_id in made:
         page.locator(f"#tick-{job_id}").check()
@@ -588,7 +588,7 @@ def test_the_form_says_what_is_wrong_as_it_is_filled_in_and_makes_the_job(site: 
     expect(page.locator("#strategy-inner-steps-error")).to_contain_text("greater than or equal to 1")
     page.get_by_label("Inner steps").fill("10")
     page.get_by_label("Name").fill("made by hand")
-    page.get_by_label("How values travel").select_option("auto")
+    page.get_by_label("Compression").select_option("auto")
     expect(page.get_by_label("Updates, up")).not_to_be_visible()
     expect(page.locator("#ways")).to_contain_text('"codec": "auto"')
     page.get_by_role("button", name="Create the job").click()

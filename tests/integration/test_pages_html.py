@@ -401,7 +401,7 @@ def test_submissions_say_why_they_did_not_count(pages: Pages) -> None:
     assert "its lease had run out" in html
     only = pages.get(f"/jobs/{job_id}/submissions?outcome=stale")
     assert "version 4 had come" in only and "its lease had run out" not in only
-    assert "None like that" in pages.get(f"/jobs/{job_id}/submissions?worker=w2")
+    assert "No submissions match." in pages.get(f"/jobs/{job_id}/submissions?worker=w2")
     job = pages.get(f"/jobs/{job_id}")
     assert "1 lease lost" in job and "50 %" in job
 

@@ -86,7 +86,7 @@ def test_the_variables_win_over_the_home_and_arguments_over_both(
 
 
 def test_where_no_control_plane_is_known_it_says_what_to_start(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoServer, match="start `computeshare up`, or set COMPUTESHARE_URL"):
+    with pytest.raises(NoServer, match="Start one: `computeshare up`, or set COMPUTESHARE_URL"):
         ComputeShare()
     with pytest.raises(SettingsError, match="http://HOST:PORT"):
         ComputeShare("nonsense")
