@@ -125,6 +125,7 @@ class Database:
 
         @event.listens_for(self.engine, "connect")
         def _prepare(connection: Any, _record: object) -> None:
+            connection.create_function("casefold", 1, str.casefold, deterministic=True)  # lower() knows ASCII alone
             connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where the driver guesses
             try:
                 for pragma in PRAGMAS:

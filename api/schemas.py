@@ -4,12 +4,12 @@ Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from computeshare.loglines import Level
-from computeshare.spec import LARGEST_PRIORITY, QUEUE_PATTERN
+from computeshare.spec import LARGEST_PRIORITY, QUEUE_PATTERN, JobName
 from computeshare.types import JobStatus, Kind, Outcome
 
 
@@ -50,16 +50,23 @@ class ForkRequest(BaseModel):
     version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
     spec: dict[str, Any] = Field({}, description="fields of the JobSpec that change; the others are the parent's")
     optimizer: Literal["kept", "fresh"] | None = Field(
-        None, description="whether to go on with the optimizer's state; by default where its settings stay the same"
+        None, description="whether to continue with the optimizer's state; by default where its settings stay the same"
     )
 
 
 class JobChange(BaseModel):
-    """What can be changed of a job that has not ended."""
+    """What can be changed of a job, at least one of these: its name, and while it has not ended its priority."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    priority: int = Field(ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)
+    name: JobName | None = None
+    priority: int | None = Field(None, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.name is None and self.priority is None:
+            raise ValueError("give a name or a priority")
+        return self
 
 
 class JobPublic(_Answer):
@@ -69,7 +76,7 @@ class JobPublic(_Answer):
     name: str
     title: str = Field(description="the name, or the model and the data set where the job has none")
     queue: str
-    priority: int = Field(description="of two jobs the one with more gets workers first")
+    priority: int = Field(description="higher-priority jobs get workers first")
     spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
     status: JobStatus
     reason: str | None = Field(description="why the job is not running, and what would help")
@@ -118,7 +125,7 @@ class JobPublic(_Answer):
 
 
 class JobPage(_Answer):
-    """Jobs, newest first."""
+    """A page of jobs, in the order asked for."""
 
     items: list[JobPublic]
     next_cursor: str | None
@@ -316,7 +323,7 @@ class InviteCreated(InvitePublic):
     """An invite as it is shown once."""
 
     url: str
-    command: str = Field(description="to be typed on the machine that is to help")
+    command: str = Field(description="to be typed on the machine that is helping")
     qr: str = Field(description="the link as a QR code: an SVG image as data URI")
     note: str | None = Field(description="what keeps other machines from joining, if anything does")
 

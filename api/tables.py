@@ -109,7 +109,7 @@ class Job(SQLModel, table=True):
 
     @property
     def priority(self) -> int:
-        """Of two jobs the one with more gets workers first."""
+        """Higher-priority jobs get workers first."""
         return priority_of(self.spec)
 
 

@@ -66,7 +66,7 @@ class WebhookChange(BaseModel):
     events: Events | None = None
     job_id: JobFilter | None = None
     queue: QueueFilter | None = None
-    active: bool | None = Field(None, description="true: go on; what happened meanwhile is not made up for")
+    active: bool | None = Field(None, description="true: continue; what happened meanwhile is not made up for")
     new_secret: bool = Field(False, description="make up another secret, and show it in the answer")
 
 

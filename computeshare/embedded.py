@@ -250,7 +250,7 @@ class EmbeddedBroker:
     def _set_aside(self, data_dir: Path) -> None:
         kept = data_dir.with_name(f"{data_dir.name}-damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
         data_dir.rename(kept)
-        said = f"the broker's append-only file is damaged: kept as {kept}; jobs go on from their last checkpoints"
+        said = f"the broker's append-only file is damaged: kept as {kept}; jobs continue from their last checkpoints"
         with open(self.log_path, "a") as log:
             log.write(f"ComputeShare: {said}\n")
         print(said, file=sys.stderr, flush=True)

@@ -152,9 +152,10 @@ class Gatherer:
         about = {"worker": part.worker, "micro_batch": part.micro_batch, "reason": reason}
         log.warning("refused an update", job=self.rounds.job_id, version=base.version, **about)
         if is_divergence(found, self.bearable):
+            workers = f"{found.sessions} worker{'' if found.sessions == 1 else 's'}"
             raise Diverged(
-                f"diverged at version {base.version}: micro-batch {part.micro_batch} gave values that are not finite "
-                f"{found.times} times, from {found.sessions} worker(s). Try a lower learning rate."
+                f"Training diverged at version {base.version}: micro-batch {part.micro_batch} produced NaN or infinity "
+                f"{found.times} times ({workers}). Try a lower learning rate."
             )
 
     def expected(self, base: Token, following: Round) -> list[tuple[str, int]]:

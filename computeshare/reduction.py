@@ -375,7 +375,7 @@ class JobReducer:
 
         def ready(parameters: Vector) -> None:
             if not np.isfinite(parameters).all():
-                raise Diverged(f"diverged at version {base.version}: the step gave values that are not finite")
+                raise Diverged(f"Training diverged at version {base.version}: the step produced NaN or infinity")
             if digest:
                 self._helper.submit(digest.add, parameters)
 

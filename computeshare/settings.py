@@ -122,7 +122,7 @@ class Settings(BaseSettings):
             return self.url.rstrip("/")
         if run := RunFile.read(self.run_path):
             return run.url
-        raise Unreachable("no control plane is known: start `computeshare up`, or set COMPUTESHARE_URL")
+        raise Unreachable("Can't find a control plane. Start one: `computeshare up`, or set COMPUTESHARE_URL")
 
     def resolve_token(self) -> str:
         """The bearer token for a client. Raises NoToken."""

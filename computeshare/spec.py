@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from computeshare.catalog import catalog
 from computeshare.methods import (
@@ -41,6 +41,16 @@ UNITS_FROM = {"sync": "micro_batches_per_round", "async": "strategy.buffer", "lo
 """The field that says how many units a round of each strategy has, and so how many workers can work on it at a time."""
 LARGEST_PRIORITY = 100
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+def printable(name: str) -> str:
+    """A job's name. Raises ValueError."""
+    if re.search(r"[\x00-\x1f\x7f]", name):
+        raise ValueError("name must not hold control characters")
+    return name.strip()
+
+
+JobName = Annotated[str, Field(max_length=100), AfterValidator(printable)]
 
 
 class CodecSpec(Part):
@@ -88,7 +98,7 @@ answers to submissions."""
 class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
-    name: str = Field("", max_length=100)
+    name: JobName = ""
     queue: str = Field("default", pattern=QUEUE_PATTERN)
     dataset: str
     model: str
@@ -114,7 +124,7 @@ class JobSpec(Part):
     )
     workers: WorkerRange = WorkerRange()
     priority: int = Field(
-        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="of two jobs the one with more gets workers first"
+        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="higher-priority jobs get workers first"
     )
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(0, ge=0, le=256)
@@ -130,13 +140,6 @@ class JobSpec(Part):
             return {**chosen(data.get("strategy", {})).implied, **data}
         except (ValueError, AttributeError):  # said of the strategy, or of what is no object, later on
             return data
-
-    @field_validator("name")
-    @classmethod
-    def _printable(cls, value: str) -> str:
-        if re.search(r"[\x00-\x1f\x7f]", value):
-            raise ValueError("name must not hold control characters")
-        return value.strip()
 
     @field_validator("dataset", "model")
     @classmethod

@@ -16,6 +16,8 @@ Message = Sequence[Blob | None]
 
 Outcome = Literal["accepted", "stale", "duplicate", "lease_lost", "fenced", "refused"]
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+JobSort = Literal["newest", "oldest", "name", "accuracy", "updated"]
+"""What a list of jobs can be ordered by: `accuracy` the best first, `updated` the latest."""
 Kind = dict[str, str | int]
 """What a machine's bits depend on, by name: device, processor, torch's version and so on."""
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})

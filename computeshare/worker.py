@@ -169,9 +169,7 @@ def command(
             metavar="SIZE", envvar="COMPUTESHARE_MAX_MEMORY", help="What a job may take of the memory: 8GB, 512MiB."
         ),
     ] = None,
-    nice: Annotated[
-        int | None, typer.Option(min=0, max=19, help="How far the computing stands back behind all else here.")
-    ] = None,
+    nice: Annotated[int | None, typer.Option(min=0, max=19, help="CPU priority: 0 normal, 19 lowest.")] = None,
     only_on_power: Annotated[bool, typer.Option("--only-on-power", help="Rest while on battery.")] = False,
     battery_stop: Annotated[
         float | None, typer.Option(min=0, max=100, help="Rest from this percentage of the battery down ...")

@@ -45,8 +45,8 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
     """Series overlaid, differences of the specifications, best and last."""
     chosen = list(dict.fromkeys(ids or []))
     if not FEWEST <= len(chosen) <= MOST:
-        text = f"{FEWEST} to {MOST} jobs can stand side by side; ticked: {len(chosen)}."
-        return _refused(request, "Tick fewer jobs" if len(chosen) > MOST else "Tick more jobs", text)
+        text = f"{FEWEST} to {MOST} jobs can be compared; selected: {len(chosen)}."
+        return _refused(request, "Select fewer jobs" if len(chosen) > MOST else "Select more jobs", text)
     try:
         found = _compared(services, chosen)
         data, tables = _data(views, chosen), [views.table(job_id) for job_id in chosen]

@@ -80,5 +80,5 @@ def _link(request: Request, code: str) -> str:
 
 
 def command(queue: str, url: str) -> str:
-    """What to type on the machine that is to help; neither part holds anything that a shell would obey."""
+    """What to type on the machine that is helping; neither part holds anything that a shell would obey."""
     return f"computeshare-worker --queue {queue} --join {url}"

@@ -25,6 +25,7 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 PARTS = {
     "actions": "parts/actions.html",
+    "menu-actions": "parts/menu.html",
     "state": "parts/state.html",
     "started": "parts/started.html",
     "workers": "parts/workers.html",

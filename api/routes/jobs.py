@@ -21,8 +21,9 @@ from api.schemas import (
     SubmissionPage,
     VersionPage,
 )
+from api.services.job_list import Chosen
 from computeshare.spec import JobSpec
-from computeshare.types import JobStatus, Outcome
+from computeshare.types import JobSort, JobStatus, Outcome
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -61,11 +62,15 @@ def list_jobs(
     service: JobsDep,
     status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be given several times")] = None,
     queue: Annotated[str | None, Query(max_length=64)] = None,
+    search: Annotated[
+        str, Query(max_length=100, description="a part of the title, in upper or lower case; or an id")
+    ] = "",
+    sort: Annotated[JobSort, Query(description="accuracy: the best first; updated: the latest")] = "newest",
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> JobPage:
-    """Jobs, newest first."""
-    return service.list([one for one in status or () if one], queue, cursor, limit)
+    """Jobs, newest first unless another order is asked for; a cursor belongs to its order."""
+    return service.list(Chosen([one for one in status or () if one], queue, search), cursor, limit, sort)
 
 
 @router.get("/{job_id}")
@@ -76,8 +81,8 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
 
 @router.patch("/{job_id}")
 def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
-    """Give a job that has not ended another priority; workers change over within seconds."""
-    return service.prioritise(job_id, change.priority)
+    """Give a job another name, or, while it has not ended, another priority; workers change over within seconds."""
+    return service.update(job_id, change.priority, change.name)
 
 
 @router.post("/{job_id}/pause", status_code=202)
@@ -86,7 +91,7 @@ def pause_job(
     service: JobsDep,
     after: Annotated[Literal["now", "round"], Query(description="at once, or once the round at hand is done")] = "now",
     hours: Annotated[
-        float | None, Query(gt=0, le=MOST_HOURS, description="after which it goes on by itself; none: when resumed")
+        float | None, Query(gt=0, le=MOST_HOURS, description="after which it resumes automatically; none: when resumed")
     ] = None,
 ) -> JobPublic:
     """Let a queued or running job rest; its workers leave, what they did stays."""
@@ -95,13 +100,13 @@ def pause_job(
 
 @router.post("/{job_id}/resume", status_code=202)
 def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a paused job go on where it was; or take back that it should pause after its round."""
+    """Let a paused job continue where it was; or take back that it should pause after its round."""
     return service.resume(job_id)
 
 
 @router.post("/{job_id}/retry", status_code=202)
 def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a failed job go on from its last checkpoint."""
+    """Let a failed job continue from its last checkpoint."""
     return service.retry(job_id)
 
 
@@ -209,7 +214,7 @@ def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, reques
 
 @router.get("/{job_id}/checkpoints/{which}/state", response_class=FileResponse)
 def download_state(job_id: JobId, which: Which, service: HistoryDep) -> Response:
-    """What the reducer needs beside a version's weights to go on from it: for replaying, in a format of its own."""
+    """What the reducer needs beside a version's weights to continue from it: for replaying, in a format of its own."""
     return FileResponse(
         service.state(job_id, which), media_type="application/octet-stream", filename="state.safetensors"
     )

@@ -55,4 +55,4 @@ def exhausted(memory: Memory) -> str | None:
     if memory.used_bytes < FULL * memory.limit_bytes or not memory.limit_bytes:
         return None
     full = f"The broker is out of memory, {size(memory.used_bytes)} of {size(memory.limit_bytes)} are taken"
-    return f"{full}: it goes on by itself once some is free; end other jobs, or raise its maxmemory"
+    return f"{full}: it resumes automatically once some is free; end other jobs, or raise its maxmemory"

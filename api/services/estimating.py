@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from api.services.wording import plural
 from computeshare.leasing import shortest
 
+_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ENOUGH_ROUNDS = 5
 """Versions that must have been made before anything is said."""
 
@@ -20,8 +22,8 @@ class Measured:
     """How a job has gone of late.
 
     `unit_s`: of each worker, seconds that a unit takes it, sent and all. `round_s`: seconds from one version to the
-    next. `units`: in a round. `most`: workers that the job takes. `anyhow`: whether a round is made of whatever comes
-    first, or of units as long as their workers are fast, so that nobody waits for the slowest.
+    next. `units`: in a round, each called a `unit`. `most`: workers that the job takes. `anyhow`: whether a round is
+    made of whatever comes first, or of units as long as their workers are fast, so that nobody waits for the slowest.
     """
 
     unit_s: Sequence[float]
@@ -30,6 +32,7 @@ class Measured:
     units: int
     most: int
     anyhow: bool = False
+    unit: str = "micro-batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def one_more(measured: Measured) -> Estimate | str:
     if workers >= measured.most:
         return f"This job takes {measured.most} worker{'' if measured.most == 1 else 's'} at most (workers.max)"
     if workers >= measured.units and not measured.anyhow:
-        return f"A round has {measured.units} parts to share: one more worker would only stand by for a slow one"
+        units = f"{measured.units} {measured.unit if measured.units == 1 else plural(measured.unit)}"
+        return f"Each round has {units}, so a {_ordinal(workers + 1)} worker would only be a backup"
     rest_s = max(0.0, measured.round_s - _work_s(measured, measured.unit_s))
 
     def gain(unit_s: float, longer: float = 1.0) -> float:
@@ -58,6 +62,13 @@ def one_more(measured: Measured) -> Estimate | str:
     likely = gain(median(measured.unit_s))
     low = gain(max(measured.unit_s), (workers + 1) / workers)
     return Estimate(min(low, likely), likely, max(likely, gain(min(measured.unit_s))))
+
+
+def _ordinal(number: int) -> str:
+    if number < len(_ORDINALS):
+        return _ORDINALS[number]
+    last = number % 10 if number % 100 not in (11, 12, 13) else 0
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
 def _work_s(measured: Measured, unit_s: Sequence[float]) -> float:

@@ -41,11 +41,11 @@ def advice(error: str) -> str:
 
 _ADVICE = (
     (
-        "^diverged at version 0:",
+        "^(training )?diverged at version 0:",
         "Clone the job with a lower learning rate; max_norm in the strategy clips updates that are too long.",
     ),
     (
-        "^diverged",
+        "^(training )?diverged",
         "Clone the job with a lower learning rate, or fork one of its checkpoints, if there are any; max_norm in the "
         "strategy clips updates that are too long.",
     ),
@@ -62,6 +62,6 @@ _ADVICE = (
     ("take an earlier checkpoint", "Fork an earlier checkpoint of this job."),
 )
 _OTHERWISE = (
-    "Retry goes on from the last checkpoint. If it fails again the same way, clone the job and change what the error "
+    "Retry continues from the last checkpoint. If it fails again the same way, clone the job and change what the error "
     "names; computeshare doctor checks this machine."
 )

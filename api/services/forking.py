@@ -82,7 +82,10 @@ def _implied(strategy: Any) -> dict[str, Any]:
 def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
     """The field for which weights of `parent` are none of `spec`, and why; None where they fit."""
     if spec.model != parent.model:
-        return "model", f"a fork goes on with weights of {parent.model}: leave the model as it is, or create a new job"
+        return (
+            "model",
+            f"a fork continues from weights of {parent.model}: leave the model as it is, or create a new job",
+        )
     if spec.shape != parent.shape:
         field = "dataset" if spec.input == parent.input else "input"
         return field, f"the weights are for an input of {list(parent.shape)}, not of {list(spec.shape)}: set input"

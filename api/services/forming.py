@@ -15,7 +15,7 @@ from computeshare.spec import CodecName, JobSpec
 
 Document = dict[str, Any]
 STRATEGY, CODEC, MORE = "strategy.kind", "codec", "more"
-CHOSEN = "as chosen"
+CHOSEN = "manual"
 """Instead of `auto`: the codecs are those of the two fields beside."""
 
 
@@ -110,7 +110,11 @@ def groups() -> Sequence[Group]:
                     kinds=("local",),
                 ),
                 FormField(
-                    "strategy.replicas", "Replicas", "in a round; as many workers have work", step="1", kinds=("local",)
+                    "strategy.replicas",
+                    "Replicas per round",
+                    "at most this many workers are busy",
+                    step="1",
+                    kinds=("local",),
                 ),
                 FormField("strategy.outer_lr", "Outer rate", step="any", kinds=("local",)),
                 FormField("strategy.outer_momentum", "Outer momentum", step="any", kinds=("local",)),
@@ -141,7 +145,7 @@ def groups() -> Sequence[Group]:
             (
                 FormField(
                     CODEC,
-                    "How values travel",
+                    "Compression",
                     "auto: chosen once, by what the first workers measure",
                     choices=("auto", CHOSEN),
                 ),

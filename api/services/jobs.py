@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from sqlmodel import col
 from api.database import Database, now_ms
 from api.errors import Conflict, KeyReused, NotFound
 from api.schemas import JobPage, JobPublic
+from api.services.job_list import ORDERS, Chosen
 from api.services.paging import next_cursor, page
 from api.services.plans import mean_round
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
 from computeshare.durability import Disk
 from computeshare.spec import JobSpec
-from computeshare.types import ENDED, JobStatus
+from computeshare.types import ENDED, JobSort, JobStatus
 
 _ALPHABET = string.ascii_lowercase + string.digits
 FEWEST_BYTES = 1 << 16
@@ -31,6 +32,7 @@ FEWEST_BYTES = 1 << 16
 HOUR_MS = 3_600_000
 USER = "a user"
 """Who asked for a change, in the timeline."""
+EVERY = Chosen()
 LATE_MS = 60_000
 """A deleted job is purged a second time after this long: something of it may still have been at work."""
 
@@ -125,20 +127,18 @@ class Jobs:
 
     def list(
         self,
-        statuses: Sequence[JobStatus] = (),
-        queue: str | None = None,
+        chosen: Chosen = EVERY,
         cursor: str | None = None,
         limit: int = 50,
+        sort: JobSort = "newest",
     ) -> JobPage:
-        """Jobs newest first, of these statuses (empty: any) and this queue. Raises BadCursor."""
-        query = _jobs().order_by(col(Job.created_ms).desc(), col(Job.id).desc())
-        if statuses:
-            query = query.where(col(Job.status).in_(statuses))
-        if queue is not None:
-            query = query.where(col(Job.queue) == queue)
+        """A page of the chosen jobs; a cursor belongs to its order. Raises BadCursor."""
+        order = ORDERS[sort]
+        query = chosen.among(_jobs()).order_by(*order.columns)
         with self._database.read() as session:
-            rows = page(session, query, (int, str), cursor, limit)
-            return JobPage(items=[self._with_obstacle(_public(row)) for row in rows], next_cursor=next_cursor(rows))
+            rows = page(session, query, order.kinds, cursor, limit, sort)
+            items = [self._with_obstacle(_public(row)) for row in rows]
+            return JobPage(items=items, next_cursor=next_cursor(rows, sort))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> JobPublic:
         """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict.
@@ -226,20 +226,18 @@ class Jobs:
         shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # what fails here, the outbox repeats
         self._wake()
 
-    def prioritise(self, job_id: str, priority: int) -> JobPublic:
-        """Give a job that has not ended another priority. Raises NotFound, Conflict."""
+    def update(self, job_id: str, priority: int | None = None, name: str | None = None) -> JobPublic:
+        """Give a job another name, or one that has not ended another priority. Raises NotFound, Conflict."""
         with self._database.write() as session:
             job = find(session, job_id)
-            if job.status in ENDED:
+            if priority is not None and job.status in ENDED:
                 raise Conflict(f"job {job_id} is {job.status}: only a job that has not ended has use for a priority")
-            before, now = job.priority, now_ms()
-            if priority != before:
-                job.spec = {**job.spec, "priority": priority}
-                job.updated_ms = now
-                job.revision += 1
-                data = {"by": USER, "before": before, "priority": priority}
-                session.add(Event(job_id=job_id, type="prioritised", at_ms=now, data=data))
-                session.flush()
+            if priority is not None:
+                _edit(session, job, "prioritised", "priority", job.priority, priority)
+            if name is not None:
+                _edit(session, job, "renamed", "name", job.name, name)
+                job.name = name
+            session.flush()
             answer = _show(session, job_id)
         self._wake()
         return answer
@@ -291,6 +289,17 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
     job.revision += 1
     session.add(Outbox(job_id=job.id, kind="end", payload={"status": status}, created_ms=now, due_ms=now))
     session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
+
+
+def _edit(session: Session, job: Job, event: str, field: str, before: Any, value: Any) -> None:
+    """Change a field of a job's specification, with a line on its timeline."""
+    if value == before:
+        return
+    job.spec = {**job.spec, field: value}
+    job.updated_ms = now = now_ms()
+    job.revision += 1
+    data = {"by": USER, "before": before, field: value}
+    session.add(Event(job_id=job.id, type=event, at_ms=now, data=data))
 
 
 def _requeue(job: Job) -> None:

@@ -15,29 +15,35 @@ class BadCursor(SpecError):
     """A cursor that this list never handed out."""
 
 
-def page(session: Session, query: Select[Any], kinds: tuple[type, ...], cursor: str | None, limit: int) -> Page[Any]:
+def page(
+    session: Session, query: Select[Any], kinds: tuple[type, ...], cursor: str | None, limit: int, order: str = ""
+) -> Page[Any]:
     """One page of at most `limit` rows.
 
     Args:
         query: ordered by as many columns as there are `kinds`, the last of them unique.
         kinds: the Python type of each of these columns.
+        order: names the order of a list that has several: a cursor of another one is refused.
     Raises: BadCursor.
     """
-    return select_page(session, query, per_page=limit, page=_place(cursor, kinds) if cursor else None)
+    return select_page(session, query, per_page=limit, page=_place(cursor, kinds, order) if cursor else None)
 
 
-def next_cursor(rows: Page[Any]) -> str | None:
-    """The cursor of the page after this one, or None where it is the last."""
+def next_cursor(rows: Page[Any], order: str = "") -> str | None:
+    """The cursor of the page after this one, or None where it is the last; `order` as for `page`."""
     if not rows.paging.has_next:
         return None
-    bookmark = serialize_bookmark(rows.paging.next)
+    bookmark = order + serialize_bookmark(rows.paging.next)
     return base64.urlsafe_b64encode(bookmark.encode()).decode().rstrip("=")
 
 
-def _place(cursor: str, kinds: tuple[type, ...]) -> Marker:
+def _place(cursor: str, kinds: tuple[type, ...], order: str) -> Marker:
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        marker = unserialize_bookmark(base64.b64decode(padded, altchars=b"-_", validate=True).decode())
+        bookmark = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+        if not bookmark.startswith(order):
+            raise BadCursor(_NOT_OURS)
+        marker = unserialize_bookmark(bookmark.removeprefix(order))
     except Exception as error:  # whatever a damaged bookmark makes the parser raise
         raise BadCursor(_NOT_OURS) from error
     place = marker.place or ()

@@ -52,6 +52,6 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
         (situation.trouble, situation.trouble),
         (not situation.opened, "A reducer is preparing the first weights"),
         (not situation.working, "Its workers are loading the model and the data"),
-        (not situation.evaluator, f"Training goes on, but {NO_EVALUATOR} to score versions: {START_EVALUATOR}"),
+        (not situation.evaluator, f"Training continues, but {NO_EVALUATOR} to score versions: {START_EVALUATOR}"),
     )
     return next((text for applies, text in causes if applies), None)

@@ -127,6 +127,7 @@ def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> Measured:
         rounds=rounds,
         units=plan_of(job.spec).units_per_round,
         most=job.spec["workers"]["max"],
+        unit="replica" if strategy["kind"] == "local" else "micro-batch",
         anyhow=strategy["kind"] == "async" or bool(strategy.get("scale_steps")),
     )
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -21,13 +21,14 @@ from api.schemas import (
     Metrics,
 )
 from api.services.history import History
+from api.services.job_list import Chosen
 from api.services.jobs import Jobs
 from api.services.plans import mean_round
 from api.services.series import Columns, Lowest
 from api.services.submissions import Spent, Submissions
 from api.services.wording import rate
 from api.tables import Job
-from computeshare.types import JobStatus, Outcome
+from computeshare.types import JobSort, JobStatus, Outcome
 
 STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
 """In the order of their interest."""
@@ -41,13 +42,11 @@ TABLE_POINTS = 40
 
 @dataclass(frozen=True, slots=True)
 class JobsView:
-    """One page of the list of jobs. `counts` holds the statuses that occur."""
+    """One page of the list of jobs. `counts` holds the statuses that occur among those of the queue and the search."""
 
     jobs: list[JobPublic]
     next_cursor: str | None
     counts: dict[JobStatus, int]
-    status: JobStatus | None
-    queue: str | None
     first: bool
 
 
@@ -126,12 +125,16 @@ class Views:
     def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
         self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
 
-    def jobs(self, status: JobStatus | None = None, queue: str | None = None, cursor: str | None = None) -> JobsView:
-        """The running jobs, then the others, newest first; or those of one status; of one queue. Raises BadCursor."""
-        rest = [status] if status else STATUSES[1:]
-        page = self._jobs.list(rest, queue, cursor, PER_PAGE)
-        ahead = [] if status or cursor else self._jobs.list(["running"], queue, limit=MOST_RUNNING).items
-        return JobsView(ahead + page.items, page.next_cursor, self._counts(queue), status, queue, cursor is None)
+    def jobs(self, chosen: Chosen, sort: JobSort | None = None, cursor: str | None = None) -> JobsView:
+        """A page of the chosen jobs, sorted; unsorted, running ones come first, then the newest. Raises BadCursor."""
+        ahead: list[JobPublic] = []
+        rest = chosen
+        if sort is None and not chosen.statuses:
+            rest = replace(chosen, statuses=STATUSES[1:])
+            if not cursor:
+                ahead = self._jobs.list(replace(chosen, statuses=STATUSES[:1]), limit=MOST_RUNNING).items
+        page = self._jobs.list(rest, cursor, PER_PAGE, sort or "newest")
+        return JobsView(ahead + page.items, page.next_cursor, self._counts(chosen), cursor is None)
 
     def job(self, job_id: str, table: bool) -> JobView:
         """All of a job that is words and tables; the plots' table only if asked for."""
@@ -180,11 +183,10 @@ class Views:
         except NotFound:
             return job_id
 
-    def _counts(self, queue: str | None) -> dict[JobStatus, int]:
+    def _counts(self, chosen: Chosen) -> dict[JobStatus, int]:
         query = select(col(Job.status), func.count()).group_by(col(Job.status))
         with self._database.read() as session:
-            query = query.where(col(Job.queue) == queue) if queue else query
-            rows = session.execute(query).all()
+            rows = session.execute(replace(chosen, statuses=()).among(query)).all()
         found = {row[0]: row[1] for row in rows}
         return {status: found[status] for status in STATUSES if status in found}
 

@@ -1,6 +1,7 @@
 """Numbers, times and events in words, as the pages show them. Pure. `static/format.js` says the same in the browser."""
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -128,12 +129,13 @@ def _created(data: Data, _name: Name) -> str:
 
 def _opened(data: Data, _name: Name) -> str:
     if data["restored"]:
-        return f"Went on from version {count(data['version'])}, the last checkpoint"
+        return f"Continued from version {count(data['version'])}, the last checkpoint"
     return f"First weights published, {count(data['parameters'])} parameters"
 
 
 def _left(data: Data, name: Name) -> str:
-    return f"{name(data['worker'])} left" + (f": {data['reason']}" if data["reason"] not in ("", "left") else "")
+    reason = re.sub(r"^the job is ", "job ", data["reason"])
+    return f"{name(data['worker'])} left" + (f" ({reason})" if reason not in ("", "left") else "")
 
 
 def _banned(data: Data, name: Name) -> str:
@@ -142,6 +144,13 @@ def _banned(data: Data, name: Name) -> str:
 
 def _unfit(data: Data, name: Name) -> str:
     return f"{data['name'] or name(data['worker'])} cannot take part: {data['reason']}"
+
+
+def _renamed(data: Data, _name: Name) -> str:
+    before, name = data["before"], data["name"]
+    if not name:
+        return f'Name "{before}" removed by {data["by"]}'
+    return (f'Renamed from "{before}" to "{name}"' if before else f'Named "{name}"') + f" by {data['by']}"
 
 
 def _closed(data: Data, _name: Name) -> str:
@@ -162,11 +171,10 @@ def _version(data: Data, _name: Name) -> str:
 
 
 def _recalled(data: Data, name: Name) -> str:
-    reasons = {
-        "priority": f"job {data['to']} has a higher priority",
-        "share": f"job {data['to']} has fewer workers than its share",
-    }
-    return f"{name(data['worker'])} is to leave: {reasons.get(data['why'], 'it is ' + str(data['why']))}"
+    reasons = {"priority": "has a higher priority", "share": "is below its share"}
+    if reason := reasons.get(data["why"]):
+        return f"Moving {name(data['worker'])} to job {data['to']}, which {reason}"
+    return f"{name(data['worker'])} was asked to leave: it is {data['why']}"
 
 
 def _refused(data: Data, name: Name) -> str:
@@ -187,7 +195,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
         f"The broker came back at version {count(data['version'])} and had lost up to "
         f"version {count(data['lost'])}: they are done again"
     ),
-    "reducer": lambda data, _: f"The reducer on {data['host']} (process {data['pid']}) took over",
+    "reducer": lambda data, _: f"Reducer started on {data['host']} (PID {data['pid']})",
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
     "banned": _banned,
@@ -195,6 +203,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
     "recalled": _recalled,
     "prioritised": lambda data, _: f"Priority changed from {data['before']} to {data['priority']} by {data['by']}",
+    "renamed": _renamed,
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,

@@ -3,7 +3,7 @@
 import { everySecond, refresher } from "./live.js";
 import { plots } from "./plots.js";
 import { allSeries } from "./series.js";
-import { choose, view } from "./view.js";
+import { choose, keepZoom, view } from "./view.js";
 
 const AGAIN_MS = 5000;
 const page = document.getElementById("page-data");
@@ -27,7 +27,7 @@ function linesOf(lines) {
   );
 }
 
-const changed = plots(linesOf, view);
+const changed = plots(linesOf, view, keepZoom);
 choose(() => changed(true));
 
 async function again() {

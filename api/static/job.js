@@ -4,14 +4,16 @@ import { actions } from "./actions.js";
 import { count, done, duration, loss, percent, rate } from "./format.js";
 import { everySecond, now, refresher } from "./live.js";
 import { logs } from "./logs.js";
+import { managing } from "./managing.js";
+import "./menu.js";
 import { notify } from "./notify.js";
 import { plots } from "./plots.js";
 import { allSeries } from "./series.js";
-import { choose, view } from "./view.js";
+import { choose, keepZoom, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const MATTERS = ["status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
-const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
+const MATTERS = ["name", "status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "renamed", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
@@ -68,6 +70,7 @@ function showBest(name, text) {
 
 function show() {
   for (const [name, text] of Object.entries(FIELDS)) setText(field(name), text());
+  setText(document.getElementById("title"), job.title);
   field("bar").value = job.version;
   document.querySelector("#updated time").dateTime = job.updated_at;
   const state = job.status === "running" ? FIELDS.done() : job.status[0].toUpperCase() + job.status.slice(1);
@@ -87,7 +90,7 @@ const valuesOf = ({ loss, samples_per_s, staleness }) => ({
 });
 
 const start = () => Date.parse(job.started_at ?? job.created_at) / 1000;
-const changed = plots((lines) => lines.map((line) => ({ ...line, series: series[line.name], start: start() })), view);
+const changed = plots((lines) => lines.map((line) => ({ ...line, series: series[line.name], start: start() })), view, keepZoom);
 choose(() => changed(true));
 
 // What each of the versions since the snapshot before has sent, on average.
@@ -237,6 +240,7 @@ const followPriority = actions(job.id, {
   refresh: () => refresh(true),
 });
 
+managing({ renamed: (snapshot) => HANDLERS.job(snapshot), deleted: () => location.assign("/") });
 logs(document.getElementById("logs"), job.id);
 values.open = false; // it is there for those without plots
 values.addEventListener("toggle", () => values.open && refresh(true));

@@ -35,7 +35,9 @@ function replacePart(place, fresh) {
   const focused = place.contains(document.activeElement) ? document.activeElement.id : null;
   const scrolled = [...place.querySelectorAll(".scroll[id]")].map(({ id, scrollTop }) => [id, scrollTop]);
   for (const { id, open } of place.querySelectorAll("details[id]")) fresh.querySelector(`#${id}`)?.toggleAttribute("open", open);
+  const menu = place.querySelector(":popover-open")?.id;
   place.replaceChildren(...fresh.childNodes);
+  if (menu) document.getElementById(menu)?.showPopover({ source: place.querySelector(`[popovertarget="${menu}"]`) });
   place.dispatchEvent(new Event("replaced", { bubbles: true }));
   for (const [id, top] of scrolled) document.getElementById(id)?.scrollTo(0, top);
   if (focused !== null) (document.getElementById(focused) ?? document.getElementById("content")).focus({ preventScroll: true });

@@ -77,7 +77,8 @@ function strokes(plot, lines, view) {
   });
 }
 
-function options(plot, lines, view, width) {
+// A plot's drawing; `span()` is the range of x, `zoomTo` is told the range that the reader selects, or null: all of it.
+function options(plot, lines, view, width, span, zoomTo) {
   const across = ACROSS[view.across];
   const logarithmic = view.log && plot.log;
   const y = logarithmic
@@ -87,8 +88,19 @@ function options(plot, lines, view, width) {
     width,
     height: HEIGHT,
     padding: [8, 12, 0, 0],
-    cursor: { drag: { x: false, y: false }, sync: { key: "versions" }, points: { size: 7 } },
-    scales: { x: { time: false, range: (_, low, high) => [0, Math.max(high ?? 0, across.least)] }, y },
+    cursor: {
+      drag: { x: true, y: false, setScale: false, dist: 5 },
+      bind: { dblclick: () => () => zoomTo(null) },
+      sync: { key: "versions", scales: ["x", null], filters: { pub: (type) => type === "mousemove" } }, // one of them zooms all
+      points: { size: 7 },
+    },
+    hooks: {
+      setSelect: [(chart) => {
+        const { left, width: wide } = chart.select;
+        if (wide > 0) zoomTo([chart.posToVal(left, "x"), chart.posToVal(left + wide, "x")]);
+      }],
+    },
+    scales: { x: { time: false, range: span }, y },
     axes: [axis(across.tick, { size: 32, incrs: across.incrs, space: 64 }), axis(plot.tick ?? plot.value, { size: 62 })],
     series: [{ label: across.label, value: told(across.value) }, ...strokes(plot, lines, view)],
     legend: { markers: { width: 2 } },
@@ -109,35 +121,52 @@ function table(plot, lines, view) {
 // Draws into the elements marked with data-plot; returns a function that says that the lines, or the view, have changed.
 //
 // `linesOf(name, lines)` gives each of a plot's lines its `series` (and `start`, in seconds): one for the job of a page,
-// several where jobs are compared. `view` holds `across` (version or time), `log` and `smooth` (0 to 1).
-export function plots(linesOf, view) {
+// several where jobs are compared. `view` holds `across` (version or time), `log`, `smooth` (0 to 1) and `zoom`: the range
+// of x that all plots show, null for everything there is. `keepZoom` is told the range that the reader chooses.
+export function plots(linesOf, view, keepZoom) {
   const drawn = new Map();
   let planned = false;
   let last = 0;
+  let span = [0, 1];
 
   const parts = (place) => [PLOTS[place.dataset.plot], linesOf(PLOTS[place.dataset.plot].lines)];
 
   function build(place) {
     const [plot, lines] = parts(place);
     drawn.get(place)?.destroy();
-    drawn.set(place, new uPlot(options(plot, lines, view, place.clientWidth || 320), [[]], place));
-    fill(place);
+    drawn.set(place, new uPlot(options(plot, lines, view, place.clientWidth || 320, () => span, zoomTo), [[]], place));
   }
 
-  function fill(place) {
-    const [plot, lines] = parts(place);
-    const data = table(plot, lines, view);
-    drawn.get(place).setData(data);
+  function fill(place, data) {
+    const chart = drawn.get(place);
+    chart.batch(() => {
+      chart.setData(data, false);
+      chart.setScale("x", { min: span[0], max: span[1] });
+    });
     place.classList.toggle("without-data", !data[0].length);
     place.dataset.points = data[0].length;
+    place.dataset.span = span.join(" ");
   }
 
+  // Every plot has the same range of x, so that what stands below one another belongs together.
   function draw() {
     [planned, last] = [false, performance.now()];
-    [...drawn.keys()].forEach(fill);
+    const tables = [...drawn.keys()].map((place) => [place, table(...parts(place), view)]);
+    span = view.zoom ?? [0, Math.max(ACROSS[view.across].least, ...tables.map(([, [places]]) => places.at(-1) ?? 0))];
+    for (const [place, data] of tables) fill(place, data);
   }
 
-  const rebuild = () => [...drawn.keys()].forEach(build);
+  function zoomTo(range) {
+    for (const chart of drawn.values()) chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    keepZoom(range);
+    draw();
+  }
+
+  function rebuild() {
+    [...drawn.keys()].forEach(build);
+    draw();
+  }
+
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       const width = target.clientWidth;
@@ -148,6 +177,7 @@ export function plots(linesOf, view) {
     build(place);
     resized.observe(place);
   }
+  draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuild);
 
   return function changed(anew = false) {

@@ -22,10 +22,10 @@ function keep() {
 
 function words() {
   const count = ticked.size;
-  if (!count) return "two to six";
-  if (count < FEWEST) return `${count} job ticked, at least ${FEWEST} are compared`;
-  if (count > MOST) return `${count} jobs ticked, at most ${MOST} are compared`;
-  return `${count} of ${MOST} jobs ticked`;
+  if (!count) return "";
+  if (count < FEWEST) return `${count} job selected, at least ${FEWEST} needed`;
+  if (count > MOST) return `${count} jobs selected, at most ${MOST} can be compared`;
+  return `${count} jobs selected`;
 }
 
 function show() {
@@ -35,13 +35,18 @@ function show() {
   for (const box of boxes) box.checked = ticked.has(box.value);
   const elsewhere = ticked.size - boxes.filter((box) => box.checked).length;
   button.disabled = ticked.size < FEWEST || ticked.size > MOST;
-  document.getElementById("ticked").textContent = words() + (elsewhere ? `, ${elsewhere} not shown here` : "");
+  document.getElementById("ticked").textContent = words() + (elsewhere ? `, ${elsewhere} not on this page` : "");
   document.getElementById("untick").hidden = !ticked.size;
 }
 
 function change() {
   keep();
   show();
+}
+
+// Unticks a job that is gone.
+export function forget(id) {
+  if (ticked.delete(id)) change();
 }
 
 document.addEventListener("change", ({ target }) => {

@@ -185,6 +185,10 @@ class Job:
         """Give a job that has not ended another priority, -100 to 100: those with more get workers first."""
         return self._told(self._client.prioritise(self.id, priority))
 
+    def rename(self, name: str) -> "Job":
+        """Give the job another name; an empty one: what it trains names it."""
+        return self._told(self._client.rename(self.id, name))
+
     def fork(self, version: int | str = "latest", *, optimizer: str | None = None, **changes: Any) -> "Job":
         """Create a job that starts from a version of this one.
 

@@ -8,11 +8,12 @@ from computeshare.client.card import table
 from computeshare.client.job import Job
 from computeshare.client.rest import Client
 from computeshare.client.weights import WeightsCache
+from computeshare.types import JobSort
 
 
 @dataclass(frozen=True, slots=True)
 class JobList:
-    """Jobs, newest first; a notebook shows them as a table."""
+    """Jobs, in the order asked for; a notebook shows them as a table."""
 
     items: tuple[Job, ...]
 
@@ -52,16 +53,25 @@ class Jobs:
         """The job with this id. Raises Problem: there is none."""
         return self._job(self._client.show(job_id))
 
-    def list(self, status: str | Sequence[str] = (), queue: str | None = None, limit: int | None = 50) -> JobList:
+    def list(
+        self,
+        status: str | Sequence[str] = (),
+        queue: str | None = None,
+        limit: int | None = 50,
+        search: str | None = None,
+        sort: JobSort | None = None,
+    ) -> JobList:
         """Jobs, newest first.
 
         Args:
             status: only jobs in this state, or in one of these.
             queue: only jobs of this queue.
             limit: how many at most; None: all.
+            search: only jobs with this text in their title, in upper or lower case, or with this id.
+            sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
         """
         statuses = (status,) if isinstance(status, str) else status
-        return JobList(tuple(self._job(found) for found in self._client.jobs(statuses, queue, limit)))
+        return JobList(tuple(self._job(found) for found in self._client.jobs(statuses, queue, limit, search, sort)))
 
     def _job(self, document: Any) -> Job:
         return Job(document, self._client, self._cache)

@@ -32,6 +32,7 @@ from computeshare.client.invites import Invites
 from computeshare.client.reaching import NoServer
 from computeshare.client.requests import PAGE, Progress, Requests, given
 from computeshare.errors import ArtifactError
+from computeshare.types import JobSort
 
 _LINES = 1000
 
@@ -82,9 +83,22 @@ class Client:
         response = self._requests.repeatable("POST", _path(job_id, "fork"), json=document_sent, headers=headers)
         return cast(Job, document(response))
 
-    def jobs(self, statuses: Sequence[str] = (), queue: str | None = None, limit: int | None = None) -> Iterator[Job]:
-        """Jobs newest first, `limit` of them or all; further pages are fetched as they are needed."""
-        return self._requests.listed("/v1/jobs", {"status": list(statuses) or None, "queue": queue}, limit)
+    def jobs(
+        self,
+        statuses: Sequence[str] = (),
+        queue: str | None = None,
+        limit: int | None = None,
+        search: str | None = None,
+        sort: JobSort | None = None,
+    ) -> Iterator[Job]:
+        """Jobs newest first, `limit` of them or all; further pages are fetched as they are needed.
+
+        Args:
+            search: only jobs with this text in their title, in upper or lower case, or with this id.
+            sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
+        """
+        filters = {"status": list(statuses) or None, "queue": queue, "search": search, "sort": sort}
+        return self._requests.listed("/v1/jobs", filters, limit)
 
     def show(self, job_id: str) -> Job:
         """One job."""
@@ -124,6 +138,10 @@ class Client:
     def prioritise(self, job_id: str, priority: int) -> Job:
         """Give a job that has not ended another priority."""
         return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"priority": priority})))
+
+    def rename(self, job_id: str, name: str) -> Job:
+        """Give a job another name; an empty one: what it trains names it."""
+        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"name": name})))
 
     def fleet(self, offline: bool = False) -> list[dict[str, Any]]:
         """The workers that are online; with `offline` also those that were in the last 30 days."""

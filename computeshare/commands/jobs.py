@@ -19,6 +19,7 @@ from computeshare.commands.logs import logs
 from computeshare.commands.output import console, job_details, job_table, plain, print_json, size, status, target, title
 from computeshare.commands.replay import replay
 from computeshare.commands.watch import follow_to_end
+from computeshare.types import JobSort
 
 app = typer.Typer(no_args_is_help=True, help="Create, watch and fetch jobs.")
 app.command()(create)
@@ -43,6 +44,13 @@ def list_jobs(
     queue: Annotated[
         str | None, typer.Option(help="Only jobs of this queue.", show_default=False, autocompletion=queues)
     ] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Only jobs with this text in their name, or with this id.", show_default=False)
+    ] = None,
+    sort: Annotated[
+        JobSort | None,
+        typer.Option(help="The order; accuracy: best first, updated: latest first.", show_default="newest"),
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
     url: Url = None,
     home: Home = None,
@@ -50,11 +58,13 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     with connect(url, home) as client:
-        jobs = list(client.jobs(state or (), queue, limit or None))
+        jobs = list(client.jobs(state or (), queue, limit or None, search, sort))
     if as_json:
         print_json({"items": jobs})
     elif jobs:
         console().print(job_table(jobs, datetime.now(UTC)))
+    elif state or queue or search:
+        console().print("no job matches")
     else:
         console().print("no jobs here; create one: computeshare jobs create --dataset digits --model mlp", markup=False)
 
@@ -82,7 +92,8 @@ def pause(
     job_id: JobId,
     after_round: Annotated[bool, typer.Option("--after-round", help="Let the round at hand be done first.")] = False,
     hours: Annotated[
-        float | None, typer.Option("--hours", min=0, help="After so many it goes on by itself.", show_default=False)
+        float | None,
+        typer.Option("--hours", min=0, help="Resume automatically after so many hours.", show_default=False),
     ] = None,
     url: Url = None,
     home: Home = None,
@@ -95,14 +106,14 @@ def pause(
 
 @app.command()
 def resume(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Let a paused job go on where it was."""
+    """Let a paused job continue where it was."""
     with connect(url, home) as client:
         _tell(client.resume(job_id), as_json)
 
 
 @app.command()
 def retry(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Let a failed job go on from its last checkpoint."""
+    """Let a failed job continue from its last checkpoint."""
     with connect(url, home) as client:
         _tell(client.retry(job_id), as_json)
 
@@ -120,6 +131,23 @@ def priority(
     """Give a job another priority. Jobs with more get workers first, also from those with less."""
     with connect(url, home) as client:
         _tell(client.prioritise(job_id, number), as_json)
+
+
+@app.command()
+def rename(
+    job_id: JobId,
+    name: Annotated[str, typer.Argument(help='The new name; "": what the job trains names it.', show_default=False)],
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Give a job another name."""
+    with connect(url, home) as client:
+        job = client.rename(job_id, name)
+    if as_json:
+        print_json(job)
+    else:
+        console().print(f"{plain(job['id'])} is now {title(job)}", markup=False)
 
 
 @app.command()

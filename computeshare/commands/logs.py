@@ -58,7 +58,7 @@ def logs(
             else:
                 print_lines(list(client.logs(job_id, worker, level, limit or None)), as_json)
         except KeyboardInterrupt:
-            print(f"detached, the job goes on; come back: computeshare jobs logs -f {plain(job_id)}", file=sys.stderr)
+            print(f"detached, the job continues; come back: computeshare jobs logs -f {plain(job_id)}", file=sys.stderr)
             raise typer.Exit(DETACHED) from None
 
 

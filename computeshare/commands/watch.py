@@ -144,7 +144,7 @@ def follow_to_end(client: Client, job_id: str, as_json: bool) -> NoReturn:
     try:
         job = watch_job(client, job_id, screen=console(stderr=as_json))
     except KeyboardInterrupt:
-        print(f"detached, the job goes on; come back: computeshare jobs watch {plain(job_id)}", file=sys.stderr)
+        print(f"detached, the job continues; come back: computeshare jobs watch {plain(job_id)}", file=sys.stderr)
         raise typer.Exit(DETACHED) from None
     if as_json:
         print_json(job)

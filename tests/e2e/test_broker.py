@@ -63,7 +63,7 @@ def test_a_broker_killed_in_mid_job_costs_neither_a_bit_nor_a_sample(plane: Cont
     assert kill_broker(plane) < 2
     assert run_file(plane).redis_url == before.redis_url and plane.process.poll() is None
     lost = plane.job(job_id)["version"]
-    plane.until("the restored job", lambda: "Went on from version" in plane.http.get(f"/jobs/{job_id}").text, 30)
+    plane.until("the restored job", lambda: "Continued from version" in plane.http.get(f"/jobs/{job_id}").text, 30)
     plane.reach(job_id, lost + 1)
     check(plane, job_id, calm)
     assert plane.pids("worker") == workers

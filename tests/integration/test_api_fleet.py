@@ -340,8 +340,8 @@ def test_a_higher_priority_takes_workers_over_and_gives_them_back(
     assert jobs.show(low).reason == f"Waits: 2 workers on queue {stage.queue} serve jobs of higher priority"
     recalled = [event.data for event in history.timeline(low) if event.type == "recalled"]
     assert [(data["why"], data["to"]) for data in recalled] == [("priority", high)] * 2
-    jobs.prioritise(high, -1)
-    jobs.prioritise(high, -1)
+    jobs.update(high, priority=-1)
+    jobs.update(high, priority=-1)
     stage.turn(2 * TAKE_OVER_MS // 1000 + 6)
     assert {job: len(workers) for job, workers in stage.serving().items()} == {low: 2}
     changed = [event.data for event in history.timeline(high) if event.type == "prioritised"]
@@ -474,7 +474,7 @@ def test_the_routes_answer_for_workers_queues_and_priorities(client: TestClient,
     assert (job["priority"], job["spec"]["priority"]) == (3, 3)
     changed = client.patch(f"/v1/jobs/{job['id']}", json={"priority": -100})
     assert (changed.status_code, changed.json()["priority"], changed.json()["spec"]["priority"]) == (200, -100, -100)
-    for wrong in ({"priority": 101}, {"priority": "1"}, {}, {"priority": 1, "name": "x"}):
+    for wrong in ({"priority": 101}, {"priority": "1"}, {}, {"priority": 1, "queue": "x"}):
         assert client.patch(f"/v1/jobs/{job['id']}", json=wrong).status_code == 422, wrong
     client.post(f"/v1/jobs/{job['id']}/cancel")
     late = client.patch(f"/v1/jobs/{job['id']}", json={"priority": 1})
@@ -493,7 +493,7 @@ def test_a_job_of_an_earlier_release_has_priority_zero(create: Create, jobs: Job
         spec = {name: value for name, value in jobs.show(job).spec.items() if name != "priority"}
         connection.execute(update(JOB).where(JOB.c.id == job).values(spec=spec))
     assert jobs.show(job).priority == 0
-    assert jobs.prioritise(job, 0).priority == 0
+    assert jobs.update(job, priority=0).priority == 0
 
 
 def test_orders_that_make_no_sense_are_none(redis: Redis) -> None:

@@ -228,8 +228,11 @@ def test_a_job_that_diverges_fails_in_plain_words_with_the_traceback_of_its_redu
     with running(Reducer(job.redis, job.root, threading.Event())):
         until(failed)
     (told,) = events(job.store, "failed")
-    assert told["error"].startswith("diverged at version")
-    assert told["detail"].startswith("Traceback (most recent call last)") and "Diverged: diverged at" in told["detail"]
+    assert told["error"].startswith("Training diverged at version")
+    assert (
+        told["detail"].startswith("Traceback (most recent call last)")
+        and "Diverged: Training diverged at" in told["detail"]
+    )
 
 
 def test_a_fault_of_the_reducers_own_fails_its_job_with_its_traceback(

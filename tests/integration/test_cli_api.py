@@ -99,6 +99,23 @@ def test_a_job_from_its_creation_to_its_removal(client: Client, capsys: pytest.C
     assert capsys.readouterr().err == f"error: there is no job {job_id}\n"
 
 
+def test_jobs_are_renamed_found_and_sorted(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (str(command(capsys, *CREATE, "finding", "--name", name)["id"]) for name in ("b one", "c two"))
+    assert command(capsys, "jobs", "rename", second, "a three")["name"] == "a three"
+    assert run(app, ["jobs", "rename", first, ""]) == 0
+    assert capsys.readouterr().out == f"{first} is now mlp on digits\n"
+
+    def found(*flags: str) -> list[str]:
+        return [job["id"] for job in command(capsys, "jobs", "list", "--queue", "finding", *flags)["items"]]  # type: ignore[attr-defined]
+
+    assert found("--sort", "name") == [second, first]
+    assert found("--sort", "oldest") == [first, second]
+    assert found("--search", "A THREE") == [second]
+    assert run(app, ["jobs", "list", "--search", "no such name"]) == 0
+    assert capsys.readouterr().out == "no job matches\n"
+    assert run(app, ["jobs", "list", "--sort", "colour"]) == 2
+
+
 def test_human_output_of_every_reading_command(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, [*CREATE, "human", "--name", "[bold]odd[/bold]"]) == 0
     job_id, page = capsys.readouterr().out.split()

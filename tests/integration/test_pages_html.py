@@ -103,16 +103,16 @@ def test_the_filter_shows_one_status_and_says_how_many_there_are(pages: Pages) -
     html = pages.get("/?status=failed")
     assert listed(html) == [wanted]
     assert re.search(r'href="/\?status=failed" aria-current="true">Failed <span>1</span>', html)
-    assert "No job is paused" in pages.get("/?status=paused")
+    assert "No paused jobs." in pages.get("/?status=paused")
 
 
 def test_the_list_can_be_of_one_queue(pages: Pages) -> None:
     lab, other = pages.create("running", queue="lab"), pages.create("failed", queue="other")
     assert listed(pages.get("/")) == [lab, other]
     html = pages.get("/?queue=lab")
-    assert listed(html) == [lab] and "Of queue lab alone" in html and "Failed <span>" not in html
+    assert listed(html) == [lab] and "Queue: lab." in html and "Failed <span>" not in html
     assert 'href="/?status=running&amp;queue=lab"' in html
-    assert "No job of queue nowhere is there" in pages.get("/?queue=nowhere")
+    assert "No jobs on queue nowhere" in pages.get("/?queue=nowhere")
 
 
 def test_what_goes_wrong_is_a_page_for_a_browser_and_a_problem_for_a_program(pages: Pages) -> None:
@@ -221,19 +221,24 @@ def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("status", "verbs"),
     [
-        ("queued", {"pause", "cancel"}),
-        ("running", {"pause", "cancel"}),
-        ("paused", {"resume", "cancel"}),
-        ("failed", {"retry"}),
-        ("completed", set()),
-        ("cancelled", set()),
+        ("queued", {"pause", "rename", "cancel"}),
+        ("running", {"pause", "rename", "cancel"}),
+        ("paused", {"resume", "rename", "cancel"}),
+        ("failed", {"retry", "rename", "delete"}),
+        ("completed", {"rename", "delete"}),
+        ("cancelled", {"rename", "delete"}),
     ],
 )
 def test_a_job_offers_what_can_be_done_in_its_state(pages: Pages, status: str, verbs: set[str]) -> None:
     job_id = pages.create(status)
-    actions = pages.get(f"/jobs/{job_id}/parts").partition('id="actions"')[2].partition("<div id=")[0]
+    actions = pages.get(f"/jobs/{job_id}/parts").partition('id="actions"')[2].partition('<div id="state"')[0]
     assert set(re.findall(rf"computeshare jobs (\w+) {job_id}", actions)) == verbs
-    assert set(re.findall(r'data-verb="(\w+)"', actions)) == verbs - {"cancel"}
+    assert set(re.findall(r'data-verb="(\w+)', actions)) == verbs & {"pause", "resume", "retry"}
+    assert {name for name in ("rename", "delete") if f'data-{name}="{job_id}"' in actions} == verbs & {
+        "rename",
+        "delete",
+    }
+    assert ('id="cancel"' in actions) == ("cancel" in verbs) and f'href="/new?from={job_id}"' in actions
 
 
 def test_a_paused_job_says_since_when_and_by_whom(pages: Pages) -> None:
@@ -396,7 +401,7 @@ def test_submissions_say_why_they_did_not_count(pages: Pages) -> None:
     assert "its lease had run out" in html
     only = pages.get(f"/jobs/{job_id}/submissions?outcome=stale")
     assert "version 4 had come" in only and "its lease had run out" not in only
-    assert "None like that" in pages.get(f"/jobs/{job_id}/submissions?worker=w2")
+    assert "No submissions match." in pages.get(f"/jobs/{job_id}/submissions?worker=w2")
     job = pages.get(f"/jobs/{job_id}")
     assert "1 lease lost" in job and "50 %" in job
 

@@ -127,7 +127,7 @@ def test_without_any_server_known_the_exit_code_is_3(
     assert run(app, ["jobs", "list", "--json"]) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "start `computeshare up`" in captured.err
+    assert "Start one: `computeshare up`" in captured.err
 
 
 def test_run_json_in_the_home_folder_is_enough(
@@ -309,7 +309,7 @@ def test_ctrl_c_detaches_from_the_job_and_leaves_it_running(server: FakeServer) 
     _, told = watching.communicate(timeout=10)
     over.set()
     assert watching.returncode == 130
-    assert told == "detached, the job goes on; come back: computeshare jobs watch ab12cd34\n"
+    assert told == "detached, the job continues; come back: computeshare jobs watch ab12cd34\n"
     assert {request.method for request in server.requests} == {"GET"}
 
 

@@ -24,6 +24,7 @@ REQUESTS = {
     "watch ab12": "GET /v1/jobs/ab12",
     "pause ab12": "POST /v1/jobs/ab12/pause",
     "priority ab12 10": "PATCH /v1/jobs/ab12",
+    "rename ab12 other": "PATCH /v1/jobs/ab12",
     "resume ab12": "POST /v1/jobs/ab12/resume",
     "retry ab12": "POST /v1/jobs/ab12/retry",
     "cancel ab12": "POST /v1/jobs/ab12/cancel",
@@ -63,8 +64,8 @@ def test_no_server_is_3(
     monkeypatch.delenv("COMPUTESHARE_URL")
     assert jobs(command) == 3
     told = capsys.readouterr()
-    assert told.out == "" and told.err.count("error: no control plane") == 2
-    assert "computeshare up" in told.err
+    assert told.out == "" and told.err.count("error: no control plane answers") == 1
+    assert "error: Can't find a control plane. Start one: `computeshare up`" in told.err
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, 4), (403, 4), (404, 2), (409, 2), (500, 3), (503, 3)])

@@ -145,7 +145,7 @@ def test_ctrl_c_stops_reading_and_not_the_job(server: FakeServer) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     over.set()
-    assert process.returncode == 130 and "detached, the job goes on" in err
+    assert process.returncode == 130 and "detached, the job continues" in err
     assert [request.method for request in server.requests] == ["GET", "GET"]
 
 

@@ -86,7 +86,7 @@ def test_the_variables_win_over_the_home_and_arguments_over_both(
 
 
 def test_where_no_control_plane_is_known_it_says_what_to_start(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoServer, match="start `computeshare up`, or set COMPUTESHARE_URL"):
+    with pytest.raises(NoServer, match="Start one: `computeshare up`, or set COMPUTESHARE_URL"):
         ComputeShare()
     with pytest.raises(SettingsError, match="http://HOST:PORT"):
         ComputeShare("nonsense")
@@ -263,6 +263,15 @@ def test_a_change_brings_the_job_up_to_date(server: FakeServer, cs: ComputeShare
     server.on(f"POST /v1/jobs/ab12cd34/{verb}", Answer(job(status="paused"), 202))
     found = cs.jobs.get("ab12cd34")
     assert getattr(found, verb)() is found and found.status == "paused"
+
+
+def test_jobs_are_found_sorted_and_renamed(server: FakeServer, cs: ComputeShare) -> None:
+    page = {"items": [job()], "next_cursor": None}
+    server.on("GET /v1/jobs?search=mnist&sort=accuracy&limit=50", Answer(page))
+    server.on("PATCH /v1/jobs/ab12cd34", Answer(job(name="better", title="better")))
+    (found,) = cs.jobs.list(search="mnist", sort="accuracy")
+    assert found.rename("better") is found and found.title == "better"
+    assert json.loads(server.requests[-1].body) == {"name": "better"}
 
 
 def test_another_priority_is_told_and_shown(server: FakeServer, cs: ComputeShare) -> None:

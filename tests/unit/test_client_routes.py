@@ -2,19 +2,22 @@
 
 import contextlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from cli_server import FakeServer, job, serving
+from cli_server import Answer, FakeServer, job, serving
 
 from api.main import create_app
 from computeshare.answers import Problem
 from computeshare.client import Client
 from computeshare.settings import Settings
+
+WITH_PARAMETERS = (("/v1/jobs", "get"), ("/v1/jobs/{job_id}", "patch"))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,26 @@ def test_every_route_has_a_method_of_the_client(routes: set[str], asked: set[str
 def test_every_method_of_the_client_has_a_route(routes: set[str], asked: set[str]) -> None:
     assert len(asked) > 30
     assert [one for one in sorted(asked) if not any(pattern(route).fullmatch(one) for route in routes)] == []
+
+
+def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> None:
+    documented = create_app(Settings(home=tmp_path)).openapi()
+    (list_jobs, change) = (documented["paths"][path][method] for path, method in WITH_PARAMETERS)
+    told = {one["name"] for one in list_jobs["parameters"]}
+    body = change["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    with serving() as server, Client(server.url, "secret") as client:
+        first = {"items": [job()], "next_cursor": "more"}
+        query = "status=failed&queue=q&search=s&sort=name&limit=100"
+        server.on(f"GET /v1/jobs?{query}", Answer(first))
+        server.on(f"GET /v1/jobs?{query}&cursor=more", Answer({"items": [], "next_cursor": None}))
+        assert len(list(client.jobs(["failed"], "q", None, "s", "name"))) == 1
+        asked = parse_qs(urlsplit(server.requests[-1].path).query).keys()
+        server.on("PATCH /v1/jobs/ID", Answer(job()))
+        client.rename("ID", "other")
+        client.prioritise("ID", 1)
+        sent = {name for request in server.asked("PATCH /v1/jobs/ID") for name in json.loads(request.body)}
+    assert asked == told
+    assert sent == documented["components"]["schemas"][body]["properties"].keys()
 
 
 def calls(client: Client) -> Iterator[Callable[..., Any]]:

@@ -36,7 +36,7 @@ def test_where_nobody_waits_for_the_slowest_speeds_add_up() -> None:
         (replace(TWO, rounds=2), "too early"),
         (replace(TWO, unit_s=[]), "too early"),
         (replace(TWO, most=2), "takes 2 workers at most"),
-        (replace(TWO, units=2), "has 2 parts to share"),
+        (replace(TWO, units=2), "Each round has 2 micro-batches, so a third worker would only be a backup"),
     ],
     ids=["few rounds", "nobody measured", "full", "nothing to share"],
 )

@@ -71,8 +71,11 @@ def test_every_outcome_is_explained(values: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        ("diverged at version 12: the step gave values that are not finite", "or fork one of its checkpoints"),
-        ("diverged at version 0: micro-batch 0 has values that are not finite", "Clone the job with a lower learning"),
+        ("Training diverged at version 12: the step produced NaN or infinity", "or fork one of its checkpoints"),
+        (
+            "Training diverged at version 0: micro-batch 0 produced NaN or infinity 2 times (2 workers)",
+            "Clone the job with a lower learning",
+        ),
         ("OSError: [Errno 28] No space left on device: 'weights.safetensors'", "Make room"),
         ("OSError: [Errno 5] Input/output error", "Look after the reducer's disk"),
         ("MemoryError: Unable to allocate 2 GiB", "more memory"),
@@ -88,4 +91,4 @@ def test_advice_goes_by_what_failed(error: str, told: str) -> None:
 
 
 def test_only_a_job_that_can_have_a_checkpoint_is_to_be_forked() -> None:
-    assert "fork" not in advice("diverged at version 0: the loss is not finite")
+    assert "fork" not in advice("Training diverged at version 0: the loss is not finite")

@@ -62,7 +62,7 @@ NAMES = {"w1": "mac-studio"}
     [
         ("joined", {"worker": "w1", "name": "", "device": "cpu"}, "w1 joined with cpu"),
         ("left", {"worker": "w1", "reason": "left"}, "mac-studio left"),
-        ("left", {"worker": "w9", "reason": "fenced"}, "w9 left: fenced"),
+        ("left", {"worker": "w9", "reason": "fenced"}, "w9 left (fenced)"),
         (
             "banned",
             {"worker": "w1", "strikes": 5, "reason": "checksum"},
@@ -87,7 +87,7 @@ NAMES = {"w1": "mac-studio"}
         (
             "opened",
             {"restored": True, "version": 300, "parameters": 1},
-            "Went on from version 300, the last checkpoint",
+            "Continued from version 300, the last checkpoint",
         ),
         ("version", {"version": 1200, "loss": 0.03126}, "Version 1,200 committed, loss 0.03126"),
         (
