@@ -15,6 +15,8 @@ import structlog
 
 PARENT = "COMPUTESHARE_PARENT"
 """Variable in which a process tells the one it starts its own id."""
+SOCKETS = "COMPUTESHARE_SOCKETS"
+"""Variable in which `computeshare up` tells its fork server the temporary folder that holds their sockets."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of <malloc.h>
 _LARGEST_KEPT = 1 << 30
 

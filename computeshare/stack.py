@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from computeshare import evaluator, reducer
 from computeshare.database_file import CHECK_S
 from computeshare.embedded import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
 from computeshare.errors import SettingsError, SpecError, Unreachable
-from computeshare.processes import PARENT, stop_event
+from computeshare.processes import PARENT, SOCKETS, stop_event
 from computeshare.settings import EVERYWHERE, RunFile, Settings, login_path
 from computeshare.types import ENDED
 
@@ -35,6 +36,8 @@ READY_S = 120.0
 SHORT_LIVES = 3
 """How often a process may end before the control plane is ready: what ends once more will not begin to work."""
 WATCH_S = 0.1
+START_S = 1.0
+"""How long the end of everything waits for a process that is being started."""
 REDUCERS = 2
 """One at work and one standing by."""
 BROKER_MEMORY = 0.5
@@ -81,6 +84,7 @@ class Forked:
         else:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["computeshare.preload"])
+            os.environ[SOCKETS] = multiprocessing.util.get_temp_dir()
             self._process = context.Process(**made)
         self._process.start()
 
@@ -95,6 +99,13 @@ class Forked:
         """By SIGKILL; it is gone when this returns."""
         self._process.kill()
         self._process.join()
+
+
+def _end_fork_server() -> None:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()) and not child.children():
+                child.terminate()
 
 
 def _logged(target: Callable[[dict[str, str]], None], environment: dict[str, str], log_path: str) -> None:
@@ -205,6 +216,8 @@ class Stack:
                 return
             now = time.monotonic()
             for child in self.children:
+                if self._stopped:
+                    return
                 if child.ensure(now) or self.pids() != self._told:  # one was started, or has left
                     self._write_run_file()
 
@@ -238,8 +251,10 @@ class Stack:
 
     def stop(self) -> None:
         """End every process: workers first, the broker last."""
-        with self._watching:
-            self._stopped = True
+        self._stopped = True
+        if not self._watching.acquire(timeout=START_S):
+            _end_fork_server()  # which imports what takes seconds, and keeps whoever starts a process waiting
+            self._watching.acquire()
         for role in ("worker", "evaluator", "reducer", "api"):
             pids = self.pids().get(role, [])
             threads = [threading.Thread(target=stop_process, args=(pid,)) for pid in pids]

@@ -1,0 +1,44 @@
+"""However `computeshare up` ends, nothing that it started outlives it for long, and no temporary folder is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from computeshare.embedded import free_port
+
+pytestmark = pytest.mark.e2e
+PATIENCE_S = 4.0
+"""The watcher of the broker looks every two seconds."""
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_up_that_ends_while_its_fork_server_imports_torch(tmp_path: Path, number: int) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "COMPUTESHARE_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "computeshare.cli", "up", "--port", str(free_port())]
+    up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert up.stdout is not None and "http://" in up.stdout.readline()
+    started = psutil.Process(up.pid).children(recursive=True)
+    assert any("multiprocessing.forkserver" in " ".join(process.cmdline()) for process in started)
+
+    up.send_signal(number)
+    up.wait()
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [process for process in started if alive(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert [path.name for path in temporary.glob("pymp-*")] == []
