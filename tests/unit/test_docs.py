@@ -118,7 +118,9 @@ def flags_of(command: Any) -> list[str]:
 
 def test_every_key_is_in_the_protocol() -> None:
     job = [name for name, _ in inspect.getmembers(JobKeys, inspect.isfunction) if not name.startswith("_")]
-    undocumented = [name for name in job if name not in ("pattern", "messages") and not re.search(rf"`{name}[`:]", PROTOCOL)]
+    undocumented = [
+        name for name in job if name not in ("pattern", "messages") and not re.search(rf"`{name}[`:]", PROTOCOL)
+    ]
     assert len(job) > 15 and undocumented == []
     shared = (keys.JOBS, keys.WORKERS, keys.CONTROL_LOCK, keys.worker("ID"), keys.orders("ID"))
     assert all(f"`{key}`" in PROTOCOL for key in shared)
