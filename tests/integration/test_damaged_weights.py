@@ -17,6 +17,7 @@ from computeshare.queue import Seat
 from computeshare.reducer import Reducer
 from computeshare.rounds import Claim, RoundStore
 from computeshare.seat import SeatSession
+from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 from computeshare.training.models import layout_for
 from computeshare.types import Blob
@@ -33,9 +34,12 @@ def train(redis: Redis, job_id: str, spec: JobSpec, root: Path, seats: int = 1) 
     for number in range(seats):
         seat = Seat(f"worker{number:06d}", job_id, number, 1)
         redis.hset(store.keys.seats(), seat.worker, seat.id)
-        sessions.append(SeatSession(redis, seat, spec, root / "data", stop))
+        sessions.append(SeatSession(redis, seat, spec, Settings(home=root), stop))
     threads = [threading.Thread(target=session.run, args=("cpu",), daemon=True) for session in sessions]
     with running(Reducer(redis, root / "artifacts", stop)):
+        until(
+            lambda: store.read() is not None
+        )  # a seat in the same process draws from the generator of the first weights
         for thread in threads:
             thread.start()
         until(lambda: version_of(store) == spec.rounds_total)
@@ -75,4 +79,5 @@ def test_altered_weights_count_for_nothing_and_are_published_again(
     assert found == expected
     told = events(store, "doubted")
     assert len(told) >= 2 and {event["version"] for event in told} == {DAMAGED}
-    assert [event["version"] for event in events(store, "republished")] == [DAMAGED]
+    again = [event["version"] for event in events(store, "republished")]
+    assert again in ([DAMAGED], [DAMAGED] * 2)  # twice where the other worker had read before and told after

@@ -33,6 +33,7 @@ from computeshare.errors import FailpointError
 from computeshare.failpoints import VARIABLE, Action, failpoint
 from computeshare.queue import Seat
 from computeshare.seat import SeatSession
+from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +152,7 @@ def seat_session(redis_url: str, job: Job, worker: str) -> SeatSession:
     """A seat as its process runs it, without RQ; it was issued."""
     redis, seat = connect(redis_url), Seat(worker, job.job_id, 1, 1)
     redis.hset(job.store.keys.seats(), worker, seat.id)
-    return SeatSession(redis, seat, job.spec, Path(), threading.Event())
+    return SeatSession(redis, seat, job.spec, Settings(home=job.root), threading.Event())
 
 
 def counted(redis: Redis, job: Job) -> list[tuple[int, str]]:

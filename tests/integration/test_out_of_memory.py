@@ -27,6 +27,7 @@ from computeshare.queue import roster as roster_module
 from computeshare.reducer import Reducer
 from computeshare.rounds import Claim, Member, RoundStore
 from computeshare.seat import SeatSession
+from computeshare.settings import Settings
 from computeshare.spec import JobSpec
 
 LIMIT = 24_000_000
@@ -168,7 +169,7 @@ def start(
     reducer = Reducer(redis, root, stop)
     seat = Seat("aaaaaaaaaaaa", job_id, 1, 1)
     redis.hset(RoundStore(redis, job_id).keys.seats(), seat.worker, seat.id)
-    session = SeatSession(redis, seat, spec, root / "data", stop)
+    session = SeatSession(redis, seat, spec, Settings(home=root), stop)
     ended: list[Any] = []
     targets = (reducer.run, lambda: ended.append(session.run("cpu")))
     threads = [threading.Thread(target=target, daemon=True) for target in targets]
