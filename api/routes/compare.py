@@ -78,7 +78,7 @@ def _compared(services: Services, ids: list[str]) -> Comparison:
 
 def _refused(request: Request, heading: str, text: str) -> HTMLResponse:
     """A page that leads back to the list, which keeps what was ticked."""
-    back = "Back to the list, to change what is ticked"
+    back = "Back to the list to change the selection"
     return render(request, "error.html", 404, heading=heading, text=text, back=back)
 
 

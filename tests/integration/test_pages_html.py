@@ -272,10 +272,10 @@ def test_workers_that_left_stay_greyed(pages: Pages) -> None:
 
 
 def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) -> None:
-    """Two workers take 1 s and 3 s for each of the 6 units of a round, 3 units each, and a round takes 10 s: 1 s more.
+    """Two workers take 1 s and 3 s for a unit. A round has 6 units: 5 and 1 of them take 5 s, and the round takes 10 s.
 
-    A third that takes 2 s for one leaves 2 units to each, 6 s: a round takes 7 s, 10 / 7 as fast. One that takes 3 s
-    makes that remainder of 1 s longer by half in the worst case: 10 / 7.5.
+    A third worker that takes 2 s for a unit brings the 5 s down to 4: 10 / 9 as fast. If it takes 3 s, the other 5 s are
+    half as long again in the worst case: 10 / 11.5. If it takes 1 s, the units take 3 s: 10 / 8.
     """
     job_id, now = pages.create("running", rounds=1000, micro_batch=10, micro_batches_per_round=6), now_ms()
     assert "It is too early to say" in pages.get(f"/jobs/{job_id}")
@@ -293,7 +293,7 @@ def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) ->
             session.add(VersionRow(**base, **about, samples_per_s=6.0, at_ms=at_ms))
     pages.change(job_id, version=11, samples_per_s=6.0)
     line = pages.get(f"/jobs/{job_id}/parts").split('id="estimate"')[1].split("</p>")[0]
-    assert "about <b>1.43 times</b> as fast (1.33 to 1.43): 1 h 55 min left instead of 2 h 44 min" in line
+    assert "about <b>1.11 times</b> as fast (0.87 to 1.25): 2 h 28 min left instead of 2 h 44 min" in line
     pages.change(job_id, samples_per_s=0.0)
     assert "left instead of" not in pages.get(f"/jobs/{job_id}/parts").split('id="estimate"')[1].split("</p>")[0]
 
@@ -375,11 +375,11 @@ def test_compared_jobs_show_what_differs(pages: Pages) -> None:
     tables = pages.get(f"/compare?job={one}&job={other}").split('id="values-tables"')[1].split("</details>")[0]
     assert tables.count("Nothing to show yet.") == 1
     assert re.search(r'<th scope="row" class="number">1</th>.*>0.125</td>.*>75.00 %</td>', tables)
-    assert "ticked: 0" in pages.get("/compare", 404)
-    assert "Tick more jobs" in pages.get(f"/compare?job={one}&job={one}", 404)
+    assert "selected: 0" in pages.get("/compare", 404)
+    assert "Select more jobs" in pages.get(f"/compare?job={one}&job={one}", 404)
     many = "&".join(f"job={pages.create('completed')}" for _ in range(7))
     refused = pages.get(f"/compare?{many}", 404)
-    assert "Tick fewer jobs" in refused and '<a href="/">Back to the list' in refused
+    assert "Select fewer jobs" in refused and '<a href="/">Back to the list' in refused
     assert "there is no job nosuchid" in pages.get(f"/compare?job={one}&job=nosuchid", 404)
 
 
