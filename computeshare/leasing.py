@@ -15,7 +15,7 @@ more, in exchanges with the broker, than they gain."""
 TRIED_AGAIN_AFTER = 8
 """A worker that is passed over gets a unit all the same once it has done none for as long as so many would take it: it
 may have become faster. Others back it up if it has not."""
-EXPECTED_MS = 250.0
+EXPECTED_MS = 1000.0
 """How long after a round's opening, or its own last unit, a worker that has nothing is still expected to ask for more;
 longer if a unit takes it longer. After that the others no longer count on it."""
 BACKUP_FACTOR, BACKUP_MS = 1.5, 100.0

@@ -20,7 +20,7 @@ local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take while no worker w
 local TOGETHER_MS = 1000 -- these constants are those of `computeshare/leasing.py`
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
-local EXPECTED_MS = 250 -- that others may come later than the one that asks
+local EXPECTED_MS = 1000 -- that others may come later than the one that asks
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
   "closed", "deadline", "needed", "sizes", "owners", "base", "backup", "sharers", "fewest", "unmeasured",
   "doubled")

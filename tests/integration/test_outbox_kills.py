@@ -20,6 +20,7 @@ from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
+from api.services.job_list import Chosen
 from api.services.jobs import Jobs
 from api.services.outbox import OUTBOX
 from api.tables import IdempotencyKey, table
@@ -71,7 +72,7 @@ def test_killed_between_sqlite_and_the_broker_there_is_one_job_with_its_seats_on
 def check(database: Database, redis: Redis, queue: str, workers: list[str]) -> None:
     """One job, published; one seat for each worker, handed over once; nothing left to deliver."""
     with database.engine.connect() as connection:
-        (job,) = Jobs(database, Path()).list(queue=queue).items
+        (job,) = Jobs(database, Path()).list(Chosen(queue=queue)).items
         (known,) = connection.execute(select(table(IdempotencyKey))).all()
         waiting = connection.execute(select(OUTBOX).where(OUTBOX.c.done_ms.is_(None))).all()
     assert known.job_id == job.id and waiting == []

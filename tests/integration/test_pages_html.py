@@ -274,8 +274,8 @@ def test_workers_that_left_stay_greyed(pages: Pages) -> None:
 def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) -> None:
     """Two workers take 1 s and 3 s for a unit. A round has 6 units: 5 and 1 of them take 5 s, and the round takes 10 s.
 
-    A third worker that takes 2 s for a unit brings the 5 s down to 4: 10 / 9 as fast. If it takes 3 s, the other 5 s are
-    half as long again in the worst case: 10 / 11.5. If it takes 1 s, the units take 3 s: 10 / 8.
+    A third worker that takes 2 s for a unit brings the 5 s down to 4: 10 / 9 as fast. If it takes 3 s, the other 5 s
+    are half as long again in the worst case: 10 / 11.5. If it takes 1 s, the units take 3 s: 10 / 8.
     """
     job_id, now = pages.create("running", rounds=1000, micro_batch=10, micro_batches_per_round=6), now_ms()
     assert "It is too early to say" in pages.get(f"/jobs/{job_id}")
