@@ -12,10 +12,13 @@ from dataclasses import dataclass
 TOGETHER_MS = 1000.0
 """Units that take a worker no longer than this in all are leased and submitted together: shorter leases would cost
 more, in exchanges with the broker, than they gain."""
+SHORT_MS = 50.0
+"""Units that take a worker less than this are shared out equally: a round of them is over before it matters who is
+faster, and whoever asked a moment too late would get none of it."""
 TRIED_AGAIN_AFTER = 8
 """A worker that is passed over gets a unit all the same once it has done none for as long as so many would take it: it
 may have become faster. Others back it up if it has not."""
-EXPECTED_MS = 1000.0
+EXPECTED_MS = 250.0
 """How long after a round's opening, or its own last unit, a worker that has nothing is still expected to ask for more;
 longer if a unit takes it longer. After that the others no longer count on it."""
 BACKUP_FACTOR, BACKUP_MS = 1.5, 100.0
@@ -41,7 +44,7 @@ class Share:
 
 
 def share(left: int, unit_ms: float, others: Sequence[Peer], idle_ms: float = 0.0) -> Share:
-    """What a worker that asks for work gets of the `left` units that nobody has.
+    """What a worker that asks for work gets of the `left` units that nobody has, where they take `SHORT_MS` or longer.
 
     Args:
         unit_ms: how long a unit takes the worker.

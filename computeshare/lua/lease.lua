@@ -18,9 +18,10 @@
 local SHORTEST_MS = 2000 -- of a lease
 local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take while no worker was measured yet
 local TOGETHER_MS = 1000 -- these constants are those of `computeshare/leasing.py`
+local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
-local EXPECTED_MS = 1000 -- that others may come later than the one that asks
+local EXPECTED_MS = 250 -- that others may come later than the one that asks
 local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
   "closed", "deadline", "needed", "sizes", "owners", "base", "backup", "sharers", "fewest", "unmeasured",
   "doubled")
@@ -92,7 +93,7 @@ if not measured and unmeasured > 0 then most = unmeasured end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
 local left = redis.call("LLEN", KEYS[6]) + count - cursor
-if needed == total and #owners == 0 and sharers == 0 and redis.call("EXISTS", KEYS[10]) == 0 then
+if speed >= SHORT_MS and needed == total and #owners == 0 and sharers == 0 and redis.call("EXISTS", KEYS[10]) == 0 then
   local peers = {}
   for _, worker in ipairs(workers) do
     local each, done = unpack(own[worker] or {usual, 0})

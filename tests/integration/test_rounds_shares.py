@@ -197,6 +197,13 @@ def test_the_script_shares_out_as_the_rules_say(store: RoundStore, claim: Claim,
     assert min(unit_ms.values()) > TOGETHER_MS and TRIED_AGAIN_AFTER == 8
 
 
+def test_short_units_are_shared_out_equally(store: RoundStore, join: Join) -> None:
+    quick, slow = join("quick"), join("slow")
+    know(store, quick=1, slow=4)
+    assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+    assert slow.lease(str(ZERO)).micro_batches == (2, 3)
+
+
 def test_where_each_has_a_part_to_make_nobody_is_passed_over(store: RoundStore, join: Join) -> None:
     quick, slow = join("quick", sharers=2), join("slow", sharers=2)
     know(store, quick=1, slow=100_000)
