@@ -6,11 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from redis import Redis
 
+from computeshare.artifacts import Artifacts
 from computeshare.keys import JobKeys
 from computeshare.sampling import Plan
 from computeshare.types import Token
+from tests.checkpoints import write_checkpoint
 
 WEIGHTS = b"weights of a test, %d"
 
@@ -76,12 +79,10 @@ class Feed:
         return (2.3 * math.exp(-self.version / 90) + 0.09) * (1 + noise)
 
     def checkpoint(self) -> None:
-        weights = WEIGHTS % self.version
-        folder = self.artifacts / self.job_id / str(self.token())
-        folder.mkdir(parents=True)
-        (folder / "weights.safetensors").write_bytes(weights)
-        (folder / "state.safetensors").write_bytes(b"state of a test")
-        sha256, path = hashlib.sha256(weights).hexdigest(), str(self.token())
+        sha256, path = hashlib.sha256(WEIGHTS % self.version).hexdigest(), str(self.token())
+        tensors = {"weight": np.full(1, self.version, np.float32)}
+        artifacts = Artifacts(self.artifacts, self.job_id)
+        write_checkpoint(artifacts, self.token(), tensors, b"state of a test", sha256, 0, 0)
         self.tell("checkpoint", token=path, version=self.version, sha256=sha256, bytes=246_824, path=path)
 
     def scored(self, accuracy: float | None = None) -> None:
