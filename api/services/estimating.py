@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from api.services.wording import plural
-from computeshare.leasing import shortest
+from computeshare.lease_policy import shortest
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ENOUGH_ROUNDS = 5

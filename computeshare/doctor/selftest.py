@@ -274,11 +274,11 @@ def service(ground: Ground) -> Outcome:
     reached = _tool(reach)
     if reached.returncode:
         about = " ".join((reached.stdout + reached.stderr).split())[:200]
-        return "not on this machine", f"this session has no {kind}: {about}", ""
+        return "not on this machine", f"this login has no {kind}: {about}", ""
     read = _tool(check)
     if read.returncode:
         return "failed", f"{check[0]}: {' '.join((read.stdout + read.stderr).split())[:300]}", _ADVICE["service"]
-    return "ok", f"{check[0]} reads the service, {tool} reaches this session", ""
+    return "ok", f"{check[0]} reads the service, {tool} reaches this login", ""
 
 
 def flushes(ground: Ground) -> Outcome:

@@ -1,7 +1,7 @@
 -- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
 -- else a second lease on those of a slow one (a backup task: the first submission wins). The clock is the server's.
 -- Where a round waits for all of its units, they are given out by how fast each worker was of late, as
--- `computeshare/leasing.py` says: one that is free gets a unit only if the others would not have done them all by the time
+-- `computeshare/lease_policy.py` says: one that is free gets a unit only if the others would not have done them all by the time
 -- that it is done. A backup begins only where it is expected to be done well before the lease that it doubles.
 -- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
 --       10 suspects   11 news of the version after the token's
@@ -17,7 +17,7 @@
 -- not running. Only `leased` changes anything, and has more than three parts.
 local SHORTEST_MS = 2000 -- of a lease
 local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take while no worker was measured yet
-local TOGETHER_MS = 1000 -- these constants are those of `computeshare/leasing.py`
+local TOGETHER_MS = 1000 -- these constants are those of `computeshare/lease_policy.py`
 local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100

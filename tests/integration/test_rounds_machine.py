@@ -23,7 +23,7 @@ from opening import GONE, PLAN, age, current, extend, free, know, take_seat
 from redis import Redis
 
 from computeshare.errors import Banned, Fenced
-from computeshare.leasing import TOGETHER_MS
+from computeshare.lease_policy import TOGETHER_MS
 from computeshare.quorum import needed
 from computeshare.rounds import Claim, Fault, Member, RoundStore, Terms
 from computeshare.rounds.claim import BANNING_STRIKES

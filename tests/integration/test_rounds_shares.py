@@ -10,7 +10,7 @@ from opening import ONE, TWO, ZERO, Join, age, agree, commit, current, events, f
 from redis import Redis
 from unequal import QUARTER, Course, Hand, Unequal
 
-from computeshare.leasing import EXPECTED_MS, TOGETHER_MS, TRIED_AGAIN_AFTER, Peer, remaining_ms, share, shortest
+from computeshare.lease_policy import EXPECTED_MS, TOGETHER_MS, TRIED_AGAIN_AFTER, Peer, remaining_ms, share, shortest
 from computeshare.rounds import Claim, Grant, Member, RoundStore
 from computeshare.sampling import Plan
 from computeshare.types import Token
@@ -162,7 +162,7 @@ def test_how_often_work_was_begun_twice_is_told_with_the_version(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_script_shares_out_as_the_rules_say(store: RoundStore, claim: Claim, join: Join, seed: int) -> None:
-    """Whoever asks, in whatever state the others are: the same units as `computeshare.leasing` gives."""
+    """Whoever asks, in whatever state the others are: the same units as `computeshare.lease_policy` gives."""
     draw = random.Random(seed)
     names = "abcde"[: draw.randint(1, 5)]
     members = {name: join(name, backup=False) for name in names}

@@ -12,7 +12,7 @@ from unequal import QUARTER, Hand, Unequal
 
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
-from computeshare.leasing import shortest
+from computeshare.lease_policy import shortest
 from computeshare.rounds import Grant, Member
 from computeshare.spec import JobSpec
 from computeshare.training import datasets, models
