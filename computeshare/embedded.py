@@ -36,6 +36,8 @@ _DAMAGE = (
     "Wrong signature trying to load DB",
     "Wrong RDB checksum",
 )
+_TEMPORARY_CHARS = 65
+"""The longest TMPDIR under which a socket is put: a socket's path has 103 bytes on macOS, and ours adds 33."""
 _WATCH = """read -r line && exit
 kill "$1"
 for second in 1 2 3 4 5; do sleep 1; kill -0 "$1" || exit; done
@@ -84,13 +86,15 @@ class Place:
     """Where a server listens, and the password in front of it."""
 
     folder: Path
-    """Of its socket, for its owner alone. Short: a socket's path has 100 characters at most."""
+    """Of its socket, for its owner alone."""
     port: int
     password: str
 
     @classmethod
     def new(cls) -> "Place":
-        return cls(Path(tempfile.mkdtemp(prefix="computeshare-")), free_port(), secrets.token_urlsafe(24))
+        short = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _TEMPORARY_CHARS else None
+        folder = Path(tempfile.mkdtemp(prefix="computeshare-", dir=short))
+        return cls(folder, free_port(), secrets.token_urlsafe(24))
 
     @classmethod
     def kept(cls, path: Path) -> "Place":

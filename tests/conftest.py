@@ -1,16 +1,19 @@
 """What tests of every kind share."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 
 from tests.lacking import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
+structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # stdout is what a command answers
 
 
 @pytest.fixture(scope="session")

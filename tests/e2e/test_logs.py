@@ -63,7 +63,8 @@ def test_what_a_worker_said_is_there_after_it_has_left(plane: ControlPlane) -> N
         assert worker.wait(60) == 0
     plane.until("the worker's last line", lambda: "leaving" in texts(plane, job_id, worker="guest"))
     told = texts(plane, job_id, worker="guest")
-    assert told[:3] == ["loading", "loaded", "joined"] and told[-1] == "leaving"
+    assert [text for text in told if text != "self-test passed"][:3] == ["loading", "loaded", "joined"]  # a first job
+    assert told[-1] == "leaving"
     assert {"claimed", "opened"} <= set(texts(plane, job_id, worker="reducer"))
     leaving = lines(plane, job_id, worker="guest")[-1]
     assert leaving["data"] == {"reason": "the worker was asked to leave"} and leaving["name"] == "guest"

@@ -69,6 +69,13 @@ def know(store: RoundStore, **unit_ms: float) -> None:
     store.redis.hset(store.keys.speeds(), mapping=told)  # type: ignore[arg-type]
 
 
+def speed_ms(store: RoundStore, worker: str) -> float:
+    """What a micro-batch takes this worker, as the scripts hold it."""
+    told = store.redis.hget(store.keys.speeds(), worker)
+    assert told is not None
+    return float(bytes(told).split(b"|")[0])
+
+
 def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:
     return member.submit(str(token), nonce, [(m, [blob], 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
 

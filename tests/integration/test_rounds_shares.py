@@ -6,7 +6,24 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from opening import ONE, TWO, ZERO, Join, age, agree, commit, current, events, fill, know, late, opened, parts, send
+from opening import (
+    ONE,
+    TWO,
+    ZERO,
+    Join,
+    age,
+    agree,
+    commit,
+    current,
+    events,
+    fill,
+    know,
+    late,
+    opened,
+    parts,
+    send,
+    speed_ms,
+)
 from redis import Redis
 from unequal import QUARTER, Course, Hand, Unequal
 
@@ -128,8 +145,7 @@ def test_what_a_slow_worker_has_begun_is_begun_at_once_by_one_that_is_done_well_
     age(store, 1000, runs_out=False)
     know(store, first=1000, second=900)
     assert send(first, ZERO, 3, nonce="backup") == "accepted"
-    told = store.redis.hget(store.keys.speeds(), "second")
-    assert told is not None and 900 < float(bytes(told).split(b"|")[0]) < 1000  # it has taken longer by now
+    assert 900 < speed_ms(store, "second") < 1000  # it has taken longer by now
 
 
 def test_a_batch_is_begun_a_second_time_as_a_whole(store: RoundStore, claim: Claim, join: Join) -> None:
@@ -142,6 +158,8 @@ def test_a_batch_is_begun_a_second_time_as_a_whole(store: RoundStore, claim: Cla
     assert quick.lease(str(ZERO)).answer == "wait"  # late by 900 ms: longer than a unit, not than two
     age(store, 500, runs_out=False)
     assert quick.lease(str(ZERO)).micro_batches == (0, 1)
+    assert send(quick, ZERO, 0, 1, nonce="backup") == "accepted"
+    assert 485 < speed_ms(store, "slow") < 500  # by now 2200 ms for two units: 400 * (1100 / 400) ** 0.2
 
 
 def test_how_often_work_was_begun_twice_is_told_with_the_version(

