@@ -13,6 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare import handshake
+from computeshare.commands.run import OTHER_VERSION, REMOVED
 from computeshare.errors import VersionError
 from computeshare.loglines import Seldom
 from computeshare.manners.minding import Minder
@@ -63,6 +64,7 @@ class Heartbeat(threading.Thread):
         self.sleeper = Sleeper(self.minder, lambda: self.rq_worker, lambda: self.beat(hasty), hasty)
         self.rq_worker: SeatWorker | None = None
         self.refusal: VersionError | None = None
+        self.dismissed = False
         self.obeyed = Orders()
         self._outage = Outage()
         self._stop_request = threading.Event()
@@ -98,8 +100,9 @@ class Heartbeat(threading.Thread):
         """Do once what the control plane asks; in either case the work unit at hand is finished first."""
         if orders == self.obeyed:
             return
-        if orders.dismissed and not self.obeyed.dismissed:
+        if orders.dismissed and not self.dismissed:
             log.info("leaving for good", reason=orders.dismissed)
+            self.dismissed = True  # before the signal, which may end this process soon
             os.kill(os.getpid(), signal.SIGTERM)
         elif orders.leave and self.rq_worker and orders.leave == self.rq_worker.current_seat:
             log.info("leaving a seat", seat=orders.leave)
@@ -107,6 +110,12 @@ class Heartbeat(threading.Thread):
         else:
             return
         self.obeyed = orders
+
+    def exit_code(self) -> int:
+        """What this process is to end with, which tells whatever watches it whether to start it again."""
+        if self.refusal:
+            return OTHER_VERSION
+        return REMOVED if self.dismissed else 0
 
     def stop(self) -> None:
         """Stop and say goodbye; a worker that was refused stays to be seen for a moment."""

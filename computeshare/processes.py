@@ -93,10 +93,12 @@ def end_soon_after(
     busy: Callable[[], bool] = lambda: False,
     patience_s: float = 1.5,
     last: Callable[[], None] | None = None,
+    code: Callable[[], int] = lambda: 0,
 ) -> None:
     """End this process soon after `stop` is set, even where it hangs in a call to a broker that is away.
 
-    While it is `busy` with something that should be finished, it is waited for; `last` is called right before the end.
+    While it is `busy` with something that should be finished, it is waited for; `last` is called right before the end,
+    then `code` for the exit code.
     """
 
     def watch() -> None:
@@ -107,7 +109,7 @@ def end_soon_after(
             tick.wait(0.1)
         if last:
             last()
-        os._exit(0)
+        os._exit(code())
 
     threading.Thread(target=watch, name="end-watch", daemon=True).start()
 

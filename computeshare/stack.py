@@ -25,6 +25,7 @@ import psutil
 import structlog
 
 from computeshare import evaluator, reducer
+from computeshare.commands.run import REMOVED
 from computeshare.database_file import CHECK_S
 from computeshare.embedded import EmbeddedBroker, Place, can_listen, free_port, is_server, stop_process
 from computeshare.errors import SettingsError, SpecError, Unreachable
@@ -117,7 +118,7 @@ def _logged(target: Callable[[dict[str, str]], None], environment: dict[str, str
 
 @dataclass
 class Child:
-    """One process that is to run, however often it has to be started; `may_leave`: until it ends well."""
+    """One process that is to run, however often it has to be started; `may_leave`: until a user removes it."""
 
     role: str
     start: Callable[[], Handle]
@@ -147,8 +148,8 @@ class Child:
 
     @property
     def has_left(self) -> bool:
-        """Whether it has ended because it was asked to."""
-        return self.may_leave and self.handle is not None and self.handle.poll() == 0
+        """Whether it has ended because a user removed it, and not by a signal from elsewhere."""
+        return self.may_leave and self.handle is not None and self.handle.poll() == REMOVED
 
 
 def _end_of(log_path: Path, characters: int = 1000) -> str:

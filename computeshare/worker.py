@@ -111,12 +111,14 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
         queues = ",".join(worker.queues)
         log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
         try:
-            make = partial(_rq_worker, redis, worker, redis_url=redis_url, link=link, face=face)
+            given = {"redis_url": redis_url, "link": link, "face": face, "exit_code": heartbeat.exit_code}
+            make = partial(_rq_worker, redis, worker, **given)
             _take_seats(heartbeat, make, leaving, leave)
         finally:
             heartbeat.stop()
             if heartbeat.refusal:
                 raise heartbeat.refusal
+            sys.exit(heartbeat.exit_code())
 
 
 def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:

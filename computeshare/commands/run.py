@@ -23,6 +23,8 @@ from computeshare.errors import (
 )
 
 FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
+REMOVED = 6
+"""A user removed this worker: whatever watches it is not to start it again."""
 DETACHED = 130
 """Ctrl-C: what was watched goes on."""
 

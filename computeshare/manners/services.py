@@ -19,7 +19,7 @@ ENVIRONMENT = ".config/computeshare/worker.env"
 _PLAIN = re.compile(r"[A-Za-z0-9@%+=:,./_-]+")
 _UNTIL_USELESS = (
     '"$0" "$@" & trap "kill $!" TERM; wait $!; code=$?; while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; '
-    "case $code in 2|5) exit 0;; esac; exit $code"
+    "case $code in 2|5|6) exit 0;; esac; exit $code"
 )
 """Runs a worker, and ends well where another start would change nothing: launchd starts again what did not."""
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
@@ -100,8 +100,10 @@ def _systemd(command: Sequence[str], missing: str) -> str:
             f"EnvironmentFile=-%h/{ENVIRONMENT}",
             f"ExecStart={' '.join(map(_quoted, command))}",
             "# 2: the flags are wrong; 5: the control plane is of another version, start it again after the upgrade",
+            "# 6: a user removed this worker, which is no failure",
             "Restart=on-failure",
             "RestartPreventExitStatus=2 5",
+            "SuccessExitStatus=6",
             "RestartSec=10",
             "# The worker alone is told to stop: it finishes its work unit first.",
             "KillMode=mixed",

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -54,11 +55,12 @@ class SeatWorker(SpawnWorker):
         redis_url: str = "",
         link: SeatLink | None = None,
         face: Face | None = None,
+        exit_code: Callable[[], int] = lambda: 0,
         **named: Any,
     ) -> None:
         named |= {"serializer": JSONSerializer, "job_class": SeatJob, "job_monitoring_interval": 5}
         super().__init__(*arguments, **named)
-        self.redis_url, self.link, self.face = redis_url, link or SeatLink(), face
+        self.redis_url, self.link, self.face, self.exit_code = redis_url, link or SeatLink(), face, exit_code
 
     @property
     def should_run_maintenance_tasks(self) -> bool:
@@ -142,7 +144,7 @@ class SeatWorker(SpawnWorker):
         """End this process even where the broker is away and cannot be told."""
         asked = threading.Event()
         asked.set()
-        end_soon_after(asked, last=self.face.close if self.face else None)
+        end_soon_after(asked, last=self.face.close if self.face else None, code=self.exit_code)
 
     def _say(self, text: str) -> None:
         if self.face:

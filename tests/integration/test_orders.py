@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from computeshare.commands.run import REMOVED
 from computeshare.queue import Orders, give_orders, list_workers
 from computeshare.stack import Child
 
@@ -31,7 +32,7 @@ def own(redis_url: str) -> Iterator[Redis]:
     client.close()
 
 
-def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_well(
+def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_of_its_own(
     own: Redis, redis_url: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "computeshare.worker", "--redis-url", f"{redis_url}?db=11", "--device", "cpu"]
@@ -44,7 +45,7 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_well(
             _, said = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == 0
+    assert process.returncode == REMOVED
     assert "leaving for good" in said and "a user removed this worker" in said
     assert "Traceback" not in said
     assert list_workers(own) == []
@@ -62,8 +63,10 @@ class Ended:
         return self.code
 
 
-@pytest.mark.parametrize(("code", "again"), [(0, False), (1, True), (-9, True), (5, True)])
-def test_up_starts_a_worker_again_unless_it_was_asked_to_leave(code: int, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("code", "again"), [(REMOVED, False), (0, True), (1, True), (-15, True), (-9, True), (5, True)]
+)
+def test_up_starts_a_worker_again_unless_a_user_removed_it(code: int, again: bool) -> None:
     started: list[int] = []
 
     def start() -> Ended:

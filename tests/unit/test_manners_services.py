@@ -61,6 +61,7 @@ def test_a_systemd_unit_runs_exactly_the_given_flags_and_comes_back_after_a_fail
     service = unit(GIVEN)["Service"]
     assert unescaped(service["ExecStart"]) == [PYTHON, "-m", "computeshare.worker", *GIVEN]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 5")
+    assert service["SuccessExitStatus"] == "6"
     assert service["EnvironmentFile"] == f"-%h/{ENVIRONMENT}"
     assert unit(GIVEN)["Install"]["WantedBy"] == "default.target"
 
@@ -113,7 +114,7 @@ def launched(shell: str, python: Path, script: str) -> list[str]:
     return [shell, *plist(GIVEN, str(python))["ProgramArguments"][1:]]
 
 
-@pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 0), (3, 3), (5, 0), (70, 70)])
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (1, 1), (2, 0), (3, 3), (5, 0), (6, 0), (70, 70)])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_launchd_does_not_start_again_where_that_would_change_nothing(
     shell: str, code: int, told: int, tmp_path: Path
