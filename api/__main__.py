@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from api.main import run
-from computeshare.commands.run import run_command
-from computeshare.database_file import CHECK_S
-from computeshare.processes import configure_logging, exit_with_parent
+from computeshare.runtime.database_file import CHECK_S
+from computeshare.runtime.processes import configure_logging, exit_with_parent
 from computeshare.settings import Settings
+from computeshare.terminal.command import run_command
 
 
 def command(

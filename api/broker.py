@@ -2,8 +2,8 @@
 
 from redis import Redis
 
-from computeshare.broker import connect
 from computeshare.settings import Settings
+from computeshare.transport.connections import connect
 
 
 class Broker:

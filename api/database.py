@@ -16,8 +16,8 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from computeshare.database_file import DatabaseFile, is_damage
 from computeshare.errors import DatabaseDamaged, DatabaseLost
+from computeshare.runtime.database_file import DatabaseFile, is_damage
 
 BUSY_TIMEOUT_MS = 5000
 PRAGMAS = (

@@ -23,7 +23,7 @@ from computeshare.errors import (
     SettingsError,
     SpecError,
 )
-from computeshare.spec import JobSpec, fields_beside
+from computeshare.jobspec.spec import JobSpec, fields_beside
 
 RETRY_AFTER_S = 2
 LONGEST = 4000

@@ -13,43 +13,38 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from api import errors
 from api.compression import Compress
 from api.deps import Services
-from api.routes import (
-    compare,
-    events,
-    fleet,
-    invites,
-    job_pages,
-    jobs,
-    logs,
-    new_job,
-    pages,
-    system,
-    webhook_pages,
-    webhooks,
-    workers,
-)
-from api.routes.rendering import for_browsers
+from api.fleet import invite_routes, worker_routes
+from api.fleet import routes as fleet
+from api.jobs import event_routes
+from api.jobs import routes as jobs
+from api.logs import routes as logs
+from api.pages import compare_routes, job_routes, new_job_routes
+from api.pages import routes as pages
+from api.pages.rendering import for_browsers
 from api.schemas import PROBLEMS
 from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
 from api.server import make_room_for_connections, server_of
-from api.telemetry import Measure
+from api.system import routes as system
+from api.system.telemetry import Measure
+from api.webhooks import page_routes
+from api.webhooks import routes as webhooks
 from computeshare import __version__
 from computeshare.settings import Settings
 
 ROUTES = (
     jobs,
-    workers,
-    events,
+    worker_routes,
+    event_routes,
     logs,
     fleet,
-    invites,
+    invite_routes,
     webhooks,
     system,
     pages,
-    new_job,  # before the jobs' pages: /jobs/new is no job
-    job_pages,
-    compare,
-    webhook_pages,
+    new_job_routes,  # before the jobs' pages: /jobs/new is no job
+    job_routes,
+    compare_routes,
+    page_routes,
 )
 
 
@@ -80,7 +75,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     app.state.services = services
     for module in ROUTES:
         app.include_router(module.router)
-    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "pages" / "static"), name="static")
     errors.install(app)
     for_browsers(app)
     app.add_middleware(Compress)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from computeshare.loglines import Level
-from computeshare.spec import LARGEST_PRIORITY, QUEUE_PATTERN, JobName
+from computeshare.jobspec.spec import LARGEST_PRIORITY, QUEUE_PATTERN, JobName
+from computeshare.runtime.log_lines import Level
 from computeshare.types import JobStatus, Kind, Outcome
 
 

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from api.database import Database
-from api.services import archive
-from api.services.jobs import Jobs
-from api.services.restoring import Restored, restore
-from api.services.storing import load, save
+from api.jobs.service import Jobs
+from api.projection import archive
+from api.projection.checkpoint_restore import Restored, restore
+from api.projection.projection_store import load, save
 from bench.ledger import digest, fill
-from computeshare.branch import Branch
-from computeshare.spec import JobSpec
+from computeshare.checkpoints.branch import Branch
+from computeshare.jobspec.spec import JobSpec
 from computeshare.types import Token
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from redis import Redis
 
 from bench.report import Cell, Part, Table, markdown
-from computeshare.broker import connect
 from computeshare.codecs.messages import PART_BYTES
-from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds.channel import Channel
+from computeshare.protocol.channel import Channel
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 SIZES = {"87 kB": 87_360, "1 MB": 1_000_000, "45 MB": 45_000_000}
 

@@ -22,10 +22,14 @@ from bench.results import ROOT, append, digest, load
 
 RESULTS = ROOT / "chaos-results.jsonl"
 COMMAND = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=0"]
-ROUNDS = ("computeshare/lua/*.lua", "computeshare/rounds/*.py", "computeshare/keys.py", "computeshare/types.py")
-TRAINING = ("computeshare/**/*.py", "computeshare/lua/*.lua")
+ROUNDS = ("computeshare/protocol/lua/*.lua", "computeshare/protocol/*.py", "computeshare/types.py")
+TRAINING = ("computeshare/**/*.py", "computeshare/protocol/lua/*.lua")
 CONTROL = ("api/**/*.py", "migrations/**/*.py", "computeshare/queue/*.py", "computeshare/settings.py", *ROUNDS)
-BROKER = ("tests/integration/conftest.py", "computeshare/embedded.py", "computeshare/broker.py")
+BROKER = (
+    "tests/integration/conftest.py",
+    "computeshare/up/embedded_broker.py",
+    "computeshare/transport/connections.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,14 @@ PARTS: dict[str, Part] = {
         "tests/simulation/test_schedules.py",
         10_000,
         500,
-        (*ROUNDS, "computeshare/sampling.py", "tests/simulation/*.py"),
+        (*ROUNDS, "computeshare/jobspec/sampling.py", "tests/simulation/*.py"),
         "COMPUTESHARE_SCHEDULES",
     ),
     "damaged blobs": Part(
         "tests/integration/test_blob_fuzz.py",
         200_000,
         20_000,
-        ("computeshare/codecs/*.py", "computeshare/layout.py"),
+        ("computeshare/codecs/*.py", "computeshare/tensors/layout.py"),
         "COMPUTESHARE_BLOBS",
         "crashes, bad accepts, growth over 64 MB",
     ),
@@ -75,7 +79,7 @@ PARTS: dict[str, Part] = {
         "tests/integration/test_outbox_kills.py",
         250,
         50,
-        (*CONTROL, *BROKER, "computeshare/failpoints.py", "tests/integration/outbox_trial.py"),
+        (*CONTROL, *BROKER, "computeshare/runtime/failpoints.py", "tests/integration/outbox_trial.py"),
         "COMPUTESHARE_KILL_POINTS",
         "missing seats, duplicate seats",
     ),
@@ -91,7 +95,7 @@ PARTS: dict[str, Part] = {
         "tests/integration/test_api_schema.py",
         50_000,
         5_000,
-        (*CONTROL, *BROKER, "computeshare/spec.py", "computeshare/catalog.*"),
+        (*CONTROL, *BROKER, "computeshare/jobspec/*"),
         "COMPUTESHARE_CALLS",
         "answers of 5xx",
     ),

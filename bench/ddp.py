@@ -16,8 +16,8 @@ from typing import Any
 from bench import ours, peer_ddp
 from bench.ending import end_cleanly_when_asked
 from bench.report import Part, Table, markdown, median, paired
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 WORKERS = 2
 

@@ -18,13 +18,13 @@ from typing import Any
 from redis import Redis
 
 from api.database import Database
-from api.services.dispatcher import CALM_MS, Dispatcher
-from api.services.jobs import Jobs
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
+from api.jobs.service import Jobs
+from api.scheduler.dispatcher import CALM_MS, Dispatcher
+from computeshare.jobspec.spec import JobSpec, WorkerRange
 from computeshare.queue import WorkerInfo, register
 from computeshare.queue.seats import SeatJob
-from computeshare.spec import JobSpec, WorkerRange
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 QUEUE = "bench"
 

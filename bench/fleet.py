@@ -34,17 +34,17 @@ from redis import Redis
 
 from bench.fleet_worker import KINDS, Worker
 from bench.results import RELIABILITY, append
-from computeshare.broker import connect
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
-from computeshare.embedded import EmbeddedBroker
-from computeshare.keys import JobKeys
-from computeshare.layout import Layout
+from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.spec import CodecSpec, JobSpec
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue.roster import ALIVE_MS
-from computeshare.rounds import RoundStore
-from computeshare.sampling import Plan
-from computeshare.spec import CodecSpec, JobSpec
+from computeshare.tensors.layout import Layout
+from computeshare.transport.connections import connect
 from computeshare.types import Token
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 FAULT_S = 0.2
 SETTLE_S = 2.0
@@ -135,7 +135,7 @@ def reducing(home: Path) -> Iterator[tuple[Redis, str]]:
     broker = EmbeddedBroker.start(home / "broker.log")
     environment = {**os.environ, "COMPUTESHARE_REDIS_URL": broker.url, "COMPUTESHARE_HOME": str(home)}
     with open(home / "reducer.log", "ab") as log:
-        reducer = subprocess.Popen([sys.executable, "-m", "computeshare.reducer"], env=environment, stderr=log)
+        reducer = subprocess.Popen([sys.executable, "-m", "computeshare.reducer.process"], env=environment, stderr=log)
     try:
         yield connect(broker.url), broker.tcp_url
     finally:

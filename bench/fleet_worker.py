@@ -11,9 +11,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from computeshare.errors import Fenced, JobGone
-from computeshare.outgoing import Command, frame
-from computeshare.rounds import Grant, Member
-from computeshare.wire import Wire, Wires
+from computeshare.protocol.worker_session import Grant, Member
+from computeshare.transport.commands import Command, frame
+from computeshare.transport.wire import Wire, Wires
 
 KINDS = ("death", "sleep", "cut", "repeat", "lost reply")
 SLEEP_S = 3.0

@@ -19,14 +19,14 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from api.database import Database
+from api.jobs.service import Jobs
 from api.main import create_app
-from api.services.folding import Fold
-from api.services.jobs import Jobs
-from api.services.parsing import Entry
-from api.services.rates import Rates
-from api.services.storing import JOB, load, store
+from api.projection.event_parser import Entry
+from api.projection.event_projection import Fold
+from api.projection.projection_store import JOB, load, store
+from api.projection.rates import Rates
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 WORKERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 SECONDS = {"waiting": 0.1, "computing": 0.2, "encoding": 0.01, "uploading": 0.02}

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert
 
 from api.database import Database, now_ms
 from api.tables import Event, Job, LedgerEntry, Score, Submission, VersionRow, WorkerStat, table
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 from computeshare.types import Token
 
 JOB = "longjob0"

@@ -18,8 +18,8 @@ import psutil
 
 from bench.ending import end_cleanly_when_asked
 from bench.report import Cell, Part, Table, markdown
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 from computeshare.types import ENDED
 
 EVERY_S = 0.25

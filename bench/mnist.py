@@ -12,10 +12,10 @@ from pathlib import Path
 
 from bench import plain
 from computeshare.client import Client
-from computeshare.embedded import free_port
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
-from computeshare.stack import UpOptions, running, wait_until_ready
+from computeshare.up.embedded_broker import free_port
+from computeshare.up.stack import UpOptions, running, wait_until_ready
 
 
 def main() -> None:

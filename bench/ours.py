@@ -21,17 +21,17 @@ import psutil
 from bench.course import Course, Point
 from bench.links import Links
 from bench.meter import Meter, metered
-from computeshare.artifacts import Artifacts
-from computeshare.broker import connect
+from computeshare.checkpoints.store import Artifacts
 from computeshare.client import Client
-from computeshare.embedded import free_port, stop_process
-from computeshare.processes import PARENT
-from computeshare.spec import JobSpec
-from computeshare.stack import Stack, UpOptions, running, wait_until_ready
+from computeshare.jobspec.spec import JobSpec
+from computeshare.runtime.processes import PARENT
+from computeshare.transport.connections import connect
 from computeshare.types import ENDED, Token
+from computeshare.up.embedded_broker import free_port, stop_process
+from computeshare.up.stack import Stack, UpOptions, running, wait_until_ready
 
 QUEUE = "bench"
-SEAT = "computeshare.queue.horse"
+SEAT = "computeshare.worker.horse"
 """In the command of a process in which a worker trains."""
 LOOK_S = 0.5
 LOOKS = 60
@@ -64,7 +64,7 @@ class Plane:
                 seats = [
                     child
                     for child in psutil.Process(worker).children()
-                    if "computeshare.queue.horse" in child.cmdline()
+                    if "computeshare.worker.horse" in child.cmdline()
                 ]
                 found.setdefault("seat", []).extend(child.pid for child in seats)
         return found
@@ -110,7 +110,7 @@ def _start_workers(stack: Stack, links: Links, data_dir: Path) -> tuple["subproc
         "COMPUTESHARE_REDIS_URL": stack.broker.tcp_url.replace("127.0.0.1", links.host),
         PARENT: str(os.getpid()),
     }
-    command = [sys.executable, "-m", "computeshare.worker", "--queue", QUEUE, "--child", "--name"]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--queue", QUEUE, "--child", "--name"]
     started = []
     with open(stack.settings.home / "logs" / "worker.log", "ab") as log:
         for number, link in enumerate(links.each, 1):
@@ -203,7 +203,7 @@ def _column(database: sqlite3.Connection, query: str, job_id: str) -> list[Any]:
 
 def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict[int, float]:
     """Test accuracy of a job's checkpoints, by version."""
-    from computeshare.training import datasets, models, scoring
+    from computeshare.tasks import datasets, metrics, models
 
     if not tokens:
         return {}
@@ -212,7 +212,7 @@ def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict
     module = models.of(spec)
     layout = models.layout_of(module)
     return {
-        token.version: scoring.score(module, layout, layout.gather(artifacts.tensors(token)), split).accuracy
+        token.version: metrics.score(module, layout, layout.gather(artifacts.tensors(token)), split).accuracy
         for token in tokens
         if token.version and artifacts.has(token)
     }

@@ -27,10 +27,10 @@ from redis import Redis
 from bench.longjob import JOB, ROUND_MS, SPEC, database_in, fill, token, worker
 from bench.report import Cell, Part, Table, markdown
 from bench.results import ROOT, percentile
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker, free_port
-from computeshare.keys import JOBS, JobKeys
+from computeshare.protocol.keys import JOBS, JobKeys
 from computeshare.settings import login_path
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker, free_port
 
 TRIES = 20
 MOST_START_S = 60.0

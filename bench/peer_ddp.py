@@ -18,9 +18,9 @@ from typing import IO, Any
 from bench.course import Course, Point
 from bench.links import Links
 from bench.meter import Meter, metered
-from computeshare.embedded import free_port
-from computeshare.processes import PARENT, exit_with_parent
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.runtime.processes import PARENT, exit_with_parent
+from computeshare.up.embedded_broker import free_port
 
 START_S = 180.0
 """How long the ranks may take until the first step."""
@@ -157,7 +157,7 @@ def _train(told: Rank) -> None:
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
-    from computeshare.training import datasets, models
+    from computeshare.tasks import datasets, models
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
@@ -186,8 +186,8 @@ def _train(told: Rank) -> None:
 
 
 def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
-    from computeshare.training import datasets, models
-    from computeshare.training.scoring import score
+    from computeshare.tasks import datasets, models
+    from computeshare.tasks.metrics import score
 
     layout = models.layout_of(module)
     split = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from computeshare.spec import JobSpec
-from computeshare.training import datasets, models
-from computeshare.training.scoring import score
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tasks import datasets, models
+from computeshare.tasks.metrics import score
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from redis.exceptions import RedisError
 
 from bench.results import PRODUCT, RELIABILITY, append, digest, load, percentile
 from bench.stage import Stage, stage
-from computeshare.keys import JobKeys
+from computeshare.protocol.keys import JobKeys
 from computeshare.queue import list_workers
 
 SPEC: dict[str, Any] = {

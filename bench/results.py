@@ -9,7 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RELIABILITY = ROOT / "reliability-results.jsonl"
-PRODUCT = ("computeshare/**/*.py", "computeshare/lua/*.lua", "api/**/*.py", "migrations/**/*.py")
+PRODUCT = ("computeshare/**/*.py", "computeshare/protocol/lua/*.lua", "api/**/*.py", "migrations/**/*.py")
 """What every measurement of the whole depends on."""
 
 

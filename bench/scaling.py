@@ -31,8 +31,8 @@ from bench.memory import forget_peak, peak
 from bench.report import Cell, Part, Plot, Table, markdown
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
-from computeshare.rounds import RoundStore
-from computeshare.spec import CodecSpec, JobSpec
+from computeshare.jobspec.spec import CodecSpec, JobSpec
+from computeshare.protocol.round_store import RoundStore
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 WARM_ROUNDS = 3
@@ -64,7 +64,7 @@ class Measured:
 
 def update_of(spec: JobSpec) -> list[bytes]:
     """An update that fits the model and moves it a little."""
-    from computeshare.training import models
+    from computeshare.tasks import models
 
     layout = models.layout_of(models.of(spec))
     vector = np.random.default_rng(0).normal(0, 1e-4, layout.parameters).astype(np.float32)
@@ -111,7 +111,7 @@ def measure(
 
 def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process, int]:
     """The reducer and the bytes it has resident while it waits for work, after a job with next to no model."""
-    found = next(child for child in psutil.Process().children() if "computeshare.reducer" in child.cmdline())
+    found = next(child for child in psutil.Process().children() if "computeshare.reducer.process" in child.cmdline())
     tiny = spec.model_copy(update={"model": "mlp", "input": (1, 8, 8)})
     measure(redis, url, found, tiny, update_of(tiny), 1, 0)
     return found, forget_peak(found.pid)

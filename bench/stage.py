@@ -17,12 +17,12 @@ import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare.embedded import free_port
-from computeshare.failpoints import VARIABLE as FAILPOINTS
-from computeshare.keys import JobKeys
-from computeshare.rounds import RoundState, RoundStore
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundState, RoundStore
+from computeshare.runtime.failpoints import VARIABLE as FAILPOINTS
 from computeshare.settings import RunFile
 from computeshare.types import ENDED
+from computeshare.up.embedded_broker import free_port
 
 MARK = "COMPUTESHARE_STAGE"
 PATIENCE_S = 120.0
@@ -42,7 +42,7 @@ class Stage:
         own = {MARK: self.mark, "COMPUTESHARE_HOME": str(home), FAILPOINTS: str(self.failpoints)}
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", **own, **environment}
         self.environment.pop("COMPUTESHARE_REDIS_URL", None)
-        command = [sys.executable, "-m", "computeshare.cli", "up", "--port", str(free_port()), "--queue", queue]
+        command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port()), "--queue", queue]
         self.up = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True)
         self.workers: list[subprocess.Popen[bytes]] = []
         assert self.up.stdout is not None
@@ -134,7 +134,7 @@ class Stage:
         found = []
         for worker in self.worker_processes():
             with contextlib.suppress(psutil.Error):
-                found += [child for child in worker.children() if "computeshare.queue.horse" in child.cmdline()]
+                found += [child for child in worker.children() if "computeshare.worker.horse" in child.cmdline()]
         return found
 
     def tend(self) -> None:
@@ -146,7 +146,15 @@ class Stage:
                 self.workers[number] = self._start_worker(number)
 
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "computeshare.worker", "--queue", self.queue, "--name", f"hand-{number}"]
+        command = [
+            sys.executable,
+            "-m",
+            "computeshare.worker.process",
+            "--queue",
+            self.queue,
+            "--name",
+            f"hand-{number}",
+        ]
         with open(self.home / "logs" / "hands.log", "ab") as log:
             return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
 

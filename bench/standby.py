@@ -15,12 +15,12 @@ from pathlib import Path
 from redis import Redis
 
 from bench.dispatcher import commands_processed
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
-from computeshare.keys import JobKeys
-from computeshare.reducer import CLAIM_MS, RENEW_S, Reducer
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
+from computeshare.reducer.process import CLAIM_MS, RENEW_S, Reducer
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=2)
 

@@ -23,9 +23,9 @@ from bench.course import Course, Point
 from bench.ending import end_cleanly_when_asked
 from bench.links import Links, NoLinks, Shape, links
 from bench.report import Cell, Part, Plot, Table, markdown, median, merged, paired
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 WORKERS = 2
 BASE: dict[str, Any] = {

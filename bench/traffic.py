@@ -19,8 +19,8 @@ from bench.ending import end_cleanly_when_asked
 from bench.links import Links, Shape, links, missing
 from bench.report import Cell, Part, Table, markdown
 from computeshare.errors import ComputeShareError
+from computeshare.jobspec.spec import CodecName
 from computeshare.settings import Settings
-from computeshare.spec import CodecName
 
 WORKERS = 2
 SCORED, LAST = 15, 5

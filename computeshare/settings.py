@@ -14,8 +14,8 @@ import platformdirs
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from computeshare.database_file import DatabaseFile
 from computeshare.errors import NoToken, SettingsError, Unreachable
+from computeshare.runtime.database_file import DatabaseFile
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Addresses to listen on that are none to be reached by."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from computeshare import ComputeShare
-from computeshare.catalog import catalog
 from computeshare.client import Job
+from computeshare.jobspec.catalog import catalog
 from computeshare.settings import Settings
-from computeshare.training import datasets, models
+from computeshare.tasks import datasets, models
 
 
 def main() -> None:

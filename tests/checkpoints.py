@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from computeshare.artifacts import Artifacts, Manifest
+from computeshare.checkpoints.store import Artifacts, Manifest
 from computeshare.types import Token
 
 

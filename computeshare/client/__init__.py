@@ -4,12 +4,21 @@ Everything is synchronous but `Job.stream`. What is refused raises `Problem`, wh
 answers, `NoServer` says what to start.
 """
 
-from computeshare.answers import Checkpoint, EpochLedger, Estimate, Event, JobWorker, LogLine, Problem, Submission
+from computeshare.client.api.address import NoServer
+from computeshare.client.api.calls import Client
+from computeshare.client.api.models import (
+    Checkpoint,
+    EpochLedger,
+    Estimate,
+    Event,
+    JobWorker,
+    LogLine,
+    Problem,
+    Submission,
+)
 from computeshare.client.job import Job
 from computeshare.client.jobs import JobList, Jobs
 from computeshare.client.metrics import Metrics, Point
-from computeshare.client.reaching import NoServer
-from computeshare.client.rest import Client
 from computeshare.client.session import ComputeShare, reach
 from computeshare.errors import ArtifactError, ComputeShareError, JobFailed, SettingsError
 

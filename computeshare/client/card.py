@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from computeshare.answers import ICONS, Job, trouble
+from computeshare.client.api.models import ICONS, Job, trouble
 
 _CARD = "max-width:34em;padding:.7em 1em;border:1px solid #8886;border-radius:8px;line-height:1.6"
 _TRACK = "height:6px;margin:.4em 0;border-radius:3px;background:#8884;overflow:hidden"

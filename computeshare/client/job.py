@@ -6,14 +6,23 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from computeshare.answers import Checkpoint, EpochLedger, Estimate, Event, JobWorker, LogLine, Submission, trouble
-from computeshare.answers import Job as Document
 from computeshare.client import weights
+from computeshare.client.api.calls import Client
+from computeshare.client.api.models import (
+    Checkpoint,
+    EpochLedger,
+    Estimate,
+    Event,
+    JobWorker,
+    LogLine,
+    Submission,
+    trouble,
+)
+from computeshare.client.api.models import Job as Document
+from computeshare.client.async_events import stream
 from computeshare.client.card import card
-from computeshare.client.follower import Follower
+from computeshare.client.event_thread import Follower
 from computeshare.client.metrics import Metrics
-from computeshare.client.rest import Client
-from computeshare.client.streaming import stream
 from computeshare.errors import JobFailed
 from computeshare.types import ENDED, JobStatus
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from computeshare.client.api.calls import Client
 from computeshare.client.card import table
 from computeshare.client.job import Job
-from computeshare.client.rest import Client
 from computeshare.client.weights import WeightsCache
 from computeshare.types import JobSort
 

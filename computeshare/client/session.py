@@ -5,9 +5,9 @@ from typing import Self
 
 import platformdirs
 
+from computeshare.client.api.address import NoServer
+from computeshare.client.api.calls import Client
 from computeshare.client.jobs import Jobs
-from computeshare.client.reaching import NoServer
-from computeshare.client.rest import Client
 from computeshare.client.weights import WeightsCache
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 
-from computeshare.answers import Checkpoint, Problem
-from computeshare.artifacts import weights_digest
-from computeshare.client.rest import Client
+from computeshare.checkpoints.store import weights_digest
+from computeshare.client.api.calls import Client
+from computeshare.client.api.models import Checkpoint, Problem
 from computeshare.errors import ArtifactError
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ The codec's name stands in the job, never in the blob, so a sender cannot choose
 from typing import Protocol
 
 from computeshare.codecs.float32 import Float32
-from computeshare.codecs.halves import Halves
+from computeshare.codecs.half_precision import Halves
 from computeshare.codecs.int8 import Int8
 from computeshare.codecs.topk import TopK
-from computeshare.spec import CodecName
+from computeshare.jobspec.spec import CodecName
 from computeshare.types import Blob, Vector
 
 

@@ -14,7 +14,7 @@ from computeshare.codecs import Codec, frame
 from computeshare.codecs.feedback import Feedback
 from computeshare.codecs.float32 import Float32
 from computeshare.errors import CodecError
-from computeshare.layout import BUCKET, Layout, Weights
+from computeshare.tensors.layout import BUCKET, Layout, Weights
 from computeshare.types import Blob, Counters, Message, Vector
 
 _EXACT = Float32()

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from rich.table import Table
 from rich.text import Text
 
-from computeshare.commands.output import plain
 from computeshare.doctor import here, services
 from computeshare.doctor.machine import Check, Machine
+from computeshare.terminal.output import plain
 
 __all__ = ["CHECKS", "Check", "Machine", "diagnose", "table"]
 

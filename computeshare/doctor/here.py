@@ -19,12 +19,12 @@ from urllib.request import getproxies, proxy_bypass
 import psutil
 
 from computeshare import __version__
-from computeshare.addresses import without_secret
-from computeshare.catalog import catalog
-from computeshare.commands.output import duration, size
-from computeshare.database_file import DAY_S
 from computeshare.doctor.machine import Check, Machine
 from computeshare.errors import SettingsError
+from computeshare.jobspec.catalog import catalog
+from computeshare.runtime.database_file import DAY_S
+from computeshare.terminal.output import duration, size
+from computeshare.transport.addresses import without_secret
 
 DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
 OLDEST_PYTHON, TOO_NEW_PYTHON = (3, 11), (3, 14)

@@ -13,13 +13,13 @@ from typing import Any, Literal
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from computeshare.addresses import without_secret
-from computeshare.broker import connect
 from computeshare.client import Client
 from computeshare.errors import SettingsError
-from computeshare.handshake import Release, published
-from computeshare.joining import broker_url
+from computeshare.protocol.handshake import Release, published
 from computeshare.settings import RunFile, Settings
+from computeshare.transport.addresses import without_secret
+from computeshare.transport.connections import connect
+from computeshare.worker.invite import broker_url
 
 PROBE_S = 180.0
 _PINGS = 5
@@ -52,7 +52,7 @@ class Machine:
     @cached_property
     def probe(self) -> dict[str, Any]:
         """What a process with torch found (see `commands/probe.py`), or `{"error": ...}`."""
-        command = [sys.executable, "-m", "computeshare.commands.probe", str(self.settings.data_dir)]
+        command = [sys.executable, "-m", "computeshare.doctor.probe", str(self.settings.data_dir)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
         except subprocess.TimeoutExpired:

@@ -28,21 +28,24 @@ from typing import Any, Literal
 import psutil
 from redis import Redis
 
-from computeshare import __version__, durability, handshake
-from computeshare.broker import by_loopback, connect
-from computeshare.commands.output import size
+from computeshare import __version__
 from computeshare.doctor.trial import UNITS
-from computeshare.embedded import EmbeddedBroker
 from computeshare.errors import ComputeShareError
-from computeshare.keys import JobKeys
-from computeshare.manners import awake, services
-from computeshare.manners.minding import read_power
-from computeshare.processes import PARENT
+from computeshare.host import awake, services
+from computeshare.host.availability import read_power
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import handshake
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
 from computeshare.queue import Orders, Seat, SeatQueue, give_orders, list_workers
-from computeshare.rounds import Member, RoundStore
+from computeshare.runtime import durability
+from computeshare.runtime.processes import PARENT
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
-from computeshare.wire import Wires
+from computeshare.terminal.output import size
+from computeshare.transport.connections import by_loopback, connect
+from computeshare.transport.wire import Wires
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 Status = Literal["ok", "failed", "not on this machine"]
 GRADIENTS_S, MEMORY_S, SEAT_S = 240.0, 180.0, 120.0
@@ -134,7 +137,7 @@ def sockets(ground: Ground) -> Outcome:
 
 def seat(ground: Ground) -> Outcome:
     """A worker as one starts it spawns a seat, which loads torch, tests its device, and leaves when it is asked to."""
-    command = [sys.executable, "-m", "computeshare.worker", "--child", "--name", "selftest", "--queue", JOB]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--child", "--name", "selftest", "--queue", JOB]
     log_path = ground.folder / "worker.log"
     environment = ground.environment | {"COMPUTESHARE_REDIS_URL": ground.broker.url}
     flags = ["--device", ground.device] if ground.device else []
@@ -229,9 +232,9 @@ def _hears_of_sleep() -> tuple[Status, str]:
     def follow() -> None:
         try:
             if sys.platform == "darwin":
-                from computeshare.manners import iokit as system
+                from computeshare.host import iokit as system
             else:
-                from computeshare.manners import logind as system
+                from computeshare.host import logind as system
             system.follow(lambda: None, lambda: None, ready.set)
         except Exception as error:
             why.append(f"{type(error).__name__}: {error}")
@@ -338,14 +341,14 @@ def heading(now: datetime | None = None) -> list[str]:
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     from computeshare.training.devices import processor
 
-    system = (
+    iokit = (
         f"macOS {platform.mac_ver()[0]}" if sys.platform == "darwin" else f"{platform.system()} {platform.release()}"
     )
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "redis", "rq"))
     cores, total = psutil.cpu_count(), size(psutil.virtual_memory().total)
     return [
         f"ComputeShare {__version__} self-test, {moment}",
-        f"{system} {platform.machine()}, {processor()}, {cores} cores, {total} memory",
+        f"{iokit} {platform.machine()}, {processor()}, {cores} cores, {total} memory",
         f"Python {platform.python_version()}, {packages}",
     ]
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from computeshare.addresses import without_secret
-from computeshare.commands.output import duration, how_to_help, size
 from computeshare.doctor.machine import Check, Machine
 from computeshare.errors import ApiError, ComputeShareError, SettingsError
-from computeshare.handshake import OURS, Release, disagreement
-from computeshare.joining import broker_url
+from computeshare.protocol.handshake import OURS, Release, disagreement
+from computeshare.terminal.output import duration, how_to_help, size
+from computeshare.transport.addresses import without_secret
+from computeshare.worker.invite import broker_url
 
 SKEW_S = 5.0
 FULL, NEARLY = 0.97, 0.85

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from computeshare.processes import exit_with_parent, spare_the_collector
+from computeshare.runtime.processes import exit_with_parent, spare_the_collector
 
 MODELS: dict[str, tuple[int, int, int]] = {
     "mlp": (1, 8, 8),
@@ -33,7 +33,8 @@ def gradients() -> Iterator[dict[str, Any]]:
     """The device's gradients against the CPU's, three times for each model."""
     import torch
 
-    from computeshare.training import devices, models, selftest
+    from computeshare.tasks import models
+    from computeshare.training import devices, selftest
 
     torch.set_num_threads(1)
     device = devices.choose(os.environ.get("COMPUTESHARE_DEVICE"))
@@ -50,10 +51,11 @@ def memory() -> Iterator[dict[str, Any]]:
     import numpy as np
     import torch
 
-    from computeshare.sampling import Plan
-    from computeshare.training import devices, models
-    from computeshare.training.datasets import Split
-    from computeshare.training.images import Normaliser
+    from computeshare.jobspec.sampling import Plan
+    from computeshare.tasks import models
+    from computeshare.tasks.datasets import Split
+    from computeshare.tasks.images import Normaliser
+    from computeshare.training import devices
     from computeshare.training.memory import peak_bytes, used_bytes
     from computeshare.training.replica import Replica
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare import keys
+from computeshare.protocol import keys
 
 ORDER_MS = 10_000
 """How long an order that is not said again is kept."""

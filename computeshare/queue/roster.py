@@ -8,9 +8,9 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare import keys
-from computeshare.handshake import OURS, PROTOCOL, Release, disagreement
-from computeshare.manners.resting import UNKNOWN, Power
+from computeshare.host.rest_policy import UNKNOWN, Power
+from computeshare.protocol import keys
+from computeshare.protocol.handshake import OURS, PROTOCOL, Release, disagreement
 from computeshare.types import plain
 
 ALIVE_MS = 10_000

@@ -14,10 +14,10 @@ from rq.exceptions import DuplicateJobError, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from computeshare.keys import JobKeys
+from computeshare.protocol.keys import JobKeys
 from computeshare.types import JOB_ID
 
-FUNCTION = "computeshare.seat.serve"
+FUNCTION = "computeshare.worker.seat.seat.serve"
 """The only function a seat's RQ job may name, on both sides."""
 _FIELDS = frozenset(
     [

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from computeshare.layout import BUCKET
-from computeshare.methods import SyncStrategy
-from computeshare.quorum import bad_values
+from computeshare.jobspec.quorum import bad_values
+from computeshare.jobspec.strategy_fields import SyncStrategy
+from computeshare.tensors.layout import BUCKET
 from computeshare.types import Vector
 
 PIECE = 1 << 17

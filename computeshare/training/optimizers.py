@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from computeshare import tensorfile
-from computeshare.catalog import catalog
 from computeshare.errors import ArtifactError, ShapeError, SpecError
-from computeshare.layout import Layout
-from computeshare.spec import OptimizerSpec
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.spec import OptimizerSpec
+from computeshare.tensors import safetensors_writer
+from computeshare.tensors.layout import Layout
 from computeshare.types import Blob, Vector
 
 _NOTHING = torch.empty(0)
@@ -110,7 +110,9 @@ def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
         scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
     settings = {key: value for key, value in group.items() if key != "params"}
     state = json.dumps({"optimizer": name, "group": settings, "scalars": scalars})
-    return tensorfile.pieces({name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state})
+    return safetensors_writer.pieces(
+        {name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state}
+    )
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
@@ -122,7 +124,7 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
     """
     parameters = optimizer.param_groups[0]["params"]
     try:
-        tensors, metadata = tensorfile.read(blob)
+        tensors, metadata = safetensors_writer.read(blob)
         rest = json.loads(metadata["state"])
         kind, group, scalars = rest["optimizer"], rest["group"], rest["scalars"]
         states: list[dict[str, Any]] = [dict(values) for values in scalars]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from computeshare.errors import Interrupted
-from computeshare.layout import Layout, Weights
-from computeshare.sampling import Plan
-from computeshare.training.datasets import Split
-from computeshare.training.models import entries
+from computeshare.jobspec.sampling import Plan
+from computeshare.tasks.datasets import Split
+from computeshare.tasks.models import entries
+from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Vector
 
 FEW = 8

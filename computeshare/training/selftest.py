@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from computeshare import __version__
-from computeshare.layout import Layout
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
 from computeshare.settings import write_private
+from computeshare.tasks.datasets import Split
+from computeshare.tasks.images import Normaliser, Shape
+from computeshare.tensors.layout import Layout
 from computeshare.training import devices
-from computeshare.training.datasets import Split
-from computeshare.training.images import Normaliser, Shape
 from computeshare.training.replica import Replica
 from computeshare.types import Vector
 

@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from watching import WINDOWS, Site, Watched, Window, picture_of_test, wait_until
 
 from api.main import create_app
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
 from computeshare.settings import Settings
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.lacking import lacking
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")

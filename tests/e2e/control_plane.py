@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2
 
-from computeshare.embedded import free_port
 from computeshare.settings import RunFile
+from computeshare.up.embedded_broker import free_port
 
 PATIENCE_S = 120.0
 DIGITS_MLP: dict[str, Any] = {
@@ -78,7 +78,7 @@ class ControlPlane:
     @contextmanager
     def worker(self, queue: str, name: str = "extra") -> Iterator[subprocess.Popen[bytes]]:
         """One more worker, as a user starts it; ended at the end of the block."""
-        command = [sys.executable, "-m", "computeshare.worker", "--queue", queue, "--name", name]
+        command = [sys.executable, "-m", "computeshare.worker.process", "--queue", queue, "--name", name]
         log = self.home / "logs" / f"worker-{name}.log"
         with open(log, "ab") as file:
             process = subprocess.Popen(command, env=self.environment, stdout=file, stderr=file)
@@ -98,7 +98,7 @@ def control_plane(home: Path, *flags: str) -> Iterator[ControlPlane]:
     """`computeshare up` until the end of the block, then Ctrl-C, after which nothing of it may be left."""
     environment = {**os.environ, "COMPUTESHARE_HOME": str(home), "OMP_NUM_THREADS": "1"}
     environment.pop("COMPUTESHARE_REDIS_URL", None)
-    command = [sys.executable, "-m", "computeshare.cli", "up", "--port", str(free_port()), *flags]
+    command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port()), *flags]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from redis import Redis
 
-from computeshare.artifacts import Artifacts
-from computeshare.keys import JobKeys
-from computeshare.sampling import Plan
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.sampling import Plan
+from computeshare.protocol.keys import JobKeys
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 

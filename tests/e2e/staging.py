@@ -6,8 +6,8 @@ from feed import Feed
 from watching import Site, wait_until
 
 from api.database import now_ms
-from computeshare.catalog import catalog
-from computeshare.spec import JobSpec
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.spec import JobSpec
 
 SPEC: dict[str, Any] = {
     "name": "mnist, lenet5",

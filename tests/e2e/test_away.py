@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from computeshare.embedded import free_port
+from computeshare.up.embedded_broker import free_port
 
 pytestmark = pytest.mark.e2e
 LEAVING_S = 30

@@ -16,9 +16,9 @@ import pytest
 from control_plane import control_plane
 
 from api.database import Database
-from api.services.jobs import Jobs
-from computeshare.embedded import free_port
-from computeshare.spec import JobSpec
+from api.jobs.service import Jobs
+from computeshare.jobspec.spec import JobSpec
+from computeshare.up.embedded_broker import free_port
 
 PATIENCE_S = 10.0
 
@@ -51,7 +51,7 @@ def computeshare(home: Path, *arguments: str, within_s: float) -> tuple[int, str
     """Exit code, output and seconds of a command that is to end in this time."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COMPUTESHARE_")}
     environment["COMPUTESHARE_HOME"] = str(home)
-    command, started = [sys.executable, "-m", "computeshare.cli", *arguments], time.monotonic()
+    command, started = [sys.executable, "-m", "computeshare.cli.main", *arguments], time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=within_s, check=False)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - started
 

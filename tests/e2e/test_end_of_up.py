@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from computeshare.embedded import free_port
+from computeshare.up.embedded_broker import free_port
 
 pytestmark = pytest.mark.e2e
 PATIENCE_S = 4.0
@@ -29,7 +29,7 @@ def test_nothing_outlives_up_that_ends_while_its_fork_server_imports_torch(tmp_p
     temporary = tmp_path / "t"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "COMPUTESHARE_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "computeshare.cli", "up", "--port", str(free_port())]
+    command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port())]
     up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert up.stdout is not None and "http://" in up.stdout.readline()
     started = psutil.Process(up.pid).children(recursive=True)

@@ -10,8 +10,8 @@ from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from playwright.sync_api import expect
 from watching import Site, in_every_window
 
+from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register, unregister
-from computeshare.spec import JobSpec
 
 pytestmark = pytest.mark.e2e
 ENDLESS: dict[str, Any] = {**DIGITS_MLP, "rounds": 1_000_000, "checkpoint_every": 0, "evaluate_every": 0}

@@ -11,16 +11,17 @@ import psutil
 import pytest
 from control_plane import control_plane
 
-from computeshare import reducer
-from computeshare.broker import connect
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
-from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds import Member, RoundStore
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
+from computeshare.reducer import process
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
-from computeshare.stack import Forked
+from computeshare.transport.connections import connect
 from computeshare.types import Blob
+from computeshare.up.embedded_broker import EmbeddedBroker
+from computeshare.up.stack import Forked
 
 pytestmark = pytest.mark.e2e
 ROOM_BYTES = 10e9
@@ -48,7 +49,7 @@ class Reducers:
     """Two real reducers of one job, the active one to be killed, and a worker whose updates are all the same."""
 
     def __init__(self, home: Path, redis_url: str, spec: JobSpec) -> None:
-        from computeshare.training.models import layout_for
+        from computeshare.tasks.models import layout_for
 
         self._home, self._environment = home, Settings(home=home, redis_url=redis_url).child_environment()
         self.redis = connect(redis_url)
@@ -64,7 +65,7 @@ class Reducers:
         assert self._member.join("seat", {}) == "running"
 
     def _start(self) -> Forked:
-        return Forked(reducer.child, self._environment, self._home / "reducer.log")
+        return Forked(process.child, self._environment, self._home / "reducer.log")
 
     def until(self, true: Callable[[], bool]) -> float:
         """Seconds until something is true."""

@@ -13,16 +13,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from playwright.sync_api import Browser, Page, expect
 from watching import Site, Watched, in_every_window, picture_of_test, wait_until
 
-from api.services import wording
-from api.services.logs import Which
-from api.services.logviews import log_view
-from computeshare.keys import JobKeys
-from computeshare.loglines import Writer, line_of
-from computeshare.spec import JobSpec
+from api import text_format
+from api.logs.reader import Which
+from api.logs.view import log_view
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import JobKeys
+from computeshare.runtime.log_lines import Writer, line_of
 
 pytestmark = pytest.mark.e2e
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "api" / "templates"
+TEMPLATES = Path(__file__).resolve().parents[2] / "api" / "pages" / "templates"
 STUDIO, LAPTOP = Writer("aaaaaaaaaaaa", "studio"), Writer("bbbbbbbbbbbb", "<b>laptop</b>")
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 PAGE = """<!doctype html><html lang="en" data-now="0"><head><meta charset="utf-8">
@@ -93,7 +93,7 @@ class Panel:
         environment = Environment(
             loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters["moment"] = wording.moment
+        environment.filters["moment"] = text_format.moment
         services = self.site.services
         view = log_view(services.logs, self.job_id)
         return environment.get_template("parts/logs.html").render(job=services.jobs.show(self.job_id), logs=view)

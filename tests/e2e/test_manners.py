@@ -27,9 +27,9 @@ ENDLESS: dict[str, Any] = {**DIGITS_MLP, "rounds": 100_000, "checkpoint_every": 
 WITH_BATTERY = """
 import sys
 from pathlib import Path
-from computeshare.manners import supplies
-supplies.FOLDER = Path(sys.argv.pop(1))
-from computeshare.worker import main
+from computeshare.host import linux_power
+linux_power.FOLDER = Path(sys.argv.pop(1))
+from computeshare.worker.process import main
 main()
 """
 """A worker whose battery is files that the test writes."""
@@ -120,7 +120,7 @@ def test_leases_go_back_before_the_machine_sleeps_and_the_worker_is_there_again_
 
     spec = {"dataset": "mnist", "model": "lenet5", "queue": "sleep", "micro_batch": 20_000, "rounds": 1000}
     job_id = plane.create(**spec, micro_batches_per_round=3)
-    command = [sys.executable, "-m", "computeshare.worker", "--queue", "sleep", "--name", "sleeper"]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--queue", "sleep", "--name", "sleeper"]
     with private_bus(tmp_path) as address, login_manager(address) as manager:
         told = {"DBUS_SYSTEM_BUS_ADDRESS": address, "COMPUTESHARE_DATA": str(mnist_dir)}
         with worker(plane, command, **told) as process:
@@ -148,10 +148,10 @@ def test_a_seat_that_slept_unannounced_starts_over_at_once(plane: ControlPlane, 
     napping = f"""
 import sys, time
 from pathlib import Path
-from computeshare.manners import minding
-through = minding._clock_through_sleep()
-minding._clock_through_sleep = lambda: lambda: through() + float(Path({str(slept)!r}).read_text() or 0)
-from computeshare.worker import main
+from computeshare.host import availability
+through = availability._clock_through_sleep()
+availability._clock_through_sleep = lambda: lambda: through() + float(Path({str(slept)!r}).read_text() or 0)
+from computeshare.worker.process import main
 main()
 """
     job_id = plane.create(**{**ENDLESS, "queue": "nap"})
@@ -169,7 +169,7 @@ main()
 
 def test_the_computing_stands_back_and_the_heartbeat_does_not(plane: ControlPlane) -> None:
     job_id = plane.create(**{**ENDLESS, "queue": "nice"})
-    command = [sys.executable, "-m", "computeshare.worker", "--queue", "nice", "--nice", "7"]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--queue", "nice", "--nice", "7"]
     with worker(plane, command) as process:
         plane.until("a worker", lambda: plane.job(job_id)["workers"] == 1)
         itself = psutil.Process(process.pid)
@@ -185,7 +185,7 @@ class Terminal:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_TERMINAL, "-m", "computeshare.worker", *flags],
+            [sys.executable, "-c", _IN_TERMINAL, "-m", "computeshare.worker.process", *flags],
             env={**plane.environment, "TERM": "xterm-256color"},
             stdin=theirs,
             stdout=theirs,

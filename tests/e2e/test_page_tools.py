@@ -11,11 +11,11 @@ from watching import Site, Window, forgive, in_every_window, problems, wait_unti
 
 from api.database import now_ms
 from api.errors import NotFound
-from api.services import views
-from api.services.machines import remember
-from computeshare.keys import JobKeys
+from api.pages import views
+from api.scheduler.machines import remember
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register
-from computeshare.rounds import RoundStore
 
 pytestmark = pytest.mark.e2e
 

@@ -10,10 +10,10 @@ from playwright.sync_api import Browser, Page, expect
 from staging import arrived, start, under_way
 from watching import SCREENSHOTS, Site, Window, forgive, in_every_window, picture, wait_until
 
+from api import text_format
 from api.database import now_ms
-from api.services import wording
-from api.services.plans import mean_round
-from api.services.views import elapsed_s
+from api.pages.views import elapsed_s
+from api.projection.plans import mean_round
 from computeshare.queue import WorkerInfo, register
 
 pytestmark = pytest.mark.e2e
@@ -54,14 +54,14 @@ def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves
 
     def told() -> tuple[str, str]:
         job = site.services.jobs.show(feed.job_id)
-        left = f"{wording.duration(job.left_s)} left" if job.left_s is not None else ""
-        return left, f"{wording.rate(60 * job.samples_per_s / mean_round(job.spec))} rounds a minute"
+        left = f"{text_format.duration(job.left_s)} left" if job.left_s is not None else ""
+        return left, f"{text_format.rate(60 * job.samples_per_s / mean_round(job.spec))} rounds a minute"
 
     def shown() -> tuple[str, str]:
         return fields["left"].inner_text(), fields["speed"].inner_text()
 
     def elapsed_now() -> str:
-        return wording.duration(elapsed_s(site.services.jobs.show(feed.job_id), datetime.now(UTC)))
+        return text_format.duration(elapsed_s(site.services.jobs.show(feed.job_id), datetime.now(UTC)))
 
     wait_until(lambda: shown() == told())
     before, after = shown(), ("", "")
@@ -82,7 +82,7 @@ def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves
     started = page.locator("#started time")
     at = site.services.jobs.show(feed.job_id).started_at
     expect(started).to_have_attribute("datetime", at.isoformat())
-    wait_until(lambda: started.inner_text() == wording.ago((datetime.now(UTC) - at).total_seconds()))
+    wait_until(lambda: started.inner_text() == text_format.ago((datetime.now(UTC) - at).total_seconds()))
     site.services.jobs.pause(feed.job_id)
     expect(fields["left"]).to_have_text("")
     expect(fields["speed"]).to_have_text("")
@@ -439,7 +439,7 @@ def test_browser_and_server_use_the_same_words(site: Site, opened: Any) -> None:
         }""",
         [ways, numbers],
     )
-    assert dict(zip(ways, said, strict=True)) == {way: [getattr(wording, way)(n) for n in numbers] for way in ways}
+    assert dict(zip(ways, said, strict=True)) == {way: [getattr(text_format, way)(n) for n in numbers] for way in ways}
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ import pytest
 from control_plane import DIGITS_MLP, ControlPlane, control_plane
 from redis import Redis
 
-from computeshare.broker import connect
 from computeshare.client import Client
 from computeshare.errors import SpecError
-from computeshare.keys import JobKeys
-from computeshare.replay import Replay, Verdict
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import JobKeys
+from computeshare.replay.replay import Replay, Verdict
 from computeshare.settings import RunFile
-from computeshare.spec import JobSpec
+from computeshare.transport.connections import connect
 
 pytestmark = pytest.mark.e2e
 DIGITS: dict[str, Any] = {
@@ -56,7 +56,7 @@ def done(plane: ControlPlane) -> dict[str, Any]:
 
 def command(plane: ControlPlane, *arguments: str) -> tuple[int, str]:
     """A command as a user runs it: its exit code and what it prints."""
-    line = [sys.executable, "-m", "computeshare.cli", "jobs", *arguments]
+    line = [sys.executable, "-m", "computeshare.cli.main", "jobs", *arguments]
     done = subprocess.run(line, env=plane.environment, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout or done.stderr
 

@@ -18,10 +18,10 @@ from playwright.sync_api import Browser
 from safetensors.numpy import load
 from watching import WINDOWS, Watched, picture
 
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker, Place, free_port
 from computeshare.queue import list_workers
 from computeshare.settings import login_path
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker, Place, free_port
 
 pytestmark = pytest.mark.e2e
 DIGITS: dict[str, Any] = {
@@ -73,7 +73,7 @@ def test_a_job_trains_and_everything_about_it_can_be_read(plane: ControlPlane, a
 
 
 def test_the_weights_digest_is_over_the_state_dict_as_torch_has_it(plane: ControlPlane, alone: dict[str, Any]) -> None:
-    from computeshare.training import models
+    from computeshare.tasks import models
 
     tensors = load(plane.http.get(f"/v1/jobs/{alone['id']}/checkpoints/latest").content)
     order = models.build("mlp", (1, 8, 8), 10, 0).state_dict()
@@ -216,7 +216,7 @@ def test_a_seat_that_cannot_start_says_why_on_the_jobs_timeline(plane: ControlPl
 def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None:
     port = free_port()
     environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"redis://:secret@127.0.0.1:{port}/0"}
-    command = [sys.executable, "-m", "computeshare.worker", "--queue", "early"]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--queue", "early"]
     worker = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert worker.stderr is not None
     try:
@@ -269,7 +269,7 @@ def test_no_process_has_the_brokers_password_among_its_arguments(plane: ControlP
 
 
 def test_a_second_up_on_the_same_home_is_refused_with_the_address_of_the_first(plane: ControlPlane) -> None:
-    command = [sys.executable, "-m", "computeshare.cli", "up", "--port", str(free_port())]
+    command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port())]
     second = subprocess.run(command, env=plane.environment, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode != 0
     assert "runs already" in second.stderr and plane.url in second.stderr

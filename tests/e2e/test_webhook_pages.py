@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from staging import under_way
 from watching import Site, Window, in_every_window, picture, problems, wait_until
 
-from api.webhook_schemas import WebhookRequest
+from api.webhooks.schemas import WebhookRequest
 from tests.receiving import Receiver, receiving
 
 pytestmark = pytest.mark.e2e

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 WRONG_FROM_THE_SECOND_CALL = """
 import sys
 
-if "computeshare.queue.horse" in sys.orig_argv:
+if "computeshare.worker.horse" in sys.orig_argv:
     from torch import nn
 
     right, calls = nn.Conv2d.forward, {}
@@ -44,7 +44,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def broken_worker(plane: ControlPlane, folder: Path) -> Iterator[Path]:
     """A worker whose seats get gradients of convolutions that are off by a percent; its log."""
     (folder / "sitecustomize.py").write_text(WRONG_FROM_THE_SECOND_CALL)
-    command = [sys.executable, "-m", "computeshare.worker", "--queue", "tested", "--name", "broken"]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--queue", "tested", "--name", "broken"]
     log = folder / "broken.log"
     environment = {**plane.environment, "PYTHONPATH": str(folder)}
     with open(log, "ab") as file, subprocess.Popen(command, env=environment, stdout=file, stderr=file) as process:
@@ -85,7 +85,17 @@ def test_a_job_that_takes_more_than_the_owner_allows_trains_elsewhere(plane: Con
 
 @contextmanager
 def small_worker(plane: ControlPlane, folder: Path, size: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "computeshare.worker", "--queue", "small", "--name", "small", "--max-memory", size]
+    command = [
+        sys.executable,
+        "-m",
+        "computeshare.worker.process",
+        "--queue",
+        "small",
+        "--name",
+        "small",
+        "--max-memory",
+        size,
+    ]
     with (
         open(folder / "small.log", "ab") as file,
         subprocess.Popen(command, env=plane.environment, stdout=file, stderr=file) as process,

@@ -12,17 +12,17 @@ from redis import Redis
 from starlette.testclient import TestClient
 
 from api.database import Database
+from api.jobs import service
+from api.jobs.history import History
+from api.jobs.service import Jobs
 from api.main import create_app
-from api.services import dispatcher as dispatcher_module
-from api.services import jobs as jobs_module
-from api.services import outbox
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
+from api.publication import outbox
+from api.scheduler import dispatcher as dispatcher_module
+from api.scheduler.dispatcher import Dispatcher
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +82,7 @@ def client(settings: Settings) -> Iterator[TestClient]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The control plane's clock, in the test's hands."""
     clock = Clock(1_800_000_000_000)
-    for module in (dispatcher_module, outbox, jobs_module):
+    for module in (dispatcher_module, outbox, service):
         monkeypatch.setattr(module, "now_ms", clock)
     return clock
 

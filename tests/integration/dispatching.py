@@ -8,7 +8,7 @@ from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
-from api.services.outbox import SEAT
+from api.publication.outbox import SEAT
 from computeshare.queue import WorkerInfo, register
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.keys import JobKeys
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
+from computeshare.protocol.keys import JobKeys
 
 WORKERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
 SECONDS = {"waiting": 0.1, "computing": 0.2, "encoding": 0.01, "uploading": 0.02}

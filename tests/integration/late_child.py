@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from computeshare.processes import exit_with_parent
+from computeshare.runtime.processes import exit_with_parent
 
 LIFE_S = 20
 
@@ -27,7 +27,7 @@ def late(pipe: Connection) -> None:
 
 def main() -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["computeshare.preload"])
+    context.set_forkserver_preload(["computeshare.up.preload"])
     here, there = context.Pipe()
     context.Process(target=late, args=(there,)).start()
     child = psutil.Process(here.recv())

@@ -5,8 +5,8 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.keys import JobKeys
-from computeshare.loglines import Writer, line_of
+from computeshare.protocol.keys import JobKeys
+from computeshare.runtime.log_lines import Writer, line_of
 
 STUDIO, LAPTOP = Writer("aaaaaaaaaaaa", "studio"), Writer("bbbbbbbbbbbb", "laptop")
 AT_MS = 1_700_000_000_000

@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds.channel import Scripts
+from computeshare.protocol.channel import Scripts
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.integration.opening import claim, join, store  # noqa: F401
 
 TESTS = tuple(

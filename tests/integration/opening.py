@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, Received, RoundState, RoundStore, Suspicion, Terms
-from computeshare.sampling import Plan, Round
+from computeshare.jobspec.sampling import Plan, Round
+from computeshare.protocol.reducer_session import Claim, Received, Suspicion
+from computeshare.protocol.round_store import RoundState, RoundStore
+from computeshare.protocol.terms import Terms
+from computeshare.protocol.worker_session import Member
 from computeshare.types import Token
 
 PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from api.database import Database
-from api.services.dispatcher import Dispatcher
-from api.services.jobs import Jobs
-from computeshare.broker import connect
+from api.jobs.service import Jobs
+from api.scheduler.dispatcher import Dispatcher
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import SeatQueue
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
+from computeshare.transport.connections import connect
 
-PRELOADED = ["api.database", "api.services.dispatcher", "api.services.jobs"]
+PRELOADED = ["api.database", "api.scheduler.dispatcher", "api.jobs.service"]
 """What takes long to import, so that a fork server does it once."""
 KEY = "the-same-request"
 

@@ -11,13 +11,13 @@ from sqlalchemy import select
 from test_api_projector import rows
 
 from api.database import Database
-from api.services import archive
-from api.services.archive import Block, compact
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection import archive
+from api.projection.archive import Block, compact
+from api.projection.projector import Projector
 from api.tables import Archive, EpochStat, LedgerEntry, VersionRow, WorkerStat, table
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=300)  # 12 rounds an epoch
 

@@ -10,16 +10,16 @@ from starlette.testclient import TestClient
 
 from api.database import Database
 from api.errors import Conflict, NotFound
-from api.services.bans import Bans
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.outbox import Courier
-from api.services.projector import Projector
-from computeshare.keys import JobKeys
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projector import Projector
+from api.publication.outbox import Courier
+from api.scheduler.bans import Bans
+from api.scheduler.dispatcher import Dispatcher
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register, unregister
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
 
 PLAN = JobSpec(dataset="digits", model="mlp").plan
 LIAR, HONEST = WORKERS

@@ -18,10 +18,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from api.database import MIGRATIONS, Database
-from api.services.jobs import Jobs
+from api.jobs.service import Jobs
 from api.tables import Event, Job
-from computeshare.embedded import free_port
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.up.embedded_broker import free_port
 
 SPEC = JobSpec(dataset="digits", model="mlp")
 

@@ -14,22 +14,22 @@ from redis.exceptions import ResponseError
 from sqlalchemy import select, update
 
 from api.database import Database
-from api.services import dispatcher as dispatcher_module
-from api.services import jobs as jobs_module
-from api.services import outbox
-from api.services.admission import BASE_BYTES, Memory
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.outbox import OUTBOX
-from api.services.projector import Projector
+from api.jobs import service
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projector import Projector
+from api.publication import outbox
+from api.publication.admission import BASE_BYTES, Memory
+from api.publication.outbox import OUTBOX
+from api.scheduler import dispatcher as dispatcher_module
+from api.scheduler.dispatcher import Dispatcher
 from api.tables import CheckpointRow, table
-from computeshare import keys
-from computeshare.artifacts import Artifacts
-from computeshare.keys import JobKeys
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import keys
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat, SeatQueue, unregister
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 
@@ -276,7 +276,7 @@ def test_deleting_removes_checkpoints_and_keys_even_late_ones(
     assert list(redis.scan_iter(JobKeys(job).pattern())) == []
     (folder / token(2)).mkdir(parents=True)  # a reducer that was just writing
     redis.set(JobKeys(job).state(token(2)), "late")
-    clock.ms += jobs_module.LATE_MS + 1
+    clock.ms += service.LATE_MS + 1
     dispatcher.step(redis)
     assert not folder.exists()
     assert list(redis.scan_iter(JobKeys(job).pattern())) == []
@@ -450,7 +450,7 @@ def test_death_while_a_job_is_cancelled_and_deleted_leaves_nothing_behind(
     folder = tmp_path / "artifacts" / job
     folder.mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr(jobs_module.shutil, "rmtree", lambda *_a, **_k: None)  # dies before it got there
+        patch.setattr(service.shutil, "rmtree", lambda *_a, **_k: None)  # dies before it got there
         jobs.cancel(job)
         jobs.delete(job)
     with monkeypatch.context() as patch:

@@ -9,11 +9,11 @@ from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
-from api.services.epochs import recount
-from api.services.jobs import Jobs
-from api.services.projector import Projector
+from api.jobs.service import Jobs
+from api.projection.epochs import recount
+from api.projection.projector import Projector
 from api.tables import EpochStat, table
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 
 SPEC = JobSpec(dataset="digits", model="mlp", micro_batch=200, micro_batches_per_round=3, epochs=50)
 

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from api.deps import Services
 from api.main import create_app
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 2}
 

@@ -17,24 +17,24 @@ from starlette.testclient import TestClient
 
 from api.broker import Broker
 from api.database import Database
-from api.services.dispatcher import Dispatcher
-from api.services.failing import FAILURES
-from api.services.fleet import Fleet
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
-from computeshare import handshake, keys
-from computeshare.commands.run import OTHER_VERSION, USAGE
+from api.fleet.service import Fleet
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projector import Projector
+from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.start_backoff import FAILURES
 from computeshare.errors import VersionError
-from computeshare.evaluator import Evaluator
-from computeshare.handshake import PROTOCOL
-from computeshare.keys import JobKeys
-from computeshare.processes import stop_event
+from computeshare.evaluator.process import Evaluator
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import handshake, keys
+from computeshare.protocol.handshake import PROTOCOL
+from computeshare.protocol.keys import JobKeys
 from computeshare.queue import WorkerInfo, list_workers, register
-from computeshare.reducer import Reducer
+from computeshare.reducer.process import Reducer
+from computeshare.runtime.processes import stop_event
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
-from computeshare.worker import shake_hands
+from computeshare.terminal.command import OTHER_VERSION, USAGE
+from computeshare.worker.process import shake_hands
 
 PLAN = JobSpec(dataset="digits", model="mlp").plan
 SORRY = "failed: DatasetError: data set mnist is not in /data"
@@ -332,7 +332,7 @@ def test_a_worker_process_of_another_version_prints_the_line_and_exits_with_a_co
     own: Redis, redis_url: str
 ) -> None:
     own.set(keys.RELEASE, json.dumps({"version": "9.9.0", "protocol": PROTOCOL + 1}))
-    command = [sys.executable, "-m", "computeshare.worker", "--device", "cpu"]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--device", "cpu"]
     environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"{redis_url}?db=9"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, "git pull && make install" in ended.stderr) == (OTHER_VERSION, True)
@@ -341,7 +341,7 @@ def test_a_worker_process_of_another_version_prints_the_line_and_exits_with_a_co
 
 @pytest.mark.parametrize("device", ["xyz", "cuda:99", "mps0"])
 def test_a_device_that_is_not_there_is_told_at_the_workers_start(device: str, redis_url: str) -> None:
-    command = [sys.executable, "-m", "computeshare.worker", "--redis-url", redis_url, "--device", device]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--redis-url", redis_url, "--device", device]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == USAGE
     assert f"device '{device}'" in ended.stderr

@@ -16,20 +16,20 @@ from starlette.testclient import TestClient
 from api.broker import Broker
 from api.database import Database
 from api.errors import Conflict, NotFound
-from api.services import seating
-from api.services.dispatcher import Dispatcher
-from api.services.fleet import Fleet
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.machines import HOUR_MS, KEPT_MS, MACHINE, NOTED_MS, TALLY_MS, last_hour
-from api.services.placing import place
-from api.services.seating import REBALANCE_MS, TAKE_OVER_MS, Leave
-from api.services.sharing import Want, shares
-from api.services.storing import JOB
+from api.fleet.service import Fleet
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projection_store import JOB
+from api.scheduler import seat_planner
+from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.fair_share import Want, shares
+from api.scheduler.machines import HOUR_MS, KEPT_MS, MACHINE, NOTED_MS, TALLY_MS, last_hour
+from api.scheduler.seat_planner import REBALANCE_MS, TAKE_OVER_MS, Leave
+from api.scheduler.seat_writer import place
 from api.tables import WorkerStat
-from computeshare import keys
-from computeshare.handshake import PROTOCOL
-from computeshare.keys import JobKeys
+from computeshare.protocol import keys
+from computeshare.protocol.handshake import PROTOCOL
+from computeshare.protocol.keys import JobKeys
 from computeshare.queue import Orders, WorkerInfo, read_orders, register, unregister
 from computeshare.settings import Settings
 
@@ -357,7 +357,7 @@ def test_the_shares_are_worked_out_once_a_turn(stage: Stage, create: Create, mon
 
     stage.worker()
     create()
-    monkeypatch.setattr(seating, "shares", counted)
+    monkeypatch.setattr(seat_planner, "shares", counted)
     stage.turn(3)
     assert len(turns) == len(set(turns)) == 3
 
@@ -416,7 +416,7 @@ def test_a_queue_whose_name_is_none_is_not_told(fleet: Fleet, redis: Redis, queu
 def test_shares_are_of_the_last_hour_and_of_the_job(
     stage: Stage, fleet: Fleet, create: Create, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.services.fleet.now_ms", clock)
+    monkeypatch.setattr("api.fleet.service.now_ms", clock)
     one, other = stage.worker(), stage.worker()
     job = create()
     stage.turn(2)

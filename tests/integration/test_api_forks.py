@@ -15,13 +15,13 @@ from redis import Redis
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from api.services.projector import Projector
-from api.services.storing import table
+from api.projection.projection_store import table
+from api.projection.projector import Projector
 from api.tables import VersionRow
-from computeshare.artifacts import Artifacts
+from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.round_store import RoundStore
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 
@@ -187,7 +187,7 @@ def test_files_cannot_be_linked_everywhere(
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr("computeshare.artifacts.os.link", refuse)
+    monkeypatch.setattr("computeshare.checkpoints.store.os.link", refuse)
     job_id = fork(version=1).json()["id"]
     assert client.get(f"/v1/jobs/{job_id}/checkpoints/0/state").content == b"state 1"
 

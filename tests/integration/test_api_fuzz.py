@@ -15,11 +15,11 @@ from redis import Redis
 from serving import serving
 from starlette.testclient import TestClient
 
+from api.projection.projector import Projector
 from api.security import MAX_BODY_BYTES
-from api.services.projector import Projector
+from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 PLAN = JobSpec(dataset="digits", model="mlp").plan
 

@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from api.database import Database, now_ms
 from api.errors import Conflict
+from api.fleet.invites import INVITE, Invites, is_local
 from api.main import create_app
-from api.services.invites import INVITE, Invites, is_local
-from api.services.machines import remember
+from api.scheduler.machines import remember
 from computeshare.errors import ComputeShareError, SettingsError
-from computeshare.joining import join
 from computeshare.queue import WorkerInfo
 from computeshare.settings import Settings
+from computeshare.worker.invite import join
 
 BROKER = "rediss://broker.example:6379"
 

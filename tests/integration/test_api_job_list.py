@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from api.services.jobs import new_id
+from api.jobs.service import new_id
 from api.tables import Job, table
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 from computeshare.types import JobSort
 
 PROBLEM = "application/problem+json"

@@ -13,20 +13,20 @@ from starlette.testclient import TestClient
 
 from api.database import Database
 from api.errors import Conflict
-from api.services import dispatcher as dispatcher_module
-from api.services import outbox
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.outbox import OUTBOX
-from api.services.projector import Projector
-from api.services.seating import LEAVE_MS
-from api.services.storing import JOB
-from computeshare import keys
-from computeshare.keys import JobKeys
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projection_store import JOB
+from api.projection.projector import Projector
+from api.publication import outbox
+from api.publication.outbox import OUTBOX
+from api.scheduler import dispatcher as dispatcher_module
+from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.seat_planner import LEAVE_MS
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import keys
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import SeatQueue
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
 
 PROBLEM = "application/problem+json"
 PLAN = JobSpec(dataset="digits", model="mlp").plan

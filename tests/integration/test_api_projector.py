@@ -11,16 +11,16 @@ from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
-from api.services import projector as projector_module
-from api.services import thinning
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
-from api.services.storing import table
-from api.services.submissions import Submissions
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.jobs.submissions import Submissions
+from api.projection import projector as projector_module
+from api.projection import thinning
+from api.projection.projection_store import table
+from api.projection.projector import Projector
 from api.tables import LedgerEntry, Outbox, Submission, VersionRow, WorkerStat
-from computeshare.artifacts import Artifacts
-from computeshare.spec import JobSpec
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 

@@ -20,16 +20,17 @@ from safetensors.numpy import load
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
+from api.jobs import series
 from api.main import create_app
-from api.services import health, series
-from api.services.projector import Projector
+from api.projection.projector import Projector
+from api.system import health
 from computeshare import __version__
-from computeshare.artifacts import Artifacts
-from computeshare.handshake import PROTOCOL
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.handshake import PROTOCOL
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register
-from computeshare.rounds import RoundStore
 from computeshare.settings import Settings, login_path
-from computeshare.spec import JobSpec
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 

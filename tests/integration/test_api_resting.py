@@ -10,10 +10,10 @@ from redis import Redis
 from starlette.testclient import TestClient
 
 from api.database import Database
-from api.services.dispatcher import Dispatcher
-from api.services.jobs import Jobs
-from computeshare import keys
-from computeshare.manners.resting import UNKNOWN, Power
+from api.jobs.service import Jobs
+from api.scheduler.dispatcher import Dispatcher
+from computeshare.host.rest_policy import UNKNOWN, Power
+from computeshare.protocol import keys
 from computeshare.queue import list_workers, register, unregister
 from computeshare.queue.roster import WorkerInfo
 

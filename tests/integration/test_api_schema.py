@@ -20,8 +20,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import serving
 
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 CALLS, SEED = int(os.environ.get("COMPUTESHARE_CALLS", "1000")), int(os.environ.get("COMPUTESHARE_SEED", "0"))
 AT_ONCE = 25

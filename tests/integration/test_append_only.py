@@ -27,22 +27,24 @@ from sqlalchemy import select
 from test_rounds import age
 
 from api.database import Database
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projector import Projector
+from api.scheduler.dispatcher import Dispatcher
 from api.tables import LedgerEntry, VersionRow, table
-from computeshare.artifacts import Artifacts
-from computeshare.broker import connect
+from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, decode_weights, encode_update, update_parts, weights_parts
-from computeshare.embedded import EmbeddedBroker
 from computeshare.errors import Fenced, JobGone, LostClaim
-from computeshare.layout import Layout, Weights
-from computeshare.reduction import JobReducer
-from computeshare.rounds import Claim, Member, RoundState, RoundStore
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundState, RoundStore
+from computeshare.protocol.worker_session import Member
+from computeshare.reducer.job_reducer import JobReducer
+from computeshare.tensors.layout import Layout, Weights
+from computeshare.transport.connections import connect
 from computeshare.types import Blob, Message, Token, Vector
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 CUTS = int(os.environ.get("COMPUTESHARE_CUTS", "10"))
 FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
@@ -66,7 +68,7 @@ MOST_STEPS = 20_000
 
 @cache
 def model() -> tuple[Layout, Weights]:
-    from computeshare.training import models
+    from computeshare.tasks import models
 
     module = models.build(SPEC.model, SPEC.shape, 10, SPEC.seed)
     return models.layout_of(module), models.weights_of(module, models.layout_of(module))

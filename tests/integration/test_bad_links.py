@@ -12,8 +12,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds import Claim, Member
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.worker_session import Member
+from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.proxy import Proxy
 
 TIMEOUT_S = 0.5

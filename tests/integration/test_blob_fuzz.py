@@ -17,7 +17,7 @@ import zstandard
 from computeshare.codecs import CODECS, frame
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import CodecError
-from computeshare.layout import Layout
+from computeshare.tensors.layout import Layout
 
 BLOBS = int(os.environ.get("COMPUTESHARE_BLOBS", "3000"))
 SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))

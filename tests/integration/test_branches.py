@@ -11,13 +11,13 @@ from sqlalchemy import select, update
 from test_reduction import Job, spec_of
 
 from api.database import Database
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
-from api.services.reconciling import reconcile
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.disk_reconcile import reconcile
+from api.projection.projector import Projector
 from api.tables import LedgerEntry, VersionRow, table
-from computeshare import artifacts as artifacts_module
-from computeshare.artifacts import Artifacts
+from computeshare.checkpoints import store
+from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import LostClaim
 from computeshare.types import Token
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_whose_branch_was_given_up_while_the_disk_took_it_is_none(
     stored.rounds(4)
     writes = stored.write_later(monkeypatch)
     stored.rounds(2)
-    once(monkeypatch, artifacts_module, "flush", stored.lose)
+    once(monkeypatch, store, "flush", stored.lose)
     with pytest.raises(LostClaim, match="incarnation 2 was opened"):
         writes[0]()
     assert 6 not in [token.version for token in stored.artifacts.on_disk()]

@@ -6,9 +6,8 @@ from feeding import WORKERS, Feed
 from opening import Join
 from redis import Redis
 
-from computeshare.rounds import Claim
-from computeshare.rounds.claim import EVENTS_FOLDED, EVENTS_KEPT
-from computeshare.spec import RECORD_BYTES, JobSpec
+from computeshare.jobspec.spec import RECORD_BYTES, JobSpec
+from computeshare.protocol.reducer_session import EVENTS_FOLDED, EVENTS_KEPT, Claim
 
 
 def test_events_and_answers_fit_into_what_a_job_is_let_in_with(redis: Redis, claim: Claim, join: Join) -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from opening import PLAN, ZERO
 
-from computeshare.artifacts import Artifacts
-from computeshare.checkpointing import Checkpointer, Snapshot
-from computeshare.layout import Layout, Weights
-from computeshare.retention import Retention
-from computeshare.rounds import Claim, RoundStore
-from computeshare.spec import JobSpec, KeepPolicy
+from computeshare.checkpoints.retention import Retention
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec, KeepPolicy
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.reducer.checkpointer import Checkpointer, Snapshot
+from computeshare.tensors.layout import Layout, Weights
 
 LAYOUT = Layout.build(iter([("w", (2, 3), "parameter")]))
 NONE = np.empty(0, np.float32)
@@ -66,7 +67,7 @@ def test_what_the_disk_refuses_is_written_once_it_lets_it(
 
     values, state = np.arange(6, dtype=np.float32), np.ones(10, np.float32)
     with monkeypatch.context() as patch:
-        patch.setattr(f"computeshare.artifacts.{fails}", refuse)
+        patch.setattr(f"computeshare.checkpoints.store.{fails}", refuse)
         with pytest.raises(OSError, match="no room"):
             checkpoints.begin(LAYOUT, snapshot(values, state), all_of(checkpoints))
             checkpoints.wait()

@@ -13,13 +13,14 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 from test_reduction import Job, spec_of
 
-from computeshare import reducer as reducer_module
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
-from computeshare.reducer import Reducer
-from computeshare.reduction import JobReducer
-from computeshare.rounds import Claim, RoundStore
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.reducer import process
+from computeshare.reducer.job_reducer import JobReducer
+from computeshare.reducer.process import Reducer
+from computeshare.transport.connections import connect
 from computeshare.types import Blob, Token
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
         assert stores[1].job_id in reducer.jobs
         redis.delete(stores[0].keys.reducer())
         until(lambda: stores[0].job_id in reducer.jobs)  # nobody looks after it any more
-        assert redis.pttl(stores[0].keys.reducer()) <= reducer_module.CLAIM_MS
+        assert redis.pttl(stores[0].keys.reducer()) <= process.CLAIM_MS
 
 
 def test_no_job_waits_for_the_step_of_another(redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_standing_by_asks_about_a_claim_when_it_would_end(redis: Redis, tmp_path
     stores = [RoundStore(redis, f"held{number}") for number in range(100)]
     for store in stores:
         store.publish(spec_of().model_dump_json())
-        redis.set(store.keys.reducer(), "another's", px=reducer_module.CLAIM_MS)
+        redis.set(store.keys.reducer(), "another's", px=process.CLAIM_MS)
     reducer = Reducer(redis, tmp_path, threading.Event())
     reducer.claim_jobs()
     before = commands(redis)
@@ -194,8 +195,8 @@ def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life_ms, load = 400, Claim.load_state
-    monkeypatch.setattr(reducer_module, "CLAIM_MS", life_ms)
-    monkeypatch.setattr(reducer_module, "RENEW_S", life_ms / 4000)
+    monkeypatch.setattr(process, "CLAIM_MS", life_ms)
+    monkeypatch.setattr(process, "RENEW_S", life_ms / 4000)
     job = left_to_others(Job(redis, "heavy", spec_of(), tmp_path))
 
     def slow(self: Claim, token: Token) -> Blob | None:

@@ -16,15 +16,15 @@ from safetensors.numpy import load_file
 
 from api.main import create_app
 from api.schemas import CheckpointPublic, JobPublic
-from computeshare import joining
-from computeshare.answers import Checkpoint, Job
-from computeshare.artifacts import Artifacts
-from computeshare.cli import app
+from computeshare.checkpoints.store import Artifacts
+from computeshare.cli.main import app
 from computeshare.client import Client
-from computeshare.commands.run import run
-from computeshare.keys import JobKeys
+from computeshare.client.api.models import Checkpoint, Job
+from computeshare.protocol.keys import JobKeys
 from computeshare.settings import Settings
+from computeshare.terminal.command import run
 from computeshare.types import Token
+from computeshare.worker import invite
 from tests.checkpoints import write_checkpoint
 
 CREATE = ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--rounds", "20", "--queue"]
@@ -134,7 +134,7 @@ def test_human_output_of_every_reading_command(client: Client, capsys: pytest.Ca
 
 
 def test_a_list_longer_than_a_page_comes_whole(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("computeshare.client.requests.PAGE", 2)
+    monkeypatch.setattr("computeshare.client.api.requests.PAGE", 2)
     spec = {"dataset": "digits", "model": "mlp", "queue": "many"}
     made = [client.create(spec)["id"] for _ in range(5)]
     assert [job["id"] for job in client.jobs(queue="many", limit=None)] == made[::-1]  # three pages
@@ -231,8 +231,8 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     program, flag, queue, join_flag, link = typed.split()
     assert (program, flag, queue, join_flag) == ("computeshare-worker", "--queue", "lab", "--join")
     assert "works once until 20" in until_when and note.startswith("but ")  # the broker is this machine's alone
-    assert joining.join(link, "mac", tmp_path) == redis_url
-    assert joining.broker_url(Settings(home=tmp_path, redis_url=None)) == redis_url
+    assert invite.join(link, "mac", tmp_path) == redis_url
+    assert invite.broker_url(Settings(home=tmp_path, redis_url=None)) == redis_url
 
 
 def test_doctor_finds_the_control_plane_the_broker_and_torch(

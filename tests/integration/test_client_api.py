@@ -13,12 +13,12 @@ from redis import Redis
 from serving import serving
 
 from api.schemas import EpochPublic, EstimatePublic, JobWorkerPublic, SubmissionPublic
-from computeshare.answers import EpochLedger, Estimate, Event, JobWorker, Submission
-from computeshare.artifacts import Artifacts
+from computeshare.checkpoints.store import Artifacts
 from computeshare.client import ComputeShare, Job, JobFailed, Problem
+from computeshare.client.api.models import EpochLedger, Estimate, Event, JobWorker, Submission
 from computeshare.client.metrics import SERIES
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 from tests.loops import asynchronously

@@ -8,15 +8,15 @@ from redis import Redis
 from test_evaluator import save
 
 from api.main import create_app
-from api.services.control import LOCK_S
-from computeshare import keys
-from computeshare.artifacts import Artifacts
-from computeshare.evaluator import CLAIM_MS, Evaluator
+from api.system.background import LOCK_S
+from computeshare.checkpoints.store import Artifacts
+from computeshare.evaluator.process import CLAIM_MS, Evaluator
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import keys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import list_workers
 from computeshare.queue.roster import ALIVE_MS
-from computeshare.rounds import RoundStore
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 HOUR_MS = 3_600_000
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=2)

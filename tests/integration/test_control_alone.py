@@ -4,16 +4,16 @@ from pathlib import Path
 
 from api.broker import Broker
 from api.database import Database
-from api.services.addresses import networks_of
-from api.services.control import Control
-from api.services.jobs import Jobs
-from api.services.notices import Notices
-from api.services.notifier import Notifier
-from api.services.posting import Poster
-from api.services.webhooks import Webhooks
-from api.webhook_schemas import WebhookRequest
+from api.jobs.service import Jobs
+from api.system.background import Control
+from api.webhooks.address_guard import networks_of
+from api.webhooks.http_delivery import Poster
+from api.webhooks.notifier import Notifier
+from api.webhooks.schemas import WebhookRequest
+from api.webhooks.service import Webhooks
+from api.webhooks.webhook_events import Notices
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 from tests.receiving import receiving, until
 
 HERE = networks_of("127.0.0.1")

@@ -13,14 +13,15 @@ from test_claims import running, until, version_of
 from test_reduction import spec_of
 
 from computeshare.codecs import CODECS
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
-from computeshare.reducer import Reducer
-from computeshare.rounds import Claim, RoundStore
-from computeshare.seat import SeatSession
+from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
-from computeshare.training.models import layout_for
+from computeshare.tasks.models import layout_for
 from computeshare.types import Blob
+from computeshare.worker.seat.seat import SeatSession
 
 DAMAGED = 3
 """The version that is altered."""

@@ -12,17 +12,17 @@ from feeding import Feed
 from redis import Redis
 from starlette.testclient import TestClient
 
-from api import database as database_module
-from computeshare.rounds import RoundStore
+from api import database
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.round_store import RoundStore
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=30, queue="locked")
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 200)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 200)
 
 
 @contextmanager

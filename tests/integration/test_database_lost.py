@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.database import Database
-from api.services.jobs import Jobs
+from api.jobs.service import Jobs
 from computeshare.errors import DatabaseDamaged, DatabaseLost
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
 

@@ -8,17 +8,19 @@ import pytest
 from opening import events
 from redis import Redis
 
-from api.services.folding import Fold, JobState
-from api.services.parsing import Entry
-from api.services.rates import Rates
-from computeshare import deciding
-from computeshare.artifacts import Artifacts
-from computeshare.choosing import Coded, Measured
-from computeshare.deciding import Decider, Undecided
+from api.projection.event_parser import Entry
+from api.projection.event_projection import Fold, JobState
+from api.projection.rates import Rates
+from computeshare.checkpoints.store import Artifacts
+from computeshare.codecs.policy import Coded, Measured
 from computeshare.errors import LostClaim
-from computeshare.measuring import link
-from computeshare.rounds import Claim, Member, RoundStore
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
+from computeshare.reducer import codec_choice
+from computeshare.reducer.codec_choice import Decider, Undecided
+from computeshare.worker.seat.link_benchmark import link
 
 SPEC = JobSpec.model_validate(
     {
@@ -57,7 +59,7 @@ def claim(redis: Redis, store: RoundStore) -> Claim:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "GRACE_S", 0.0)
+    monkeypatch.setattr(codec_choice, "GRACE_S", 0.0)
 
 
 def report(store: RoundStore, worker: str, measured: str = MEASURED.model_dump_json()) -> None:
@@ -79,7 +81,7 @@ def test_as_many_workers_measure_as_the_job_waits_for(claim: Claim, tmp_path: Pa
 
 
 def test_others_may_still_measure_for_a_while(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "GRACE_S", 3600.0)
+    monkeypatch.setattr(codec_choice, "GRACE_S", 3600.0)
     decider = Decider(claim, Artifacts(tmp_path, claim.job_id))
     for worker in ("a", "b"):
         report(claim, worker)

@@ -15,11 +15,11 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 from serving import serving
 
-from computeshare import keys
-from computeshare.broker import connect
 from computeshare.doctor import Check, Machine, here, services
-from computeshare.embedded import EmbeddedBroker
+from computeshare.protocol import keys
 from computeshare.settings import Settings
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.full_disk import small_disk
 
 

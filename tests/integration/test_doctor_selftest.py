@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from computeshare import durability
 from computeshare.doctor import selftest
 from computeshare.doctor.selftest import Ground, Part
 from computeshare.errors import BrokerError
+from computeshare.runtime import durability
 from computeshare.settings import Settings
 
 WRONG = """
@@ -70,7 +70,9 @@ def test_a_real_worker_spawns_a_real_seat_that_leaves_when_it_is_asked(ground: G
 def test_a_worker_that_does_not_start_fails_with_the_end_of_its_log(
     ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_fault(tmp_path, "import sys\nif 'computeshare.worker' in sys.orig_argv: sys.exit('no such luck')", monkeypatch)
+    with_fault(
+        tmp_path, "import sys\nif 'computeshare.worker.process' in sys.orig_argv: sys.exit('no such luck')", monkeypatch
+    )
     status, finding, advice = selftest.seat(ground)
     assert status == "failed" and "the worker ended with code 1" in finding and "no such luck" in finding and advice
 
@@ -136,7 +138,7 @@ def test_the_transcript_is_plain_and_the_exit_code_tells(tmp_path: Path, monkeyp
     assert selftest.document([*parts, failed], ["a", "b"])["ok"] is False
     # the whole command, with parts that take no time
     only = "from computeshare.doctor import selftest as s; s.PARTS = {n: s.PARTS[n] for n in ('power', 'durability')}; "
-    command = [sys.executable, "-c", only + "from computeshare.cli import main; main()", "doctor", "--selftest"]
+    command = [sys.executable, "-c", only + "from computeshare.cli.main import main; main()", "doctor", "--selftest"]
     environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.splitlines()[0].startswith("ComputeShare ")

@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare.embedded import EmbeddedBroker, Place, can_listen
+from computeshare.up.embedded_broker import EmbeddedBroker, Place, can_listen
 
 
 def until(true: Callable[[], bool], timeout_s: float = 15) -> None:
@@ -79,7 +79,7 @@ def test_a_broker_started_again_is_at_the_same_place(tmp_path: Path) -> None:
 
 def test_a_broker_whose_starter_is_killed_ends_by_itself(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from computeshare.embedded import EmbeddedBroker\n"
+        "import sys, time; from pathlib import Path; from computeshare.up.embedded_broker import EmbeddedBroker\n"
         f"print(EmbeddedBroker.start(Path({str(tmp_path / 'log')!r})).pid, flush=True); time.sleep(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -10,13 +10,13 @@ import pytest
 from redis import Redis
 from test_rounds import events
 
-from computeshare import evaluator as evaluator_module
-from computeshare.artifacts import WEIGHTS, Artifacts
-from computeshare.evaluator import Evaluator
-from computeshare.keys import EVALUATOR
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
-from computeshare.training import models
+from computeshare.checkpoints.store import WEIGHTS, Artifacts
+from computeshare.evaluator import process
+from computeshare.evaluator.process import Evaluator
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import EVALUATOR
+from computeshare.protocol.round_store import RoundStore
+from computeshare.tasks import models
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 
@@ -82,8 +82,8 @@ def test_a_job_with_a_backlog_starves_no_other(redis: Redis, tmp_path: Path) -> 
 def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
     start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluator_module, "CLAIM_MS", 300)
-    monkeypatch.setattr(evaluator_module, "RENEW_S", 0.05)
+    monkeypatch.setattr(process, "CLAIM_MS", 300)
+    monkeypatch.setattr(process, "RENEW_S", 0.05)
     spec = JobSpec(dataset="digits", model="mlp", rounds=3)
     evaluator, store, artifacts = start(spec)
     token = save(artifacts, spec, 3)

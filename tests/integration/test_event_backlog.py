@@ -12,17 +12,17 @@ from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
-from api.services import projector as projector_module
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
-from api.services.submissions import Submissions
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.jobs.submissions import Submissions
+from api.projection import projector as projector_module
+from api.projection.projector import Projector
 from api.tables import EpochStat, Job, LedgerEntry, Submission, WorkerStat, table
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds import Claim
-from computeshare.rounds import claim as claim_module
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import reducer_session
+from computeshare.protocol.reducer_session import Claim
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=30)
 EXACT = ("accepted", "stale", "duplicate", "lease_lost", "fenced", "refused", "bytes_up", "bytes_down", "version")
@@ -46,8 +46,8 @@ def feed(redis: Redis, job: str) -> Feed:
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of 20 events is long."""
-    monkeypatch.setattr(claim_module, "EVENTS_KEPT", 20)
-    monkeypatch.setattr(claim_module, "EVENTS_FOLDED", 10)
+    monkeypatch.setattr(reducer_session, "EVENTS_KEPT", 20)
+    monkeypatch.setattr(reducer_session, "EVENTS_FOLDED", 10)
 
 
 @pytest.fixture

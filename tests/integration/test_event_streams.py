@@ -16,8 +16,8 @@ from redis import Redis
 from serving import serving
 from sqlalchemy import event
 
+from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 500}
 WATCHERS = 60

@@ -20,21 +20,21 @@ from sqlalchemy import select
 from test_reduction import Hand, Job, spec_of
 
 from api.database import Database
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.projector import Projector
-from api.services.storing import table
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projection_store import table
+from api.projection.projector import Projector
+from api.scheduler.dispatcher import Dispatcher
 from api.tables import Submission, VersionRow
-from computeshare import failpoints
-from computeshare.artifacts import Artifacts
-from computeshare.broker import connect
+from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import FailpointError
-from computeshare.failpoints import VARIABLE, Action, failpoint
+from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import Seat
-from computeshare.seat import SeatSession
+from computeshare.runtime import failpoints
+from computeshare.runtime.failpoints import VARIABLE, Action, failpoint
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
+from computeshare.transport.connections import connect
+from computeshare.worker.seat.seat import SeatSession
 
 ROOT = Path(__file__).resolve().parents[2]
 Points = Callable[[str], None]

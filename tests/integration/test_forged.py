@@ -15,12 +15,12 @@ from sqlalchemy import delete, select
 from test_reduction import Job, spec_of
 
 from api.database import Database
-from api.services.dispatcher import Dispatcher
-from api.services.history import History
-from api.services.jobs import Jobs
-from api.services.outbox import SEAT
-from api.services.projector import Projector
-from computeshare.artifacts import Artifacts
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from api.projection.projector import Projector
+from api.publication.outbox import SEAT
+from api.scheduler.dispatcher import Dispatcher
+from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ComputeShareError, Fenced, JobGone, LostClaim
 
 FORGED = "1.9." + "d" * 16

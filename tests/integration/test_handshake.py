@@ -5,8 +5,8 @@ import json
 from opening import ZERO
 from redis import Redis
 
-from computeshare import handshake, keys
-from computeshare.rounds import Claim
+from computeshare.protocol import handshake, keys
+from computeshare.protocol.reducer_session import Claim
 
 
 def speak(redis: Redis, protocol: int) -> None:

@@ -15,7 +15,7 @@ from serving import serving
 from api.server import LimitedProtocol
 from api.throttle import TRIES
 from computeshare.settings import Settings, login_path
-from computeshare.stack import rotate_logs
+from computeshare.up.stack import rotate_logs
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -8,13 +8,13 @@ import pytest
 from redis import Redis
 from test_evaluator import save
 
-from computeshare import keys
-from computeshare.artifacts import Artifacts
-from computeshare.evaluator import Evaluator
-from computeshare.keys import JobKeys
-from computeshare.reducer import Reducer
-from computeshare.rounds import RoundStore, published_jobs
-from computeshare.spec import JobSpec
+from computeshare.checkpoints.store import Artifacts
+from computeshare.evaluator.process import Evaluator
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import keys
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore, published_jobs
+from computeshare.reducer.process import Reducer
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=2)
 

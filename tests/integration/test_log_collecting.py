@@ -9,16 +9,17 @@ from redis import Redis
 
 from api.database import Database
 from api.errors import NotFound
-from api.services import collecting, thinning
-from api.services.collecting import Collector
-from api.services.jobs import Jobs
-from api.services.logs import Logs, Which
-from api.services.logviews import log_view
-from computeshare import handshake
-from computeshare.keys import RELEASE, JobKeys
-from computeshare.loglines import NAME_LENGTH, TEXT_LENGTH, TRACE_LENGTH, VALUE_LENGTH, Writer
-from computeshare.rounds import RoundStore
-from computeshare.spec import JobSpec
+from api.jobs.service import Jobs
+from api.logs import collector as collecting
+from api.logs.collector import Collector
+from api.logs.reader import Logs, Which
+from api.logs.view import log_view
+from api.projection import thinning
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import handshake
+from computeshare.protocol.keys import RELEASE, JobKeys
+from computeshare.protocol.round_store import RoundStore
+from computeshare.runtime.log_lines import NAME_LENGTH, TEXT_LENGTH, TRACE_LENGTH, VALUE_LENGTH, Writer
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=3)
 

@@ -13,12 +13,12 @@ from serving import serving
 from test_api_events import events
 
 from api.schemas import LogLinePublic
-from computeshare.answers import LogLine
-from computeshare.cli import app
+from computeshare.cli.main import app
 from computeshare.client import Client
-from computeshare.commands.run import run
-from computeshare.keys import JobKeys
+from computeshare.client.api.models import LogLine
+from computeshare.protocol.keys import JobKeys
 from computeshare.settings import Settings
+from computeshare.terminal.command import run
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 2}
 

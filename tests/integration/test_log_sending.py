@@ -13,17 +13,17 @@ from redis import Redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from computeshare import logs as logs_module
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
-from computeshare.keys import JobKeys
-from computeshare.loglines import BURST, MOST_WAITING, Writer
-from computeshare.logs import JobLog, log_warnings, tell
-from computeshare.processes import configure_logging
+from computeshare.protocol import job_log as logs_module
+from computeshare.protocol.job_log import JobLog, log_warnings, tell
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
-from computeshare.queue.rq_worker import SeatWorker
 from computeshare.queue.seats import SeatJob
-from computeshare.rounds import RoundStore
+from computeshare.runtime.log_lines import BURST, MOST_WAITING, Writer
+from computeshare.runtime.processes import configure_logging
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
+from computeshare.worker.rq_worker import SeatWorker
 
 WRITER = Writer("aaaaaaaaaaaa", "studio")
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ import pytest
 
 jeepney = pytest.importorskip("jeepney", reason="logind is Linux alone")
 
-from computeshare.manners import logind  # noqa: E402
+from computeshare.host import logind  # noqa: E402
 from tests.login_manager import LoginManager, login_manager, private_bus  # noqa: E402
 
 LOCK = "delay sleep"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from computeshare.commands.run import REMOVED
 from computeshare.queue import Orders, give_orders, list_workers
-from computeshare.stack import Child
+from computeshare.terminal.command import REMOVED
+from computeshare.up.stack import Child
 
 
 def until(holds: Callable[[], object], patience_s: float = 60) -> None:
@@ -35,7 +35,15 @@ def own(redis_url: str) -> Iterator[Redis]:
 def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_of_its_own(
     own: Redis, redis_url: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "computeshare.worker", "--redis-url", f"{redis_url}?db=11", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "computeshare.worker.process",
+        "--redis-url",
+        f"{redis_url}?db=11",
+        "--device",
+        "cpu",
+    ]
     environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:

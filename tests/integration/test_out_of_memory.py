@@ -15,20 +15,21 @@ from redis.exceptions import OutOfMemoryError
 from test_rounds import PLAN, ZERO, events
 
 from api.database import Database
-from api.services.admission import BASE_BYTES, Memory, exhausted, no_room
-from api.services.dispatcher import Dispatcher
-from api.services.jobs import Jobs
-from api.services.projector import Projector
-from computeshare.artifacts import Artifacts
-from computeshare.broker import connect, when_there_is_room
-from computeshare.embedded import EmbeddedBroker
-from computeshare.queue import Seat, WorkerInfo, list_workers, register
-from computeshare.queue import roster as roster_module
-from computeshare.reducer import Reducer
-from computeshare.rounds import Claim, Member, RoundStore
-from computeshare.seat import SeatSession
+from api.jobs.service import Jobs
+from api.projection.projector import Projector
+from api.publication.admission import BASE_BYTES, Memory, exhausted, no_room
+from api.scheduler.dispatcher import Dispatcher
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
+from computeshare.queue import Seat, WorkerInfo, list_workers, register, roster
+from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
+from computeshare.transport.connections import connect, when_there_is_room
+from computeshare.up.embedded_broker import EmbeddedBroker
+from computeshare.worker.seat.seat import SeatSession
 
 LIMIT = 24_000_000
 MAC = WorkerInfo("aaaaaaaaaaaa", "mac", "cpu", (JobSpec(dataset="digits", model="mlp").queue,), {}, 1, "host", 1)
@@ -136,7 +137,7 @@ def test_a_submission_for_which_there_is_no_memory_leaves_no_trace(small: Redis,
 
 
 def test_a_worker_stays_alive_while_there_is_no_memory_to_say_so(small: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_module, "ALIVE_MS", 400)
+    monkeypatch.setattr(roster, "ALIVE_MS", 400)
     worker = WorkerInfo("aaaaaaaaaaaa", "mac", "cpu", ("q",), {}, 1, "host", 1)
     register(small, worker)
     ballast = fill(small)

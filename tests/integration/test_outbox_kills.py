@@ -20,12 +20,12 @@ from redis import Redis
 from sqlalchemy import select
 
 from api.database import Database
-from api.services.job_list import Chosen
-from api.services.jobs import Jobs
-from api.services.outbox import OUTBOX
+from api.jobs.job_list import Chosen
+from api.jobs.service import Jobs
+from api.publication.outbox import OUTBOX
 from api.tables import IdempotencyKey, table
-from computeshare import keys
-from computeshare.keys import JobKeys
+from computeshare.protocol import keys
+from computeshare.protocol.keys import JobKeys
 
 TRIALS, SEED = int(os.environ.get("COMPUTESHARE_KILL_POINTS", "5")), int(os.environ.get("COMPUTESHARE_SEED", "0"))
 

@@ -11,7 +11,7 @@ from redis import Redis
 from test_reduction import Hand, Job, spec_of
 
 from bench.memory import forget_peak, peak
-from computeshare import layout as layout_module
+from computeshare.tensors import layout
 
 HUGE_BYTES = 200_000_000
 BOUND_BYTES = 64_000_000
@@ -90,7 +90,7 @@ def test_a_bucket_that_is_longer_than_its_values_is_its_senders_fault(
     redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message as a whole is not longer than an update may be."""
-    monkeypatch.setattr(layout_module, "BUCKET", 5000)
+    monkeypatch.setattr(layout, "BUCKET", 5000)
     job, hand = make(redis, job_id, tmp_path, 1)
     job.reducer._expected = []
 

@@ -11,13 +11,13 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from api.database import now_ms
+from api.jobs.history import EVENTS_ON_PAGE
 from api.main import create_app
-from api.services.history import EVENTS_ON_PAGE
-from api.services.views import PER_PAGE
+from api.pages.views import PER_PAGE
 from api.tables import Event, Job, Score, Submission, VersionRow, WorkerStat
+from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.settings import Settings
-from computeshare.spec import JobSpec
 
 HOSTILE = '<script>alert(1)</script><b onclick="x">\'&'
 

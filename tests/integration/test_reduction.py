@@ -15,19 +15,20 @@ from opening import take_seat
 from redis import Redis
 
 from bench import plain
-from computeshare import gathering, reduction
-from computeshare import layout as layout_module
-from computeshare.artifacts import Artifacts
+from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
-from computeshare.reduction import JobReducer
-from computeshare.rounds import Claim, Grant, Member, RoundStore
-from computeshare.rounds import channel as channel_module
-from computeshare.rounds import claim as claim_module
-from computeshare.spec import JobSpec
-from computeshare.strategies import sync as sync_module
-from computeshare.training import datasets, models
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import channel, reducer_session
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Grant, Member
+from computeshare.reducer import gather, job_reducer
+from computeshare.reducer.job_reducer import JobReducer
+from computeshare.strategies import sync
+from computeshare.tasks import datasets, models
+from computeshare.tensors import layout
 from computeshare.training.replica import Replica
 from computeshare.types import Blob, Token
 
@@ -138,8 +139,8 @@ def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
 @pytest.fixture
 def several_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on models have buckets of 5,000 values: four for the 17,226 of this one."""
-    monkeypatch.setattr(sync_module, "BUCKET", 5000)
-    return lambda: monkeypatch.setattr(layout_module, "BUCKET", 5000)
+    monkeypatch.setattr(sync, "BUCKET", 5000)
+    return lambda: monkeypatch.setattr(layout, "BUCKET", 5000)
 
 
 def test_the_weights_do_not_depend_on_how_many_workers_there_are_or_who_they_are(start: Callable[..., Job]) -> None:
@@ -164,7 +165,7 @@ def test_the_weights_are_those_of_a_plain_loop(start: Callable[..., Job]) -> Non
 
 def dies_before_the_state(patch: pytest.MonkeyPatch) -> None:
     """Have reducers commit, and keep no state."""
-    patch.setattr(reduction, "armed", lambda _: True)  # else it goes with the commit
+    patch.setattr(job_reducer, "armed", lambda _: True)  # else it goes with the commit
     patch.setattr(Claim, "store_state", lambda *_: None)
 
 
@@ -695,7 +696,7 @@ def test_updates_are_read_in_pieces_and_give_the_same_bits(
 ) -> None:
     whole, job = start(), start()
     expected = whole.finish(whole.hand("solo"))
-    monkeypatch.setattr(gathering, "PIECE_BYTES", 1)
+    monkeypatch.setattr(gather, "PIECE_BYTES", 1)
     sizes: list[int] = []
     updates = Claim.updates
 
@@ -744,9 +745,9 @@ def test_a_model_of_several_buckets_comes_to_the_same_bits(
     several_buckets()
     begun = Counted(monkeypatch, Claim, "begin")
     if large:  # updates are read one by one, ahead; versions are sent on before they have a name
-        monkeypatch.setattr(gathering, "PIECE_BYTES", 1)
-        monkeypatch.setattr(claim_module, "AT_ONCE_BYTES", 1000)
-        monkeypatch.setattr(channel_module, "AT_ONCE_BYTES", 1000)
+        monkeypatch.setattr(gather, "PIECE_BYTES", 1)
+        monkeypatch.setattr(reducer_session, "AT_ONCE_BYTES", 1000)
+        monkeypatch.setattr(channel, "AT_ONCE_BYTES", 1000)
     job = start(**document)
     hand = job.hand("solo")
     assert len(hand.layout.buckets) == 4

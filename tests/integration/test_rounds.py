@@ -28,10 +28,12 @@ from opening import (
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from computeshare import keys
 from computeshare.errors import Banned, Fenced, JobGone
-from computeshare.rounds import Claim, Member, RoundStore, Suspicion
-from computeshare.sampling import Round
+from computeshare.jobspec.sampling import Round
+from computeshare.protocol import keys
+from computeshare.protocol.reducer_session import Claim, Suspicion
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
 from computeshare.types import Token
 
 # Claiming and opening
@@ -370,7 +372,7 @@ def test_the_reducer_is_woken_when_the_round_is_full(redis: Redis, claim: Claim,
 
 
 def test_many_workers_racing_count_each_micro_batch_once(redis_url: str, claim: Claim) -> None:
-    from computeshare.broker import connect
+    from computeshare.transport.connections import connect
 
     outcomes: list[str] = []
 

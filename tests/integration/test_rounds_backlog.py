@@ -7,8 +7,9 @@ import pytest
 from opening import ONE, ZERO, Join, commit, events, fill
 from redis import Redis
 
-from computeshare.rounds import Claim, RoundStore
-from computeshare.rounds import claim as claim_module
+from computeshare.protocol import reducer_session
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
 
 SECONDS = {"waiting": 0.1, "computing": 0.2, "encoding": 0.01, "uploading": 0.02}
 RIGHT: dict[str, Any] = {"outcome": "stale", "worker": "a", "nonce": "n", "base": str(ZERO), "current": str(ONE)}
@@ -17,8 +18,8 @@ RIGHT |= {"micro_batches": [1], "counted": [], "bytes_up": 10, "bytes_down": 20,
 
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_module, "EVENTS_KEPT", 4)
-    monkeypatch.setattr(claim_module, "EVENTS_FOLDED", 3)
+    monkeypatch.setattr(reducer_session, "EVENTS_KEPT", 4)
+    monkeypatch.setattr(reducer_session, "EVENTS_FOLDED", 3)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from opening import ONE, TWO, ZERO, Join, age, commit, events, free, late, send
 from redis import Redis
 
 from computeshare.errors import Banned
-from computeshare.rounds import Claim, RoundStore
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
 
 # Shares
 

@@ -24,9 +24,9 @@ from opening import (
 )
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundStore
-from computeshare.rounds.claim import BANNING_STRIKES
-from computeshare.rounds.store import LINE_BYTES_KEPT, LINES_KEPT
+from computeshare.protocol.reducer_session import BANNING_STRIKES, Claim
+from computeshare.protocol.round_store import LINE_BYTES_KEPT, LINES_KEPT, RoundStore
+from computeshare.protocol.worker_session import Member
 
 # Reducers
 

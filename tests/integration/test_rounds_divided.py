@@ -6,8 +6,10 @@ import pytest
 from opening import ONE, TWO, ZERO, Join, age, current, events, late, opened, parts, send
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundStore
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
 
 PLAN = Plan(seed=0, samples=1000, micro_batch=10, micro_batches_per_round=40, inner_steps=10)
 """Rounds of four units of ten micro-batches."""

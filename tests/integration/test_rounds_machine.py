@@ -23,10 +23,12 @@ from opening import GONE, PLAN, age, current, extend, free, know, take_seat
 from redis import Redis
 
 from computeshare.errors import Banned, Fenced
-from computeshare.lease_policy import TOGETHER_MS
-from computeshare.quorum import needed
-from computeshare.rounds import Claim, Fault, Member, RoundStore, Terms
-from computeshare.rounds.claim import BANNING_STRIKES
+from computeshare.jobspec.quorum import needed
+from computeshare.protocol.lease_policy import TOGETHER_MS
+from computeshare.protocol.reducer_session import BANNING_STRIKES, Claim, Fault
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.terms import Terms
+from computeshare.protocol.worker_session import Member
 from computeshare.types import Token
 
 EXAMPLES = int(os.environ.get("COMPUTESHARE_MACHINE_EXAMPLES", "40"))

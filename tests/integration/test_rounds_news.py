@@ -8,8 +8,9 @@ from typing import Any
 from opening import ONE, PLAN, TWO, ZERO, Join, current, fill, know, parts, send
 from redis import Redis
 
-from computeshare.broker import BLOCK_MS
-from computeshare.rounds import Claim, Grant, Link, Member, Waiting
+from computeshare.protocol.reducer_session import Claim, Link
+from computeshare.protocol.worker_session import Grant, Member, Waiting
+from computeshare.transport.connections import BLOCK_MS
 from computeshare.types import Token
 
 SOON = Waiting(20, 1)

@@ -7,7 +7,9 @@ import pytest
 from opening import ONE, ZERO, Join, commit, current, send, take_seat
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundStore
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
 
 
 def woken(store: RoundStore) -> list[dict[bytes, bytes]]:

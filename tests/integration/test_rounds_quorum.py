@@ -24,7 +24,9 @@ from opening import (
 )
 from redis import Redis
 
-from computeshare.rounds import Claim, Member, RoundStore
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
 
 
 @pytest.fixture

@@ -27,9 +27,19 @@ from opening import (
 from redis import Redis
 from unequal import QUARTER, Course, Hand, Unequal
 
-from computeshare.lease_policy import EXPECTED_MS, TOGETHER_MS, TRIED_AGAIN_AFTER, Peer, remaining_ms, share, shortest
-from computeshare.rounds import Claim, Grant, Member, RoundStore
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
+from computeshare.protocol.lease_policy import (
+    EXPECTED_MS,
+    TOGETHER_MS,
+    TRIED_AGAIN_AFTER,
+    Peer,
+    remaining_ms,
+    share,
+    shortest,
+)
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Grant, Member
 from computeshare.types import Token
 
 Play = Callable[..., Course]
@@ -180,7 +190,7 @@ def test_how_often_work_was_begun_twice_is_told_with_the_version(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_script_shares_out_as_the_rules_say(store: RoundStore, claim: Claim, join: Join, seed: int) -> None:
-    """Whoever asks, in whatever state the others are: the same units as `computeshare.lease_policy` gives."""
+    """Whoever asks, in whatever state the others are: the same units as `computeshare.protocol.lease_policy` gives."""
     draw = random.Random(seed)
     names = "abcde"[: draw.randint(1, 5)]
     members = {name: join(name, backup=False) for name in names}

@@ -8,8 +8,11 @@ from opening import ONE, PLAN, ZERO, Join, agree, current, events, parts, send, 
 from redis import Redis
 
 from computeshare.errors import Fenced
-from computeshare.rounds import Claim, Member, RoundStore, Terms
-from computeshare.rounds.channel import Scripts
+from computeshare.protocol.channel import Scripts
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.terms import Terms
+from computeshare.protocol.worker_session import Member
 
 SHARED = Terms(backup=False, sharers=3, fewest=3)
 

@@ -24,9 +24,11 @@ from opening import (
 )
 from redis import Redis
 
-from computeshare.rounds import Claim, Link, Member, RoundStore
-from computeshare.rounds import channel as channel_module
-from computeshare.rounds import claim as claim_module
+from computeshare.protocol import channel as channel_module
+from computeshare.protocol import reducer_session
+from computeshare.protocol.reducer_session import Claim, Link
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
 from computeshare.types import Token
 
 WINDOW = PLAN.window(0)
@@ -365,7 +367,7 @@ def test_a_chain_leads_from_a_snapshot_or_from_what_is_at_hand(claim: Claim, joi
 def test_a_large_difference_outlives_the_sending_of_a_large_snapshot(
     claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (claim_module, channel_module):
+    for module in (reducer_session, channel_module):
         monkeypatch.setattr(module, "AT_ONCE_BYTES", 10)
     monkeypatch.setattr(channel_module, "LARGE", 1)
     member = join("a")

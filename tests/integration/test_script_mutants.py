@@ -313,7 +313,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def mutate(script: str, old: str, new: str) -> tuple[str, str]:
-    source = resources.files("computeshare.lua").joinpath(f"{script}.lua").read_text()
+    source = resources.files("computeshare.protocol.lua").joinpath(f"{script}.lua").read_text()
     assert source.count(old) == 1, f"{script}.lua has {old!r} {source.count(old)} times: this mutant needs another text"
     return script, source.replace(old, new)
 

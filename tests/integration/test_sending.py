@@ -10,10 +10,11 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, encode_update, feedback_of
-from computeshare.layout import Layout
-from computeshare.rounds import Claim, Member
-from computeshare.sending import Outbox
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.worker_session import Member
+from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
+from computeshare.worker.seat.update_sender import Outbox
 
 BUCKETS = 3
 CODEC = CODECS["float32"]
@@ -25,8 +26,8 @@ BUFFERS = RNG.random(7).astype(np.float32)
 @pytest.fixture
 def layout(monkeypatch: pytest.MonkeyPatch) -> Layout:
     """A model of a few buckets, each large enough to be sent by itself."""
-    monkeypatch.setattr("computeshare.layout.BUCKET", 1000)
-    monkeypatch.setattr("computeshare.sending.AHEAD_BYTES", 2000)
+    monkeypatch.setattr("computeshare.tensors.layout.BUCKET", 1000)
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.AHEAD_BYTES", 2000)
     return Layout.build(iter([("w", (BUCKETS * 1000 - 10,), "parameter"), ("b", (7,), "buffer")]))
 
 
@@ -134,7 +135,7 @@ def full(*_: object) -> None:
 
 
 def test_updates_of_one_bucket_go_in_one_exchange(claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("computeshare.sending.AHEAD_BYTES", 1)
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.AHEAD_BYTES", 1)
     member = join("a")
     monkeypatch.setattr(member, "stage", full)
     assert member.lease(str(ZERO)).answer == "leased"

@@ -7,9 +7,9 @@ from redis import Redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from computeshare.keys import JobKeys
-from computeshare.queue.rq_worker import SeatWorker
+from computeshare.protocol.keys import JobKeys
 from computeshare.queue.seats import Seat, SeatJob, SeatQueue
+from computeshare.worker.rq_worker import SeatWorker
 
 
 def test_a_seat_that_is_stopped_hands_its_leases_back(redis: Redis, job_id: str, join: Join) -> None:

@@ -8,32 +8,31 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from computeshare.catalog import ArgumentEntry, catalog
 from computeshare.errors import SpecError
-from computeshare.methods import LARGEST_ARGUMENT
-from computeshare.spec import OptimizerSpec
-from computeshare.training import catalog as generator
-from computeshare.training import models
+from computeshare.jobspec.catalog import ArgumentEntry, catalog
+from computeshare.jobspec.spec import OptimizerSpec
+from computeshare.jobspec.strategy_fields import LARGEST_ARGUMENT
+from computeshare.tasks import catalog_table, models
 
-REMEDY = "run `python -m computeshare.training.catalog`"
+REMEDY = "run `python -m computeshare.tasks.catalog_table`"
 
 
 @pytest.fixture(scope="module")
 def committed() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(generator.path().read_text())
+    table: dict[str, Any] = json.loads(catalog_table.path().read_text())
     return table
 
 
 def test_data_sets_and_optimizers_are_those_installed(committed: dict[str, Any]) -> None:
-    assert committed["datasets"] == generator.dataset_entries(), REMEDY
-    assert committed["optimizers"] == generator.optimizer_entries(), REMEDY
+    assert committed["datasets"] == catalog_table.dataset_entries(), REMEDY
+    assert committed["optimizers"] == catalog_table.optimizer_entries(), REMEDY
 
 
 def test_models_and_their_facts_are_those_installed(committed: dict[str, Any]) -> None:
-    assert list(committed["models"]) == generator.model_names(), REMEDY
+    assert list(committed["models"]) == catalog_table.model_names(), REMEDY
     for name, entry in committed["models"].items():
         facts = {key: value for key, value in entry.items() if key != "min_size"}
-        assert facts == generator.model_facts(name), f"{name}: {REMEDY}"
+        assert facts == catalog_table.model_facts(name), f"{name}: {REMEDY}"
 
 
 def test_the_table_is_of_the_installed_versions(committed: dict[str, Any]) -> None:
@@ -47,7 +46,7 @@ def test_the_table_is_of_the_installed_versions(committed: dict[str, Any]) -> No
     "name", ["mlp", "lenet5", "simplenet", "squeezenet1_1", "googlenet", "vit_b_32", "inception_v3"]
 )
 def test_the_smallest_size_is_found_again(name: str) -> None:
-    assert generator.min_size(name) == catalog().models[name].min_size
+    assert catalog_table.min_size(name) == catalog().models[name].min_size
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def ours(name: str, arguments: dict[str, Any]) -> bool:
 
 def torchs(name: str, arguments: dict[str, Any]) -> bool:
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
-    return generator.takes_arguments(getattr(torch.optim, name), plain)
+    return catalog_table.takes_arguments(getattr(torch.optim, name), plain)
 
 
 @pytest.mark.parametrize("name", list(catalog().optimizers))

@@ -9,12 +9,12 @@ import torch
 
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
-from computeshare.spec import CodecName, JobSpec
-from computeshare.stepping import Steps
-from computeshare.training import models
-from computeshare.training.datasets import open_split
+from computeshare.jobspec.spec import CodecName, JobSpec
+from computeshare.tasks import models
+from computeshare.tasks.datasets import open_split
+from computeshare.tasks.metrics import score
 from computeshare.training.replica import Replica
-from computeshare.training.scoring import score
+from computeshare.training.server_step import Steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDS = 1875  # two epochs

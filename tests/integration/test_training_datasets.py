@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from computeshare.errors import DatasetError
-from computeshare.training import cifar, idx
-from computeshare.training.datasets import DEFINITIONS, SPLITS, SplitName, open_split, prepare
+from computeshare.tasks import cifar, idx
+from computeshare.tasks.datasets import DEFINITIONS, SPLITS, SplitName, open_split, prepare
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -254,7 +254,7 @@ def test_real_mnist_opens_without_torchvision(mnist_dir: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from computeshare.training.datasets import open_split, prepare\n"
+        "from computeshare.tasks.datasets import open_split, prepare\n"
         f"data = Path({str(mnist_dir)!r})\n"
         "prepare('mnist', data)\n"
         "split = open_split('mnist', 'train', data, (1, 28, 28))\n"

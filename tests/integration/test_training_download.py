@@ -20,8 +20,8 @@ import pytest
 from test_training_datasets import idx_bytes, pickled_batch
 
 from computeshare.errors import DatasetError
-from computeshare.training import cifar, idx
-from computeshare.training.datasets import DEFINITIONS, prepare, sources
+from computeshare.tasks import cifar, idx
+from computeshare.tasks.datasets import DEFINITIONS, prepare, sources
 
 FILES = {
     "train-images-idx3-ubyte": idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4)),
@@ -149,7 +149,7 @@ def test_a_download_that_is_killed_leaves_nothing_that_looks_whole(mirror: Mirro
     code = (
         "from pathlib import Path\n"
         "from torchvision import datasets\n"
-        "from computeshare.training.datasets import prepare\n"
+        "from computeshare.tasks.datasets import prepare\n"
         f"datasets.KMNIST.mirrors, datasets.KMNIST.resources = {[mirror.url]!r}, {datasets.KMNIST.resources!r}\n"
         f"prepare('kmnist', Path({str(tmp_path)!r}))\n"
     )

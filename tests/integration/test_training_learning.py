@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from computeshare.layout import Weights
-from computeshare.methods import LocalStrategy
-from computeshare.sampling import Plan
-from computeshare.spec import OptimizerSpec
+from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.spec import OptimizerSpec
+from computeshare.jobspec.strategy_fields import LocalStrategy
 from computeshare.strategies import local
-from computeshare.training import models
-from computeshare.training.datasets import Split, open_split
-from computeshare.training.local import LocalReplica
+from computeshare.tasks import models
+from computeshare.tasks.datasets import Split, open_split
+from computeshare.tasks.metrics import score
+from computeshare.tensors.layout import Weights
+from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import Replica, pixel_by_pixel
-from computeshare.training.scoring import score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ from unequal import QUARTER, Hand, Unequal
 
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
-from computeshare.lease_policy import shortest
-from computeshare.rounds import Grant, Member
-from computeshare.spec import JobSpec
-from computeshare.training import datasets, models
-from computeshare.training.units import compute, replica_of
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.lease_policy import shortest
+from computeshare.protocol.worker_session import Grant, Member
+from computeshare.tasks import datasets, models
+from computeshare.training.work_units import compute, replica_of
 
 SPEC = JobSpec.model_validate(
     {

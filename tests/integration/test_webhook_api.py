@@ -12,11 +12,11 @@ from test_api_fuzz import RAW, TEXTS, VALUES, check
 from test_pages_html import HOSTILE, assert_allowed_by_policy
 
 from api.main import create_app
-from api.services import webhooks as webhooks_module
-from computeshare.cli import app as command_line
-from computeshare.commands.run import run
+from api.webhooks import service
+from computeshare.cli.main import app as command_line
+from computeshare.client.webhook_signatures import key_of, new_secret, verify
 from computeshare.settings import Settings
-from computeshare.webhooks import key_of, new_secret, verify
+from computeshare.terminal.command import run
 from tests.receiving import Receiver, receiving, until
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30, "queue": "hooked"}
@@ -186,7 +186,7 @@ def test_what_is_not_there_is_a_404(client: TestClient, receiver: Receiver) -> N
 
 
 def test_there_is_a_most_of_them(client: TestClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhooks_module, "MOST", 2)
+    monkeypatch.setattr(service, "MOST", 2)
     create(client, receiver.url)
     create(client, receiver.url)
     answer = client.post("/v1/webhooks", json={"url": receiver.url})

@@ -19,18 +19,17 @@ from test_failpoints import apart
 
 from api.database import Database
 from api.errors import NotFound
-from api.services import notices as notices_module
-from api.services import notifier as notifier_module
-from api.services.addresses import networks_of
-from api.services.jobs import Jobs
-from api.services.notices import DELIVERY, Notices
-from api.services.notifier import Notifier
-from api.services.posting import Outcome, Poster
-from api.services.webhooks import Webhooks
+from api.jobs.service import Jobs
 from api.tables import Event
-from api.webhook_schemas import DeliveryPublic, WebhookChange, WebhookRequest, WebhookWithSecret
-from computeshare.spec import JobSpec
-from computeshare.webhooks import EventName, verify
+from api.webhooks import notifier, webhook_events
+from api.webhooks.address_guard import networks_of
+from api.webhooks.http_delivery import Outcome, Poster
+from api.webhooks.notifier import Notifier
+from api.webhooks.schemas import DeliveryPublic, WebhookChange, WebhookRequest, WebhookWithSecret
+from api.webhooks.service import Webhooks
+from api.webhooks.webhook_events import DELIVERY, Notices
+from computeshare.client.webhook_signatures import EventName, verify
+from computeshare.jobspec.spec import JobSpec
 from tests.receiving import HANG, TRICKLE, Receiver, receiving, until
 
 ADDRESS = "http://control.test:8000"
@@ -69,7 +68,7 @@ class Post:
 def time_passes(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that decides what is due."""
     clock = Clock(1_800_000_000_000)
-    for module in (notices_module, notifier_module):
+    for module in (webhook_events, notifier):
         monkeypatch.setattr(module, "now_ms", clock)
     return clock
 
@@ -458,7 +457,7 @@ def test_what_is_shown_of_all_webhooks_is_one_query_and_not_what_was_sent(post: 
 def test_of_too_many_that_wait_the_oldest_are_dropped(
     post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices_module, "MOST_PENDING", 3)
+    monkeypatch.setattr(webhook_events, "MOST_PENDING", 3)
     receiver.statuses = [500]
     hook = post.hook(receiver, "cancelled")
     jobs = [post.cancelled() for _ in range(5)]
@@ -470,7 +469,7 @@ def test_of_too_many_that_wait_the_oldest_are_dropped(
 def test_the_log_is_thinned_and_what_waits_is_kept(
     post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, time_passes: Clock
 ) -> None:
-    monkeypatch.setattr(notifier_module, "KEPT", 2)
+    monkeypatch.setattr(notifier, "KEPT", 2)
     receiver.statuses = [500, 200]
     hooks = [post.hook(receiver, "cancelled"), post.hook(receiver, "cancelled")]
     first = post.cancelled()
@@ -495,7 +494,7 @@ def test_a_delivery_that_cannot_be_noted_is_not_repeated_without_end(
         raise OSError("the disk is full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(notifier_module, "note", full)
+        broken.setattr(notifier, "note", full)
         for _ in range(5):
             post.turn()
     assert len(receiver.heard) == 1 and post.log(hook)[0].state == "pending"

@@ -29,10 +29,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from computeshare.embedded import EmbeddedBroker
 from computeshare.errors import CodecError, Interrupted
-from computeshare.pacing import Pacer
-from computeshare.wire import Wire
+from computeshare.transport.rate_limit import Pacer
+from computeshare.transport.wire import Wire
+from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.proxy import Proxy
 
 BUCKET = 4 << 20

@@ -11,10 +11,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from computeshare.broker import by_loopback
-from computeshare.embedded import EmbeddedBroker
-from computeshare.rounds.channel import Channel
-from computeshare.wire import Wire, Wires
+from computeshare.protocol.channel import Channel
+from computeshare.transport.connections import by_loopback
+from computeshare.transport.wire import Wire, Wires
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 LIFE_S = 60
 

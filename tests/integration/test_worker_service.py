@@ -7,9 +7,9 @@ import pytest
 import typer
 from serving import serving
 
-from computeshare.commands.run import run
 from computeshare.settings import Settings
-from computeshare.worker import command
+from computeshare.terminal.command import run
+from computeshare.worker.process import command
 
 
 def test_the_link_in_an_invited_workers_service_lets_nobody_in_any_more(

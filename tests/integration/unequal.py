@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from opening import age, current
 
-from computeshare.rounds import Claim, Grant
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.worker_session import Grant
 
 UNIT_MS = 100_000
 QUARTER = {"a": 1, "b": 1, "c": 1, "slow": 4}

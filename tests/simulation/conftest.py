@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from computeshare.broker import connect
-from computeshare.embedded import EmbeddedBroker
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
 
 
 @pytest.fixture(scope="session")

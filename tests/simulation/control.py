@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from redis import Redis
 
-from api.services.projector import _trim
-from computeshare.rounds import RoundStore
+from api.projection.projector import _trim
+from computeshare.protocol.round_store import RoundStore
 
 AT_A_TIME = 7
 

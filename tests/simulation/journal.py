@@ -9,11 +9,11 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.keys import JobKeys
-from computeshare.quorum import largest_share
-from computeshare.rounds import Grant, Receipt, Received
-from computeshare.rounds.claim import BANNING_STRIKES
-from computeshare.sampling import Round
+from computeshare.jobspec.quorum import largest_share
+from computeshare.jobspec.sampling import Round
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.reducer_session import BANNING_STRIKES, Received
+from computeshare.protocol.worker_session import Grant, Receipt
 from computeshare.types import Token
 from tests.simulation.model import ROUNDS, Version, Weights, following, update, waits_for_all
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from computeshare.quorum import needed
-from computeshare.rounds import Claim, Received, RoundState, Terms
+from computeshare.jobspec.quorum import needed
+from computeshare.protocol.reducer_session import Claim, Received
+from computeshare.protocol.round_store import RoundState
+from computeshare.protocol.terms import Terms
 from computeshare.types import Blob, Token
 from tests.simulation.journal import Journal
 from tests.simulation.model import INITIAL, MAGIC, NOT_FINITE, PLAN, Disk, Version, Weights, following, waits_for_all

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.rounds import RoundStore
+from computeshare.protocol.round_store import RoundStore
 from computeshare.types import Token
 from tests.simulation.control import SimControl
 from tests.simulation.journal import Held, Journal

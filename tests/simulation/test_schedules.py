@@ -9,7 +9,7 @@ import os
 import pytest
 from redis import Redis
 
-from computeshare.rounds import claim
+from computeshare.protocol import reducer_session
 from tests.simulation.schedule import run
 
 SCHEDULES = int(os.environ.get("COMPUTESHARE_SCHEDULES", "300"))
@@ -19,7 +19,7 @@ FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
 def test_whatever_fails_each_version_is_the_function_of_its_base_and_its_round(
     sim_redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "EVENTS_KEPT", 2)
-    monkeypatch.setattr(claim, "EVENTS_FOLDED", 3)
+    monkeypatch.setattr(reducer_session, "EVENTS_KEPT", 2)
+    monkeypatch.setattr(reducer_session, "EVENTS_FOLDED", 3)
     for seed in range(FIRST_SEED, FIRST_SEED + SCHEDULES):
         run(sim_redis, seed)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from redis import Redis
 
 from computeshare.errors import Banned, Fenced, JobGone
-from computeshare.keys import JobKeys
-from computeshare.rounds import Grant, Member, RoundStore
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Grant, Member
 from tests.simulation.journal import Journal
 from tests.simulation.model import GARBAGE, NOT_FINITE, update
 

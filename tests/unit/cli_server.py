@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from computeshare.answers import Job
+from computeshare.client.api.models import Job
 
 
 @dataclass

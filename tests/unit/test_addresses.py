@@ -2,9 +2,9 @@
 
 import pytest
 
-from computeshare.addresses import has_secret, without_secret
-from computeshare.broker import connect
 from computeshare.errors import SettingsError
+from computeshare.transport.addresses import has_secret, without_secret
+from computeshare.transport.connections import connect
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.services.folding import Fold, JobState
-from api.services.parsing import Entry, read_entry
-from api.services.rates import Rates
+from api.projection.event_parser import Entry, read_entry
+from api.projection.event_projection import Fold, JobState
+from api.projection.rates import Rates
 from api.tables import Job
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
 
 PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from api.services.forking import changed, fits_optimizer, misfit
-from computeshare.spec import JobSpec
+from api.jobs.forks import changed, fits_optimizer, misfit
+from computeshare.jobspec.spec import JobSpec
 
 
 def spec(**fields: Any) -> JobSpec:

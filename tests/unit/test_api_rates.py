@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.services.rates import WINDOW_MS, Rate
+from api.projection.rates import WINDOW_MS, Rate
 
 
 def steady(every_ms: int, samples: int, count: int) -> Rate:

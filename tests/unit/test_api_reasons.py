@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.services.reasons import STARTING_MS, Situation, reason
+from api.scheduler.reasons import STARTING_MS, Situation, reason
 
 FINE = Situation(None, finished=False, opened=True, reducer=True, working=True, waited_ms=STARTING_MS + 1)
 

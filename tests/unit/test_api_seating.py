@@ -1,17 +1,7 @@
 """Which worker gets which seat."""
 
-from api.services.seating import (
-    LEAVE_MS,
-    STUCK_MS,
-    Available,
-    Close,
-    Demand,
-    Held,
-    Issue,
-    Past,
-    decide_seats,
-)
-from api.services.shortage import shortage
+from api.scheduler.seat_planner import LEAVE_MS, STUCK_MS, Available, Close, Demand, Held, Issue, Past, decide_seats
+from api.scheduler.shortage import shortage
 
 
 def demand(job: str = "job1", seats: int = 4, minimum: int = 1, started: bool = False, queue: str = "q") -> Demand:

@@ -8,7 +8,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.services.seating import (
+from api.scheduler.fair_share import Want, shares
+from api.scheduler.seat_planner import (
     LONGEST_LEAVE_MS,
     REBALANCE_MS,
     TAKE_OVER_MS,
@@ -23,8 +24,7 @@ from api.services.seating import (
     decide_seats,
     fair_shares,
 )
-from api.services.sharing import Want, shares
-from api.services.shortage import shortage
+from api.scheduler.shortage import shortage
 
 QUEUES = ("red", "blue", "green")
 TURN_MS = 1000

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from computeshare.artifacts import Artifacts
+from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
@@ -48,7 +48,7 @@ def test_a_second_writer_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_half_written_checkpoint_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifacts = Artifacts(tmp_path, "job")
-    monkeypatch.setattr("computeshare.artifacts.flush", no_space)
+    monkeypatch.setattr("computeshare.checkpoints.store.flush", no_space)
     with pytest.raises(OSError, match="no space left"):
         save(artifacts, 1)
     assert artifacts.tokens() == []
@@ -59,7 +59,7 @@ def test_what_was_staged_can_be_finished_once_the_disk_lets_it(tmp_path: Path, m
     artifacts, token = Artifacts(tmp_path, "job"), Token(1, 3, "3" * 16)
     staged = artifacts.stage(token, TENSORS, [b"sta", b"te"])
     with monkeypatch.context() as patch:
-        patch.setattr("computeshare.artifacts.flush", no_space)
+        patch.setattr("computeshare.checkpoints.store.flush", no_space)
         with pytest.raises(OSError, match="no space left"):
             artifacts.finish(staged, "ab" * 32, 0, 12)
     assert artifacts.tokens() == []

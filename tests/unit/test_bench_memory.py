@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench.memory import Growth, Memory, forget_peak, peak, tell, tell_growth
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 
 MB = 1_000_000
 TAKES_AND_GIVES_BACK = """

@@ -10,7 +10,7 @@ import pytest
 from bench.__main__ import PARTS, Command, run, write
 from bench.report import Part, Plot, Table, cell, markdown, median, merged, paired, svg
 from bench.thin import CASES, specs
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 
 PART = Part(
     [Table("Rates", ["what", "ours", "DDP"], [["rounds/s", 12.3456, None], ["a | b", 12_345.6, 3]], "A note.")],

@@ -1,6 +1,6 @@
 """Which checkpoints lead to where a job stands."""
 
-from computeshare.branch import Branch
+from computeshare.checkpoints.branch import Branch
 from computeshare.types import Token
 
 

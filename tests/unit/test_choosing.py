@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from computeshare.choosing import IDLE, MOST_STEPS, PLANNED, SENDING, Coded, Measured, choose
-from computeshare.spec import CodecSpec, JobSpec
+from computeshare.codecs.policy import IDLE, MOST_STEPS, PLANNED, SENDING, Coded, Measured, choose
+from computeshare.jobspec.spec import CodecSpec, JobSpec
 
 RESNET = 44_700_000
 MESSAGES = {"float32": RESNET, "float16": RESNET // 2, "int8": RESNET // 4, "topk": RESNET // 190}

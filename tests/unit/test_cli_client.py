@@ -11,8 +11,8 @@ import pytest
 from cli_server import Answer, FakeServer, event, job, serving, stream
 from safetensors.numpy import save
 
-from computeshare.answers import Problem
 from computeshare.client import Client, NoServer
+from computeshare.client.api.models import Problem
 from computeshare.errors import ArtifactError, ComputeShareError, SettingsError
 
 TENSOR = np.arange(1000, dtype=np.float32)

@@ -19,21 +19,21 @@ from cli_server import Answer, FakeServer, event, job, stream
 from safetensors.numpy import save
 
 from computeshare import __version__, errors
-from computeshare.answers import Problem
-from computeshare.cli import app
+from computeshare.cli.jobs.commands import pick
+from computeshare.cli.jobs.fork import parse_source
+from computeshare.cli.main import app
 from computeshare.client import NoServer
-from computeshare.commands.fork import parse_source
-from computeshare.commands.jobs import pick
-from computeshare.commands.run import exit_code, run
+from computeshare.client.api.models import Problem
+from computeshare.terminal.command import exit_code, run
 from computeshare.types import ENDED
 
 INTERRUPTIBLE = """
 import signal
-from computeshare.cli import main
+from computeshare.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 main()
 """
-CLI = [sys.executable, "-m", "computeshare.cli"]
+CLI = [sys.executable, "-m", "computeshare.cli.main"]
 TENSOR = np.arange(1000, dtype=np.float32)
 WEIGHTS = save({"w": TENSOR}, {"order": '["w"]'})
 SHA256 = hashlib.sha256(TENSOR.tobytes()).hexdigest()
@@ -44,7 +44,7 @@ CHECKPOINTS = [
 
 
 def test_importing_the_command_line_imports_no_torch_and_no_web_framework() -> None:
-    code = "import sys, computeshare.cli; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    code = "import sys, computeshare.cli.main; print(sorted({m.split('.')[0] for m in sys.modules}))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'computeshare'" in modules
     assert not [name for name in ("torch", "fastapi", "sqlmodel", "sklearn", "redis") if f"'{name}'" in modules]
@@ -104,7 +104,7 @@ def test_a_bug_keeps_its_traceback() -> None:
 
 
 def test_another_entry_point_gets_the_same_error_handling(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "computeshare.worker", "--home", str(tmp_path)]
+    command = [sys.executable, "-m", "computeshare.worker.process", "--home", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COMPUTESHARE_")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 3

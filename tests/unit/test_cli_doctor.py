@@ -17,12 +17,12 @@ import pytest
 from cli_server import Answer, FakeServer, serving
 
 from computeshare import __version__
-from computeshare.cli import app
-from computeshare.commands.run import run
+from computeshare.cli.main import app
 from computeshare.doctor import Machine, here, services
 from computeshare.doctor import machine as machine_module
-from computeshare.handshake import PROTOCOL
+from computeshare.protocol.handshake import PROTOCOL
 from computeshare.settings import RunFile, Settings
+from computeshare.terminal.command import run
 
 READY = {"status": "ready", "dependencies": {"sqlite": {"ok": True, "detail": "readable"}}}
 PROBE = {

@@ -10,11 +10,11 @@ import pytest
 import typer.main
 from cli_server import Answer, FakeServer, job
 
-from computeshare import stack
-from computeshare.cli import app
-from computeshare.commands.run import exit_code, run
+from computeshare.cli.main import app
 from computeshare.errors import ComputeShareError
 from computeshare.settings import Settings
+from computeshare.terminal.command import exit_code, run
+from computeshare.up import stack
 
 CREATE = "create --dataset digits --model mlp"
 REQUESTS = {

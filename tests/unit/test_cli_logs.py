@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from cli_server import Answer, FakeServer, event, serving, stream
 
-from computeshare.answers import Problem
-from computeshare.cli import app
+from computeshare.cli.main import app
 from computeshare.client import Client
-from computeshare.commands.run import run
+from computeshare.client.api.models import Problem
+from computeshare.terminal.command import run
 
 LOGS = "/v1/jobs/ab12cd34/logs"
 INTERRUPTIBLE = """
 import signal
-from computeshare.cli import main
+from computeshare.cli.main import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 main()
 """

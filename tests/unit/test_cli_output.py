@@ -7,7 +7,7 @@ import pytest
 from cli_server import job
 from rich.console import Console, RenderableType
 
-from computeshare.commands import output, watch
+from computeshare.terminal import output, watch
 
 NOW = datetime(2026, 1, 1, 12, 1, 5, tzinfo=UTC)
 HOSTILE = "\x1b[31mred [bold]bold[/bold] [link=http://evil]x[/link]\r\u202e\x9b"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from cli_server import Answer, FakeServer, job
 
-from computeshare.cli import app
-from computeshare.commands.run import run
+from computeshare.cli.main import app
+from computeshare.terminal.command import run
 
 AT = "2026-01-01T12:00:00Z"
 
@@ -73,7 +73,7 @@ def point(version: int, value: float) -> dict[str, Any]:
 
 def offer_series(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three versions, two of them at a time."""
-    monkeypatch.setattr("computeshare.commands.export.VERSIONS_AT_ONCE", 2)
+    monkeypatch.setattr("computeshare.cli.jobs.export.VERSIONS_AT_ONCE", 2)
     server.on("GET /v1/jobs/ab12cd34", Answer(job(version=3)))
     first = {"train_loss": [point(1, 3.0), point(2, 2.0)], "test_accuracy": [point(2, 0.5)]}
     server.on("GET /v1/jobs/ab12cd34/metrics?since=0&until=2&points=2", Answer(first))
@@ -186,7 +186,7 @@ def complete(words: str) -> list[str]:
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
-    module = {"computeshare": "cli", "computeshare-worker": "worker"}[program]
+    module = {"computeshare": "cli.main", "computeshare-worker": "worker.process"}[program]
     code = f"import sys; from computeshare.{module} import main; sys.argv[0] = '{program}'; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""

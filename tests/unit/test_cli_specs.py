@@ -2,54 +2,60 @@
 
 import pytest
 
-from computeshare.commands import specs
+from computeshare.cli.jobs import spec_options
 from computeshare.errors import SpecError
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 
 BASE = {"dataset": "digits", "model": "mlp"}
 
 
 def test_a_document_that_is_no_object_is_answered_with_one_that_is() -> None:
     with pytest.raises(SpecError, match="must hold a JSON object") as caught:
-        specs.parse("[1]", "standard input")
+        spec_options.parse("[1]", "standard input")
     told = str(caught.value)
-    assert specs.check(specs.parse(told[told.index("{") :], "the example")).model == "lenet5"
+    assert spec_options.check(spec_options.parse(told[told.index("{") :], "the example")).model == "lenet5"
 
 
 def test_flags_not_given_leave_the_document_alone() -> None:
-    assert specs.build(BASE, {"queue": None, "workers.max": None}, []) == BASE
+    assert spec_options.build(BASE, {"queue": None, "workers.max": None}, []) == BASE
 
 
 def test_dotted_flags_reach_nested_fields_and_settings_come_last() -> None:
-    built = specs.build(BASE, {"workers.max": 4, "seed": 1}, ["workers.min=2", "seed=9", "strategy.max_norm=5.0"])
+    built = spec_options.build(
+        BASE, {"workers.max": 4, "seed": 1}, ["workers.min=2", "seed=9", "strategy.max_norm=5.0"]
+    )
     assert built == {**BASE, "workers": {"max": 4, "min": 2}, "seed": 9, "strategy": {"max_norm": 5.0}}
-    assert specs.check(built).strategy.max_norm == 5.0
+    assert spec_options.check(built).strategy.max_norm == 5.0
 
 
 def test_the_document_given_is_not_changed() -> None:
     document = {**BASE, "workers": {"min": 1}}
-    specs.build(document, {"workers.min": 3}, [])
+    spec_options.build(document, {"workers.min": 3}, [])
     assert document["workers"] == {"min": 1}
 
 
 def test_a_learning_rate_alone_keeps_the_default_optimizers_momentum() -> None:
-    built = specs.build(BASE, {"optimizer.lr": 0.2}, [])
+    built = spec_options.build(BASE, {"optimizer.lr": 0.2}, [])
     default = JobSpec.model_validate(BASE).optimizer
     assert built["optimizer"] == {"name": default.name, **default.arguments, "lr": 0.2}
 
 
 def test_a_named_optimizer_starts_from_its_own_defaults() -> None:
-    built = specs.build({**BASE, "optimizer": {"name": "SGD", "momentum": 0.9}}, {"optimizer.name": "Adam"}, [])
+    built = spec_options.build({**BASE, "optimizer": {"name": "SGD", "momentum": 0.9}}, {"optimizer.name": "Adam"}, [])
     assert built["optimizer"] == {"name": "Adam"}
 
 
 def test_a_learning_rate_changes_the_documents_optimizer() -> None:
     document = {**BASE, "optimizer": {"name": "Adam", "eps": 1e-6}}
-    assert specs.build(document, {"optimizer.lr": 0.1}, [])["optimizer"] == {"name": "Adam", "eps": 1e-6, "lr": 0.1}
+    assert spec_options.build(document, {"optimizer.lr": 0.1}, [])["optimizer"] == {
+        "name": "Adam",
+        "eps": 1e-6,
+        "lr": 0.1,
+    }
 
 
 def test_a_whole_optimizer_by_set_replaces_the_default() -> None:
-    built = specs.build(BASE, {"optimizer.lr": None}, ['optimizer={"name":"Adam"}', "optimizer.eps=0.5"])
+    built = spec_options.build(BASE, {"optimizer.lr": None}, ['optimizer={"name":"Adam"}', "optimizer.eps=0.5"])
     assert built["optimizer"] == {"name": "Adam", "eps": 0.5}
 
 
@@ -65,29 +71,29 @@ def test_a_whole_optimizer_by_set_replaces_the_default() -> None:
     ],
 )
 def test_settings_are_json_or_else_the_text_itself(text: str, value: object) -> None:
-    assert specs.parse_setting(text) == ("a", value)
+    assert spec_options.parse_setting(text) == ("a", value)
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "a.=1", ".a=1", "a..b=1"])
 def test_a_setting_without_field_and_value_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="give FIELD=VALUE"):
-        specs.parse_setting(text)
+        spec_options.parse_setting(text)
 
 
 def test_a_setting_below_a_number_names_where_it_fails() -> None:
     with pytest.raises(SpecError, match=r"^seed\.x\.y: seed is not an object$"):
-        specs.build({**BASE, "seed": 3}, {}, ["seed.x.y=1"])
+        spec_options.build({**BASE, "seed": 3}, {}, ["seed.x.y=1"])
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"seed": NaN}'])
 def test_a_document_that_is_no_json_object_names_its_source(text: str) -> None:
     with pytest.raises(SpecError, match=r"job\.json"):
-        specs.parse(text, "job.json")
+        spec_options.parse(text, "job.json")
 
 
 def test_every_wrong_field_gets_a_line_of_its_own() -> None:
     with pytest.raises(SpecError) as caught:
-        specs.check({"dataset": "nope", "model": "mlp", "seed": -1, "workers": {"min": 0}})
+        spec_options.check({"dataset": "nope", "model": "mlp", "seed": -1, "workers": {"min": 0}})
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["dataset", "workers.min", "seed"]
     assert lines[0].startswith("dataset: unknown dataset 'nope'; allowed: cifar10, digits")
@@ -95,11 +101,11 @@ def test_every_wrong_field_gets_a_line_of_its_own() -> None:
 
 def test_more_workers_than_a_round_has_work_for_are_refused_by_name() -> None:
     with pytest.raises(SpecError, match=r"^workers\.min: must be at most 4: a round has 4 micro-batches"):
-        specs.check({**BASE, "workers": {"min": 5}})
+        spec_options.check({**BASE, "workers": {"min": 5}})
 
 
 def test_an_unknown_field_is_answered_with_the_allowed_ones() -> None:
     with pytest.raises(SpecError, match=r"^workers\.most: unknown field; allowed: max, min$"):
-        specs.check({**BASE, "workers": {"most": 3}})
+        spec_options.check({**BASE, "workers": {"most": 3}})
     with pytest.raises(SpecError, match=r"^epoch: unknown field; allowed: .*epochs.*rounds"):
-        specs.check({**BASE, "epoch": 3})
+        spec_options.check({**BASE, "epoch": 3})

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from cli_server import Answer, FakeServer, job, serving
 
-from computeshare.answers import Problem
-from computeshare.cli import app
-from computeshare.commands.run import run
-from computeshare.commands.workers import state, worker_id
+from computeshare.cli.main import app
+from computeshare.cli.workers import state, worker_id
+from computeshare.client.api.models import Problem
+from computeshare.terminal.command import run
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import pytest
 from cli_server import Answer, FakeServer, cut, event, job, serving, stream
 from safetensors.numpy import save
 
-from computeshare.answers import Checkpoint
 from computeshare.client import ArtifactError, ComputeShare, JobFailed, NoServer, Problem, SettingsError
+from computeshare.client.api.models import Checkpoint
 from computeshare.client.card import card
-from computeshare.client.follower import Follower
+from computeshare.client.event_thread import Follower
 from computeshare.client.metrics import Metrics
 from computeshare.client.weights import WeightsCache
 from computeshare.settings import RunFile

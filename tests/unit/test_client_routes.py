@@ -13,8 +13,8 @@ import pytest
 from cli_server import Answer, FakeServer, job, serving
 
 from api.main import create_app
-from computeshare.answers import Problem
 from computeshare.client import Client
+from computeshare.client.api.models import Problem
 from computeshare.settings import Settings
 
 WITH_PARAMETERS = (("/v1/jobs", "get"), ("/v1/jobs/{job_id}", "patch"))

@@ -21,8 +21,8 @@ from computeshare.codecs.messages import (
     update_parts,
 )
 from computeshare.errors import CodecError
-from computeshare.layout import BUCKET, Layout, Weights
-from computeshare.spec import CodecName
+from computeshare.jobspec.spec import CodecName
+from computeshare.tensors.layout import BUCKET, Layout, Weights
 from computeshare.types import Vector
 
 GRADIENT = np.random.default_rng(0).normal(0, 1e-3, 5000).astype(np.float32)

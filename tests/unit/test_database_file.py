@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from computeshare.database_file import DAY_S, KEPT, DatabaseFile
 from computeshare.errors import DatabaseDamaged
+from computeshare.runtime.database_file import DAY_S, KEPT, DatabaseFile
 
 NOW_S = 1_800_000_000.0
 PATIENCE_S = 20.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from computeshare.strategies.dividing import Divider, Walked, divide, paces
+from computeshare.strategies.load_balancer import Divider, Walked, divide, paces
 
 OWNERS = st.lists(st.sampled_from("abc"), min_size=1, max_size=9)
 

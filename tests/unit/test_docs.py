@@ -13,11 +13,14 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
 from api.main import ROUTES, create_app
-from computeshare import evaluator, keys, reducer, worker
-from computeshare.cli import app
+from computeshare.cli.main import app
 from computeshare.client import ComputeShare, Job, Jobs, Metrics
-from computeshare.keys import JobKeys
+from computeshare.evaluator import process as evaluator
+from computeshare.protocol import keys
+from computeshare.protocol.keys import JobKeys
+from computeshare.reducer import process as reducer
 from computeshare.settings import Settings
+from computeshare.worker import process as worker
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -54,7 +57,7 @@ def test_every_command_has_an_example_and_every_option_is_told() -> None:
 def test_every_option_of_the_other_programs_is_told(program: ModuleType) -> None:
     single = typer.Typer(add_completion=False)
     single.command()(program.command)
-    told = told_of(f"computeshare-{program.__name__.removeprefix('computeshare.')}")
+    told = told_of(f"computeshare-{program.__name__.split('.')[1]}")
     options = flags_of(typer.main.get_command(single))
     assert options and [flag for flag in options if not is_told(flag, told)] == []
 
@@ -126,7 +129,7 @@ def test_every_key_is_in_the_protocol() -> None:
 
 
 def test_every_script_says_what_it_takes_and_returns() -> None:
-    scripts = sorted((ROOT / "computeshare" / "lua").glob("*.lua"))
+    scripts = sorted((ROOT / "computeshare" / "protocol" / "lua").glob("*.lua"))
     assert len(scripts) >= 10
     for script in scripts:
         header = script.read_text().split("\n\n")[0]
@@ -135,7 +138,7 @@ def test_every_script_says_what_it_takes_and_returns() -> None:
 
 
 def test_every_event_that_is_written_is_in_the_protocol() -> None:
-    sources = [*ROOT.glob("computeshare/lua/*.lua"), *ROOT.glob("computeshare/*.py"), *ROOT.glob("computeshare/*/*.py")]
+    sources = [*ROOT.glob("computeshare/protocol/lua/*.lua"), *ROOT.glob("computeshare/**/*.py")]
     text = "\n".join(source.read_text() for source in sources)
     kinds = set(re.findall(r'"type", "(\w+)"', text)) | set(re.findall(r'(?:announce|append)\("(\w+)",', text))
     assert len(kinds) >= 9 and [kind for kind in sorted(kinds) if f"| `{kind}` |" not in PROTOCOL] == []

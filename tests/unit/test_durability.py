@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from api.database import Database
-from computeshare import durability
+from computeshare.runtime import durability
 
 F_FULLFSYNC = 51
 """Its number on macOS; Linux knows none of that number."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.services.estimating import Estimate, Measured, one_more
+from api.jobs.estimate import Estimate, Measured, one_more
 
 TWO = Measured(unit_s=[0.1, 0.1], round_s=0.45, rounds=20, units=8, most=8)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from computeshare.errors import SettingsError
-from computeshare.footprint import device_type, does_not_fit, parse_size, seat_bytes
-from computeshare.spec import JobSpec
+from computeshare.jobspec.memory_estimate import device_type, does_not_fit, parse_size, seat_bytes
+from computeshare.jobspec.spec import JobSpec
 
 
 def spec(**fields: Any) -> JobSpec:
@@ -73,12 +73,13 @@ def test_a_device_is_known_by_its_kind() -> None:
 TAKES = """
 import sys, torch
 import numpy as np
-from computeshare.catalog import catalog
-from computeshare.footprint import seat_bytes
-from computeshare.spec import JobSpec
-from computeshare.training import memory, models, selftest
-from computeshare.training.datasets import Split
-from computeshare.training.images import Normaliser
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.memory_estimate import seat_bytes
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tasks import models
+from computeshare.training import memory, selftest
+from computeshare.tasks.datasets import Split
+from computeshare.tasks.images import Normaliser
 from computeshare.training.replica import Replica
 
 torch.set_num_threads(1)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from api.services import forming
-from api.services.forming import CHOSEN, CODEC, MORE, STRATEGY
-from computeshare.spec import JobSpec
+from api.pages import job_form
+from api.pages.job_form import CHOSEN, CODEC, MORE, STRATEGY
+from computeshare.jobspec.spec import JobSpec
 
 
 def test_the_form_as_it_is_first_shown_makes_a_job() -> None:
-    found = forming.filled(forming.of_defaults())
+    found = job_form.filled(job_form.of_defaults())
     assert not found.errors
     assert found.spec == JobSpec(dataset="digits", model="mlp", epochs=5)
 
@@ -36,14 +36,14 @@ SPECS = {
 @pytest.mark.parametrize("name", SPECS)
 def test_a_clone_asks_for_the_same_job_again(name: str) -> None:
     spec = JobSpec.model_validate(SPECS[name])
-    found = forming.filled(forming.of_spec(spec.model_dump(mode="json")))
+    found = job_form.filled(job_form.of_spec(spec.model_dump(mode="json")))
     assert not found.errors
     assert found.spec == spec
 
 
 def test_fields_of_other_strategies_and_of_other_optimizers_are_left_out() -> None:
-    values = forming.of_defaults() | {STRATEGY: "async", "optimizer.name": "Adam", "optimizer.lr": "0.001"}
-    found = forming.filled(values)
+    values = job_form.of_defaults() | {STRATEGY: "async", "optimizer.name": "Adam", "optimizer.lr": "0.001"}
+    found = job_form.filled(values)
     assert found.spec is not None
     assert "inner_steps" not in found.document["strategy"]
     assert "momentum" not in found.document["optimizer"]
@@ -51,7 +51,7 @@ def test_fields_of_other_strategies_and_of_other_optimizers_are_left_out() -> No
 
 def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
     values = {"dataset": "digits", "model": "lenet6", "epochs": "many", "micro_batch": "0", MORE: "[1]", "seed": "nan"}
-    errors = forming.filled(values).errors
+    errors = job_form.filled(values).errors
     assert "not a number" in errors["epochs"] and "not a number" in errors["seed"]
     assert "lenet6" in errors["model"]
     assert "greater than or equal to 1" in errors["micro_batch"]
@@ -59,25 +59,25 @@ def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
 
 
 def test_too_many_workers_to_wait_for_are_told_at_their_field() -> None:
-    errors = forming.filled(forming.of_defaults() | {"workers.min": "5"}).errors
+    errors = job_form.filled(job_form.of_defaults() | {"workers.min": "5"}).errors
     assert errors.keys() == {"workers.min"} and "must be at most 4" in errors["workers.min"]
 
 
 def test_what_is_wrong_with_the_whole_is_said_of_the_whole() -> None:
     values = {"dataset": "digits", "model": "lenet5", "epochs": "1"}
-    assert "needs an input of at least" in forming.filled(values).errors[""]
-    assert "not both" in forming.filled(forming.of_defaults() | {"rounds": "5"}).errors[""]
-    assert "momentom" in forming.filled(forming.of_defaults() | {MORE: '{"momentom": 1}'}).errors[""]
+    assert "needs an input of at least" in job_form.filled(values).errors[""]
+    assert "not both" in job_form.filled(job_form.of_defaults() | {"rounds": "5"}).errors[""]
+    assert "momentom" in job_form.filled(job_form.of_defaults() | {MORE: '{"momentom": 1}'}).errors[""]
 
 
 def test_chosen_codecs_count_only_where_they_are_not_left_to_measurement() -> None:
-    values = forming.of_defaults() | {"codec.up": "int8"}
-    assert forming.filled(values).document[CODEC] == {"up": "int8", "down": "float32"}
+    values = job_form.of_defaults() | {"codec.up": "int8"}
+    assert job_form.filled(values).document[CODEC] == {"up": "int8", "down": "float32"}
     assert values[CODEC] == CHOSEN
-    assert forming.filled(values | {CODEC: "auto"}).document[CODEC] == "auto"
+    assert job_form.filled(values | {CODEC: "auto"}).document[CODEC] == "auto"
 
 
 @pytest.mark.parametrize("depth", [900, 100_000])
 def test_what_is_nested_too_deep_is_said(depth: int) -> None:
     more = f'{{"strategy": {"[" * depth}{"]" * depth}}}'
-    assert forming.filled(forming.of_defaults() | {MORE: more}).errors
+    assert job_form.filled(job_form.of_defaults() | {MORE: more}).errors

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from computeshare.gathering import _ReadAhead, _Wanted
+from computeshare.reducer.gather import _ReadAhead, _Wanted
 from computeshare.types import Message
 
 ONE, TWO, THREE = (_Wanted(bucket, (("token", 0),)) for bucket in range(3))

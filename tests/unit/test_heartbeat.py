@@ -9,9 +9,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError as Away
 from structlog.testing import capture_logs
 
-from computeshare import heartbeat as heartbeat_module
-from computeshare.heartbeat import REMIND_S, Heartbeat, Outage
 from computeshare.queue import Orders, WorkerInfo
+from computeshare.worker import heartbeat as heartbeat_module
+from computeshare.worker.heartbeat import REMIND_S, Heartbeat, Outage
 
 PATIENCE_S = 20
 WORKER = WorkerInfo("aaaaaaaaaaaa", "mac", "cpu", ("q",), {}, 1, "host", 1)

@@ -9,8 +9,8 @@ import pytest
 from cli_server import Answer, FakeServer, serving
 
 from computeshare.errors import SettingsError, Unreachable
-from computeshare.joining import broker_url, join
 from computeshare.settings import RunFile, Settings
+from computeshare.worker.invite import broker_url, join
 
 FIRST, SECOND = "rediss://:one@broker:6379/0", "rediss://:two@broker:6379/0"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from computeshare.errors import ShapeError
-from computeshare.layout import Digest, Layout, Weights
+from computeshare.tensors.layout import Digest, Layout, Weights
 
 LAYOUT = Layout.build(
     iter(

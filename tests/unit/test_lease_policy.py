@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from computeshare.lease_policy import TOGETHER_MS, TRIED_AGAIN_AFTER, Peer, is_backed_up, remaining_ms, share, shortest
+from computeshare.protocol.lease_policy import (
+    TOGETHER_MS,
+    TRIED_AGAIN_AFTER,
+    Peer,
+    is_backed_up,
+    remaining_ms,
+    share,
+    shortest,
+)
 
 SLOW = (1000.0, 1000.0, 1000.0, 4000.0)
 """Three equal workers, and one with a quarter of their speed."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from computeshare.keys import JobKeys, outlives_rounds
-from computeshare.loglines import (
+from computeshare.protocol.keys import JobKeys, outlives_rounds
+from computeshare.runtime.log_lines import (
     AT_ONCE,
     BURST,
     LEVELS,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from computeshare.errors import SettingsError
-from computeshare.manners import supplies
-from computeshare.manners.minding import Minder, Naps, read_power
-from computeshare.manners.resting import UNKNOWN, Decision, Manners, Power, manners_of, may_work, parse_hours
+from computeshare.host import linux_power
+from computeshare.host.availability import Minder, Naps, read_power
+from computeshare.host.rest_policy import UNKNOWN, Decision, Manners, Power, manners_of, may_work, parse_hours
 
 NOON = datetime(2030, 5, 4, 12, 0)
 
@@ -139,7 +139,7 @@ def supply(folder: Path, name: str, **files: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="batteries are files on Linux alone")
 def test_power_is_read_from_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supplies, "FOLDER", tmp_path)
+    monkeypatch.setattr(linux_power, "FOLDER", tmp_path)
     assert read_power() == UNKNOWN
     supply(tmp_path, "ADP1", type="Mains", online="0")
     assert read_power() == UNKNOWN
@@ -151,22 +151,22 @@ def test_power_is_read_from_the_system(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_power() == Power(True, 50.0)
     supply(tmp_path, "BAT1", capacity="unreadable")
     assert read_power() == UNKNOWN
-    monkeypatch.setattr(supplies, "FOLDER", tmp_path / "nothing")
+    monkeypatch.setattr(linux_power, "FOLDER", tmp_path / "nothing")
     assert read_power() == UNKNOWN
 
 
 @pytest.mark.parametrize("status", ["Discharging", "Charging"])
 def test_the_battery_of_a_mouse_is_none_of_its_machines(status: str, tmp_path: Path) -> None:
     supply(tmp_path, "hidpp_battery_0", type="Battery", scope="Device", capacity="5", status=status)
-    assert supplies.read(tmp_path) == UNKNOWN
+    assert linux_power.read(tmp_path) == UNKNOWN
     supply(tmp_path, "macsmc-battery", type="Battery", capacity="80", status="Not charging")
-    assert supplies.read(tmp_path) == Power(True, 80.0)
+    assert linux_power.read(tmp_path) == Power(True, 80.0)
 
 
 @pytest.mark.parametrize(("status", "plugged"), [("Discharging", False), ("Full", True), ("Unknown", None)])
 def test_without_a_mains_supply_the_battery_tells(status: str, plugged: bool | None, tmp_path: Path) -> None:
     supply(tmp_path, "BAT0", type="Battery", capacity="50", status=status)
-    assert supplies.read(tmp_path).plugged is plugged
+    assert linux_power.read(tmp_path).plugged is plugged
 
 
 def test_a_call_that_fails_inside_is_no_news_of_power(monkeypatch: pytest.MonkeyPatch) -> None:

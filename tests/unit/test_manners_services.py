@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import typer
 
-from computeshare.commands.run import run
 from computeshare.errors import SettingsError
-from computeshare.manners.services import ENVIRONMENT, KINDS, flags, printed, spelled_out
-from computeshare.worker import command
+from computeshare.host.services import ENVIRONMENT, KINDS, flags, printed, spelled_out
+from computeshare.terminal.command import run
+from computeshare.worker.process import command
 from tests.lacking import lacking
 
 PYTHON = "/opt/a folder/bin/python3"
@@ -59,7 +59,7 @@ def plist(arguments: list[str], python: str = PYTHON, home: Path = Path("/Users/
 
 def test_a_systemd_unit_runs_exactly_the_given_flags_and_comes_back_after_a_failure() -> None:
     service = unit(GIVEN)["Service"]
-    assert unescaped(service["ExecStart"]) == [PYTHON, "-m", "computeshare.worker", *GIVEN]
+    assert unescaped(service["ExecStart"]) == [PYTHON, "-m", "computeshare.worker.process", *GIVEN]
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 5")
     assert service["SuccessExitStatus"] == "6"
     assert service["EnvironmentFile"] == f"-%h/{ENVIRONMENT}"
@@ -83,7 +83,7 @@ def test_systemd_itself_takes_the_unit(tmp_path: Path) -> None:
 
 def test_a_launchd_plist_runs_exactly_the_given_flags_and_comes_back_after_a_failure() -> None:
     found = plist(GIVEN)
-    assert found["ProgramArguments"][-9:] == [PYTHON, "-m", "computeshare.worker", *GIVEN]
+    assert found["ProgramArguments"][-9:] == [PYTHON, "-m", "computeshare.worker.process", *GIVEN]
     assert found["KeepAlive"] == {"SuccessfulExit": False} and found["RunAtLoad"] is True
     assert found["ProcessType"] == "Interactive"  # else macOS throttles it
     assert found["StandardErrorPath"] == "/Users/ada/Library/Logs/computeshare-worker.log"
@@ -98,10 +98,10 @@ def test_what_launchd_runs_has_the_variables_of_the_private_file(tmp_path: Path)
     python.chmod(0o755)
     command = plist(GIVEN, str(python), home)["ProgramArguments"]
     without = subprocess.run(command, capture_output=True, text=True, check=True, env={}).stdout.splitlines()
-    assert without == ["", "-m", "computeshare.worker", *GIVEN]
+    assert without == ["", "-m", "computeshare.worker.process", *GIVEN]
     secrets.write_text("COMPUTESHARE_REDIS_URL='rediss://:p&w d@host:1/0'\n")
     told = subprocess.run(command, capture_output=True, text=True, check=True, env={}).stdout.splitlines()
-    assert told == ["rediss://:p&w d@host:1/0", "-m", "computeshare.worker", *GIVEN]
+    assert told == ["rediss://:p&w d@host:1/0", "-m", "computeshare.worker.process", *GIVEN]
 
 
 SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]
@@ -235,7 +235,7 @@ def test_the_command_prints_a_service_with_its_other_flags_and_starts_nothing(
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(text := capsys.readouterr().out)
     python, module, name, *printed_flags = unescaped(parser["Service"]["ExecStart"])
-    assert (python, module, name) == (sys.executable, "-m", "computeshare.worker")
+    assert (python, module, name) == (sys.executable, "-m", "computeshare.worker.process")
     first = ["--queue", "a", "--queue", "b", "--max-up", "5mbit", "--nice", "0", "--only-on-power"]
     assert printed_flags == [*first, "--battery-stop", "0", "--hours", "22-7"]
     assert "write COMPUTESHARE_URL there" in text  # and nothing that flags say already

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from computeshare.commands.live import live_line
-from computeshare.manners.awake import command, stay_awake
-from computeshare.manners.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
-from computeshare.manners.telling import DESCRIPTOR, LONGEST, Progress, SeatLink, Speed, Teller
+from computeshare.host.awake import command, stay_awake
+from computeshare.host.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
+from computeshare.worker.live_line import live_line
+from computeshare.worker.seat.progress_pipe import DESCRIPTOR, LONGEST, Progress, SeatLink, Speed, Teller
 
 WORKING = Progress("working", "lenet5 on mnist", 120, 500, 64_000, 2_000_000, 4_000_000)
 

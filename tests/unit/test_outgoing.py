@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import DataError
 
-from computeshare.outgoing import AHEAD, Outgoing
+from computeshare.transport.commands import AHEAD, Outgoing
 
 
 def sent(outgoing: Outgoing, step: int) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from computeshare.errors import SettingsError
-from computeshare.pacing import SLOWEST, Pacer, parse_rate
+from computeshare.transport.rate_limit import SLOWEST, Pacer, parse_rate
 
 
 class Clock:

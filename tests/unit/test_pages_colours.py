@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-STYLE = (Path(__file__).resolve().parents[2] / "api" / "static" / "style.css").read_text()
+STYLE = (Path(__file__).resolve().parents[2] / "api" / "pages" / "static" / "style.css").read_text()
 BACKGROUNDS = ("page", "panel", "raised")
 STATES = ("accent", "good", "bad", "wait", "off")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from api.pages.comparison import differing
+from api.pages.explanations import advice, why
 from api.schemas import SecondsPublic, SubmissionPublic
-from api.services.comparing import differing
-from api.services.explaining import advice, why
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
 
 
 def spec(**fields: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
+from api.pages.views import TABLE_POINTS, Row, rows
 from api.schemas import Metrics, Point
-from api.services.views import TABLE_POINTS, Row, rows
 
 
 def metrics(train: int, scored_every: int) -> Metrics:

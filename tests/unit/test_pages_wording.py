@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from api import text_format
 from api.schemas import EpochPublic, EventPublic
-from api.services import wording
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,23 @@ from api.services import wording
     ],
 )
 def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
-    assert wording.duration(seconds) == words
+    assert text_format.duration(seconds) == words
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s ago"), (3599, "59 min ago"), (9e5, "10 d ago")])
 def test_ago_has_one_unit(seconds: float, words: str) -> None:
-    assert wording.ago(seconds) == words
+    assert text_format.ago(seconds) == words
 
 
 @pytest.mark.parametrize(
     ("number", "words"), [(0, "0 B"), (999, "999 B"), (87_360, "87.4 kB"), (246_824, "247 kB"), (45 * 10**6, "45.0 MB")]
 )
 def test_sizes_are_decimal(number: int, words: str) -> None:
-    assert wording.size(number) == words
+    assert text_format.size(number) == words
 
 
 def test_a_job_is_done_to_100_percent_only_at_the_end() -> None:
-    assert [wording.done(v, 1000) for v in (0, 999, 1000)] == ["0 %", "99 %", "100 %"]
+    assert [text_format.done(v, 1000) for v in (0, 999, 1000)] == ["0 %", "99 %", "100 %"]
 
 
 def epoch(**values: int) -> EpochPublic:
@@ -47,11 +47,11 @@ def epoch(**values: int) -> EpochPublic:
 
 
 def test_the_ledger_line_says_so_only_if_each_sample_counted_once() -> None:
-    assert wording.ledger_line(epoch()) == "60,000 of 60,000 samples counted once, 214 reassigned"
+    assert text_format.ledger_line(epoch()) == "60,000 of 60,000 samples counted once, 214 reassigned"
     lost = "59,968 of 60,000 samples counted once, 32 missing, 214 reassigned"
-    assert wording.ledger_line(epoch(counted=59_968, missing=32)) == lost
+    assert text_format.ledger_line(epoch(counted=59_968, missing=32)) == lost
     twice = "60,000 of 60,000 samples counted, 32 more than once, 214 reassigned"
-    assert wording.ledger_line(epoch(counted=60_032)) == twice
+    assert text_format.ledger_line(epoch(counted=60_032)) == twice
 
 
 NAMES = {"w1": "mac-studio"}
@@ -112,11 +112,11 @@ NAMES = {"w1": "mac-studio"}
 )
 def test_events_are_told_in_sentences(kind: str, data: dict[str, Any], words: str) -> None:
     event = EventPublic(id=1, type=kind, at=datetime.now(UTC), data=data)
-    assert wording.told(event, NAMES) == words
+    assert text_format.told(event, NAMES) == words
 
 
 def test_what_replicas_are_given_is_called_work_units() -> None:
-    unit = wording.unit_of({"strategy": {"kind": "local"}})
+    unit = text_format.unit_of({"strategy": {"kind": "local"}})
     moved = {"version": 3, "micro_batch": 12, "from": "w1", "to": "w9", "after_ms": 3100}
     event = EventPublic(id=1, type="reassigned", at=datetime.now(UTC), data=moved)
-    assert wording.told(event, NAMES, unit) == "Work unit 12 went from mac-studio to w9 after 3.1 s"
+    assert text_format.told(event, NAMES, unit) == "Work unit 12 went from mac-studio to w9 after 3.1 s"

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-STOPPING = "from computeshare.processes import stop_event; asked = stop_event().is_set"
+STOPPING = "from computeshare.runtime.processes import stop_event; asked = stop_event().is_set"
 TAKING_SEATS = """
-from computeshare.queue.rq_worker import SeatWorker
+from computeshare.worker.rq_worker import SeatWorker
 asks = []
 class Worker(SeatWorker):
     def request_stop(self, *_): asks.append(1)

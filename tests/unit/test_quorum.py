@@ -2,7 +2,7 @@
 
 import pytest
 
-from computeshare.quorum import Progress, bad_values, decide, largest_share, needed, tolerated
+from computeshare.jobspec.quorum import Progress, bad_values, decide, largest_share, needed, tolerated
 
 
 def progress(received: int, waited_ms: float, deadline_ms: float = 100, total: int = 8) -> Progress:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from cli_server import job
 
-from computeshare.commands.replay import told
+from computeshare.cli.jobs.replay import told
 from computeshare.errors import SpecError
-from computeshare.replay import Checked, Kinds, bounds, differences, judge
+from computeshare.replay.replay import Checked, Kinds, bounds, differences, judge
 from computeshare.types import Kind
 
 HERE: Kind = {"device": "cpu", "torch": "2.15.0", "threads": 1}

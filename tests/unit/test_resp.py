@@ -16,7 +16,7 @@ from redis.exceptions import (
 )
 
 from computeshare.errors import CodecError
-from computeshare.resp import Replies
+from computeshare.transport.resp import Replies
 
 EVERY_KIND = (
     b"+OK\r\n:-12\r\n$3\r\na\r\n\r\n$0\r\n\r\n$-1\r\n*-1\r\n*0\r\n*3\r\n:1\r\n*2\r\n$1\r\nx\r\n_\r\n+y\r\n"

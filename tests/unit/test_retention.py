@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from computeshare.artifacts import Artifacts
-from computeshare.retention import Retention
-from computeshare.spec import JobSpec
+from computeshare.checkpoints.retention import Retention
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec
 from computeshare.types import Token
 from tests.checkpoints import write_checkpoint
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from computeshare.training import models, selftest
+from computeshare.tasks import models
+from computeshare.training import selftest
 from computeshare.training.selftest import CPU, Batch, Compute, Make, Subject, gradient_of
 from computeshare.types import Vector
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import computeshare
-from computeshare import showing
-from computeshare.cli import app
-from computeshare.spec import JobSpec
+from computeshare.cli.main import app
+from computeshare.jobspec import export
+from computeshare.jobspec.spec import JobSpec
 
 URL = "http://127.0.0.1:8000/"
 HOSTILE = [
@@ -116,10 +116,10 @@ def from_python(text: str) -> dict[str, Any]:
 def test_each_form_asks_for_the_same_job(spec: dict[str, Any]) -> None:
     document, wanted = echoed(spec), JobSpec.model_validate(spec)
     forms = (
-        json.loads(showing.as_json(document)),
-        from_curl(showing.as_curl(document, URL)),
-        from_cli(showing.as_cli(document)),
-        from_python(showing.as_python(document)),
+        json.loads(export.as_json(document)),
+        from_curl(export.as_curl(document, URL)),
+        from_cli(export.as_cli(document)),
+        from_python(export.as_python(document)),
     )
     for found in forms:
         assert JobSpec.model_validate(found) == wanted
@@ -128,22 +128,22 @@ def test_each_form_asks_for_the_same_job(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_is_quoted_for_whatever_reads_it(name: str) -> None:
     document = echoed({"dataset": "digits", "model": "mlp", "name": name})
-    for text in (showing.as_curl(document, URL), showing.as_cli(document), showing.as_python(document)):
+    for text in (export.as_curl(document, URL), export.as_cli(document), export.as_python(document)):
         assert text.replace("\n", "").isprintable()
-    assert from_curl(showing.as_curl(document, URL))["name"] == name
-    assert from_cli(showing.as_cli(document))["name"] == name
-    assert from_python(showing.as_python(document))["name"] == name
+    assert from_curl(export.as_curl(document, URL))["name"] == name
+    assert from_cli(export.as_cli(document))["name"] == name
+    assert from_python(export.as_python(document))["name"] == name
 
 
 def test_what_equals_its_default_is_left_out() -> None:
     document = echoed({"dataset": "digits", "model": "mlp", "codec": {"up": "float32"}, "epochs": 2})
-    assert showing.shortened(document) == {
+    assert export.shortened(document) == {
         "dataset": "digits",
         "model": "mlp",
         "epochs": 2,
         "codec": {"up": "float32"},
     }
-    assert showing.as_cli(document) == (
+    assert export.as_cli(document) == (
         "computeshare jobs create --dataset digits --model mlp --epochs 2 --codec-up float32"
     )
 
@@ -151,7 +151,7 @@ def test_what_equals_its_default_is_left_out() -> None:
 def test_what_follows_from_a_strategy_is_left_out_with_it() -> None:
     document = echoed({"dataset": "digits", "model": "mlp", "strategy": {"kind": "local", "inner_steps": 5}})
     assert document["micro_batches_per_round"] == 20
-    assert showing.shortened(document) == {
+    assert export.shortened(document) == {
         "dataset": "digits",
         "model": "mlp",
         "strategy": {"kind": "local", "inner_steps": 5},
@@ -160,15 +160,15 @@ def test_what_follows_from_a_strategy_is_left_out_with_it() -> None:
 
 def test_each_form_reads_as_one_would_write_it() -> None:
     document = echoed({"dataset": "digits", "model": "mlp", "optimizer": {"name": "Adam", "betas": [0.8, 0.99]}})
-    assert showing.as_cli(document) == (
+    assert export.as_cli(document) == (
         "computeshare jobs create --dataset digits --model mlp --optimizer Adam --set 'optimizer.betas=[0.8, 0.99]'"
     )
-    assert showing.as_python(document) == (
+    assert export.as_python(document) == (
         "from computeshare import ComputeShare\n\ncs = ComputeShare()\njob = cs.jobs.create(\n"
         '    dataset="digits",\n    model="mlp",\n    optimizer={"name": "Adam", "betas": [0.8, 0.99]},\n'
         ")\njob.wait()\n"
     )
-    curl = showing.as_curl(document, URL).splitlines()
+    curl = export.as_curl(document, URL).splitlines()
     assert curl[0] == 'curl -H "Authorization: Bearer $COMPUTESHARE_TOKEN" \\'
     assert curl[-1] == "    http://127.0.0.1:8000/v1/jobs"
 
@@ -185,12 +185,12 @@ def test_each_form_reads_as_one_would_write_it() -> None:
 )
 def test_a_document_of_another_release_is_shown_as_it_is(document: dict[str, Any]) -> None:
     wanted = {name: value for name, value in document.items() if value is not None}
-    assert json.loads(showing.as_json(document)) == wanted
-    assert from_curl(showing.as_curl(document, URL)) == wanted
-    assert from_python(showing.as_python(document)) == wanted
-    assert shlex.split(showing.as_cli(document))[:3] == ["computeshare", "jobs", "create"]
+    assert json.loads(export.as_json(document)) == wanted
+    assert from_curl(export.as_curl(document, URL)) == wanted
+    assert from_python(export.as_python(document)) == wanted
+    assert shlex.split(export.as_cli(document))[:3] == ["computeshare", "jobs", "create"]
 
 
 def test_every_flag_is_one_that_the_command_has() -> None:
     shown = CliRunner().invoke(app, ["jobs", "create", "--help"], env={"COLUMNS": "200"}).output
-    assert [flag for flag in showing.FLAGS.values() if flag not in shown] == []
+    assert [flag for flag in export.FLAGS.values() if flag not in shown] == []

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from computeshare import sleeper as sleeper_module
-from computeshare.manners.minding import Minder
-from computeshare.sleeper import Sleeper
+from computeshare.host.availability import Minder
+from computeshare.worker import sleep_guard
+from computeshare.worker.sleep_guard import Sleeper
 
 REDIS = Redis()
 
@@ -36,7 +36,7 @@ def sleeping(seats: Seats, tell: Callable[[], None] = lambda: None) -> Sleeper:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sleeper_module, "BEFORE_SLEEP_S", 0.0)
+    monkeypatch.setattr(sleep_guard, "BEFORE_SLEEP_S", 0.0)
 
 
 def test_a_seat_that_does_not_leave_in_time_is_dropped() -> None:

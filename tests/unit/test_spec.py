@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from computeshare.methods import AsyncStrategy, LocalStrategy, OptimizerSpec
-from computeshare.spec import JobSpec
+from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.strategy_fields import AsyncStrategy, LocalStrategy, OptimizerSpec
 
 
 def test_only_dataset_and_model_are_needed() -> None:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from computeshare.layout import Layout, Weights
-from computeshare.spec import JobSpec
-from computeshare.stepping import Held, Steps
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tensors.layout import Layout, Weights
+from computeshare.training.server_step import Held, Steps
 
 LAYOUT = Layout.build(iter([("w", (40, 30), "parameter"), ("b", (5,), "buffer"), ("n", (), "counter")]))
 RNG = np.random.default_rng(0)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from computeshare.methods import AsyncStrategy, LocalStrategy, SyncStrategy
-from computeshare.staleness import Weighting
-from computeshare.strategies import buffered, combining, sync
+from computeshare.jobspec.staleness import Weighting
+from computeshare.jobspec.strategy_fields import AsyncStrategy, LocalStrategy, SyncStrategy
+from computeshare.strategies import buffered_async, combination, sync
 
 RNG = np.random.default_rng(0)
 UPDATES = [RNG.normal(size=50).astype(np.float32) for _ in range(5)]
@@ -118,33 +118,33 @@ def test_a_round_without_micro_batches_is_a_bug() -> None:
 
 def test_late_updates_count_by_their_weight_over_all_samples() -> None:
     updates = [np.float32([1]), np.float32([4])]
-    got = buffered.combine(AsyncStrategy(weighting="inverse"), updates, [2, 1], [0, 3])
+    got = buffered_async.combine(AsyncStrategy(weighting="inverse"), updates, [2, 1], [0, 3])
     assert got == pytest.approx([(2 * 1 + 1 * 4 / 4) / 3])
-    assert buffered.combine(AsyncStrategy(), updates, [2, 1], [3, 0]) == pytest.approx([(2 * 1 / 2 + 4) / 3])
+    assert buffered_async.combine(AsyncStrategy(), updates, [2, 1], [3, 0]) == pytest.approx([(2 * 1 / 2 + 4) / 3])
 
 
 def test_a_buffer_that_is_all_late_makes_a_shorter_step() -> None:
-    fresh, late = (buffered.combine(AsyncStrategy(), UPDATES, [32] * 5, [tau] * 5) for tau in (0, 3))
+    fresh, late = (buffered_async.combine(AsyncStrategy(), UPDATES, [32] * 5, [tau] * 5) for tau in (0, 3))
     np.testing.assert_allclose(late, fresh / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weighting", ["constant", "inverse", "inverse_sqrt"])
 def test_a_buffer_of_fresh_updates_is_a_synchronous_round_to_the_bit(weighting: Weighting) -> None:
     samples = [32, 32, 7, 32, 1]
-    got = combining.combine(AsyncStrategy(weighting=weighting), UPDATES, samples)
+    got = combination.combine(AsyncStrategy(weighting=weighting), UPDATES, samples)
     assert got.tobytes() == sync.mean(UPDATES, samples).tobytes()
 
 
 def test_a_buffer_needs_a_staleness_for_every_update() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        buffered.combine(AsyncStrategy(), UPDATES, [32] * 5, [0] * 4)
+        buffered_async.combine(AsyncStrategy(), UPDATES, [32] * 5, [0] * 4)
 
 
 def test_each_strategy_combines_in_its_own_way() -> None:
     samples, late = [1, 2, 3, 4, 5], [0, 1, 0, 2, 0]
-    median = combining.combine(SyncStrategy(combine="median"), UPDATES, samples)
+    median = combination.combine(SyncStrategy(combine="median"), UPDATES, samples)
     assert np.array_equal(median, np.median(UPDATES, axis=0).astype(np.float32))
-    discounted = combining.combine(AsyncStrategy(), UPDATES, samples, staleness=late)
-    assert np.array_equal(discounted, buffered.combine(AsyncStrategy(), UPDATES, samples, late))
+    discounted = combination.combine(AsyncStrategy(), UPDATES, samples, staleness=late)
+    assert np.array_equal(discounted, buffered_async.combine(AsyncStrategy(), UPDATES, samples, late))
     assert not np.array_equal(discounted, sync.mean(UPDATES, samples))
-    assert np.array_equal(combining.combine(LocalStrategy(), UPDATES, samples), sync.mean(UPDATES, samples))
+    assert np.array_equal(combination.combine(LocalStrategy(), UPDATES, samples), sync.mean(UPDATES, samples))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from computeshare import tensorfile
+from computeshare.tensors import safetensors_writer
 
 TENSORS: dict[str, Any] = {
     "flag": np.array([True, False, True]),
@@ -20,7 +20,7 @@ TENSORS: dict[str, Any] = {
 
 
 def test_what_is_written_is_what_the_library_reads() -> None:
-    found = load(b"".join(tensorfile.pieces(TENSORS, {"about": "ä"})))
+    found = load(b"".join(safetensors_writer.pieces(TENSORS, {"about": "ä"})))
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
@@ -28,7 +28,7 @@ def test_what_is_written_is_what_the_library_reads() -> None:
 
 
 def test_the_header_holds_the_metadata_and_every_tensor_lies_aligned() -> None:
-    header, *_ = tensorfile.pieces(TENSORS, {"about": "ä", "order": "[]"})
+    header, *_ = safetensors_writer.pieces(TENSORS, {"about": "ä", "order": "[]"})
     assert len(header) % 8 == 0
     told = json.loads(bytes(header[8:]))
     assert told.pop("__metadata__") == {"about": "ä", "order": "[]"}
@@ -37,22 +37,22 @@ def test_the_header_holds_the_metadata_and_every_tensor_lies_aligned() -> None:
 
 
 def test_the_bytes_do_not_depend_on_the_order_and_contiguous_tensors_are_not_copied() -> None:
-    pieces = tensorfile.pieces(TENSORS, {})
-    assert pieces == tensorfile.pieces(dict(reversed(TENSORS.items())), {})
+    pieces = safetensors_writer.pieces(TENSORS, {})
+    assert pieces == safetensors_writer.pieces(dict(reversed(TENSORS.items())), {})
     copied = {name for name, tensor in TENSORS.items() if not any(np.shares_memory(tensor, p) for p in pieces[1:])}
     assert copied == {"turned", "empty"}
 
 
 def test_what_is_read_is_what_was_written_and_lies_in_the_file() -> None:
-    file = bytearray(b"".join(tensorfile.pieces(TENSORS, {"about": "ä"})))
-    found, metadata = tensorfile.read(file)
+    file = bytearray(b"".join(safetensors_writer.pieces(TENSORS, {"about": "ä"})))
+    found, metadata = safetensors_writer.read(file)
     assert metadata == {"about": "ä"} and found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
         assert not tensor.size or (found[name].flags.writeable and np.shares_memory(found[name], np.asarray(file)))
 
 
-FILE = b"".join(tensorfile.pieces({"w": np.arange(4, dtype=np.float32)}, {"about": "it"}))
+FILE = b"".join(safetensors_writer.pieces({"w": np.arange(4, dtype=np.float32)}, {"about": "it"}))
 DAMAGES = {
     "empty": b"",
     "cut in its length": FILE[:7],
@@ -74,9 +74,9 @@ DAMAGES = {
 def test_a_damaged_file_is_an_error(file: bytes) -> None:
     assert file != FILE
     with pytest.raises(ValueError, match=r"."):
-        tensorfile.read(file)
+        safetensors_writer.read(file)
 
 
 def test_a_kind_of_numbers_that_no_model_has_is_an_error() -> None:
     with pytest.raises(AssertionError, match="odd is of complex64"):
-        tensorfile.pieces({"odd": np.zeros(2, np.complex64)}, {})
+        safetensors_writer.pieces({"odd": np.zeros(2, np.complex64)}, {})

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from computeshare.catalog import catalog
 from computeshare.errors import ArtifactError, Interrupted, ShapeError, SpecError
-from computeshare.layout import Weights
-from computeshare.methods import LocalStrategy, OptimizerSpec
-from computeshare.sampling import Plan
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.strategy_fields import LocalStrategy, OptimizerSpec
 from computeshare.strategies import local
+from computeshare.tasks.datasets import Split
+from computeshare.tasks.images import Normaliser
+from computeshare.tasks.models import build, layout_of, weights_of
+from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
-from computeshare.training.datasets import Split
-from computeshare.training.images import Normaliser
-from computeshare.training.local import LocalReplica, LocalUpdate
-from computeshare.training.models import build, layout_of, weights_of
+from computeshare.training.local_replica import LocalReplica, LocalUpdate
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import FlatTensors, Replica, pixel_by_pixel
 

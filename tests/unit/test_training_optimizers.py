@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from computeshare.catalog import catalog
 from computeshare.errors import ArtifactError, ShapeError, SpecError
-from computeshare.layout import Layout
-from computeshare.spec import OptimizerSpec
-from computeshare.training.models import layout_of, weights_of
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.spec import OptimizerSpec
+from computeshare.tasks.models import layout_of, weights_of
+from computeshare.tensors.layout import Layout
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.types import Vector
 

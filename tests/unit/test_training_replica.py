@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.errors import ShapeError
-from computeshare.layout import Layout, Weights
-from computeshare.sampling import Plan
+from computeshare.jobspec.sampling import Plan
+from computeshare.tasks.datasets import Split
+from computeshare.tasks.images import Normaliser
+from computeshare.tasks.models import build, layout_of, weights_of
+from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import replica as replica_module
-from computeshare.training.datasets import Split
-from computeshare.training.images import Normaliser
-from computeshare.training.models import build, layout_of, weights_of
 from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel
 from computeshare.types import Vector
 
@@ -197,7 +197,7 @@ def test_a_model_without_buffers_has_empty_buffers() -> None:
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets so small that the model of these tests has five of them, whose ends lie within its tensors."""
-    monkeypatch.setattr("computeshare.layout.BUCKET", 450)
+    monkeypatch.setattr("computeshare.tensors.layout.BUCKET", 450)
 
 
 def taken(r: Replica, micro_batch: int) -> tuple[list[int], bytes, Update]:

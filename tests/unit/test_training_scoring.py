@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.errors import ShapeError
-from computeshare.training.datasets import Split
-from computeshare.training.images import Normaliser
-from computeshare.training.models import build, layout_of, weights_of
-from computeshare.training.scoring import score
+from computeshare.tasks.datasets import Split
+from computeshare.tasks.images import Normaliser
+from computeshare.tasks.metrics import score
+from computeshare.tasks.models import build, layout_of, weights_of
 
 SHAPE = (1, 6, 6)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.services.addresses import ForbiddenAddress, is_allowed, networks_of, reachable
+from api.webhooks.address_guard import ForbiddenAddress, is_allowed, networks_of, reachable
 from computeshare.errors import SettingsError
 
 PUBLIC = ("93.184.216.34", "8.8.8.8", "172.15.0.1", "172.32.0.1", "2606:2800:220:1:248:1893:25c8:1946", "2a00:1450::1")

@@ -6,12 +6,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from api.routes import webhook_pages
-from api.services.notices import EVENTS, PAUSES_S, body_of, job_facts, pause_ms, wants
-from api.services.posting import complaint
 from api.tables import Job, Webhook
-from api.webhook_schemas import WebhookChange, WebhookRequest
-from computeshare.webhooks import EventName
+from api.webhooks import page_routes
+from api.webhooks.http_delivery import complaint
+from api.webhooks.schemas import WebhookChange, WebhookRequest
+from api.webhooks.webhook_events import EVENTS, PAUSES_S, body_of, job_facts, pause_ms, wants
+from computeshare.client.webhook_signatures import EventName
 
 
 def hook(**given: Any) -> Webhook:
@@ -34,8 +34,8 @@ def job(**given: Any) -> Job:
 
 
 def test_every_event_has_its_name_in_the_timeline_and_on_the_page() -> None:
-    assert EVENTS.keys() == set(get_args(EventName)) == webhook_pages.EVENTS.keys()
-    assert len(set(EVENTS.values())) == len(set(webhook_pages.EVENTS.values())) == len(EVENTS)
+    assert EVENTS.keys() == set(get_args(EventName)) == page_routes.EVENTS.keys()
+    assert len(set(EVENTS.values())) == len(set(page_routes.EVENTS.values())) == len(EVENTS)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from computeshare.client.webhook_signatures import key_of, new_secret, sign, verify
 from computeshare.errors import InvalidSignature
-from computeshare.webhooks import key_of, new_secret, sign, verify
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the example of the standard
 BODY, SENT_S = b'{"test": 2432232314}', 1614265330

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer.main
 
-from computeshare.worker import command
+from computeshare.worker.process import command
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "worker.md").read_text()
 

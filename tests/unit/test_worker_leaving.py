@@ -12,9 +12,9 @@ import pytest
 import typer
 from structlog.testing import capture_logs
 
-from computeshare import worker as worker_module
-from computeshare.commands.run import run
-from computeshare.worker import _take_seats, command
+from computeshare.terminal.command import run
+from computeshare.worker import process
+from computeshare.worker.process import _take_seats, command
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -69,8 +69,8 @@ def test_a_request_that_was_lost_in_a_finalizer_is_heeded_before_it_starts_over(
 def test_a_password_among_the_flags_is_warned_of(url: str, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]})
     served: list[str] = []
-    monkeypatch.setattr(worker_module, "serve", lambda redis_url, *_: served.append(redis_url))
-    monkeypatch.setattr(worker_module, "configure_logging", lambda: None)
+    monkeypatch.setattr(process, "serve", lambda redis_url, *_: served.append(redis_url))
+    monkeypatch.setattr(process, "configure_logging", lambda: None)
     app = typer.Typer()
     app.command()(command)
     with capture_logs() as lines:

@@ -1,0 +1,1 @@
+"""Workers: listed, invited, drained, banned."""

@@ -1,0 +1,84 @@
+"""Inviting machines over REST, and what a machine that follows an invite finds."""
+
+from typing import Annotated
+
+import segno
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import HTMLResponse
+
+from api.deps import InvitesDep
+from api.errors import NotFound
+from api.pages.rendering import missing, render
+from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
+from api.security import is_loopback
+from computeshare import __version__
+
+router = APIRouter(tags=["workers"])
+
+OWN_NAME = (
+    "this link names this machine as itself alone: start computeshare up with --host 0.0.0.0, and make the invite by "
+    "the name or address that other machines know this one by (open the page so, or give it as --url)"
+)
+InviteId = Annotated[str, Path(max_length=64)]
+Code = Annotated[str, Path(max_length=100, description="the last part of the invite's url")]
+
+
+@router.post("/v1/invites", status_code=201)
+def create_invite(body: InviteRequest, service: InvitesDep, request: Request, response: Response) -> InviteCreated:
+    """Make a link that lets one worker in, once; it is not shown again."""
+    invite, code = service.create(body.queue, body.minutes)
+    url = _link(request, code)
+    obstacles = [service.note(), OWN_NAME if is_loopback(request.url.hostname or "") else None]
+    response.headers["Location"] = f"/v1/invites/{invite.id}"
+    return InviteCreated(
+        **invite.model_dump(),
+        url=url,
+        command=command(invite.queue, url),
+        qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
+        note="; and ".join(filter(None, obstacles)) or None,
+    )
+
+
+@router.get("/v1/invites")
+def list_invites(service: InvitesDep) -> InviteList:
+    """Invites of the last day, newest first."""
+    return service.list()
+
+
+@router.get("/v1/invites/{invite_id}")
+def show_invite_status(invite_id: InviteId, service: InvitesDep) -> InvitePublic:
+    """Whether an invite was taken up, and by whom."""
+    return service.show(invite_id)
+
+
+@router.delete("/v1/invites/{invite_id}", status_code=204)
+def withdraw_invite(invite_id: InviteId, service: InvitesDep) -> None:
+    """Make an invite useless; a worker that took it up stays."""
+    service.withdraw(invite_id)
+
+
+@router.get("/join/{code}", include_in_schema=False, response_class=HTMLResponse)
+def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLResponse:
+    """What whoever opens the link is to type."""
+    try:
+        invite = service.find(code)
+    except NotFound as error:
+        return missing(request, "There is no such invite", str(error))
+    made = command(invite.queue, _link(request, code))
+    return render(request, "join.html", invite=invite, command=made, version=__version__)
+
+
+@router.post("/join/{code}")
+def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: Request) -> Admission:
+    """Exchange an invite for the broker's address: for workers, which need no token for it. Works for one machine."""
+    host = request.client.host if request.client else ""
+    return service.take_up(code, body.name, body.key, is_loopback(host))
+
+
+def _link(request: Request, code: str) -> str:
+    return str(request.url_for("show_invite", code=code))
+
+
+def command(queue: str, url: str) -> str:
+    """What to type on the machine that is helping; neither part holds anything that a shell would obey."""
+    return f"computeshare-worker --queue {queue} --join {url}"

@@ -1,0 +1,156 @@
+"""Inviting machines: a link that lets one worker in, once, for a short while.
+
+Only its digest is stored. What the link is exchanged for is the broker's address, which the worker keeps.
+"""
+
+import hashlib
+import ipaddress
+import secrets
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from sqlalchemy import ColumnElement, func, select, update
+
+from api.database import Database, now_ms
+from api.errors import Conflict, NotFound
+from api.scheduler.machines import MACHINE
+from api.schemas import Admission, InviteList, InvitePublic
+from api.tables import Invite, table
+from computeshare.types import plain
+
+INVITE = table(Invite)
+KEPT_MS = 24 * 3600 * 1000
+"""How long an invite that was used, or has expired, is remembered."""
+CLOCKS_MS = 60_000
+"""How far the broker's clock, by which workers are heard of, may be behind this one."""
+CODE_BYTES = 18
+_SERVED = func.json_each(MACHINE.c.queues).table_valued("value", joins_implicitly=True)
+_HEARD = (
+    select(MACHINE.c.worker)
+    .where(MACHINE.c.name == INVITE.c.worker, MACHINE.c.began_ms > INVITE.c.used_ms - CLOCKS_MS)
+    .where(_SERVED.c.value == INVITE.c.queue)
+    .exists()
+)
+"""Whether a worker of this name has come to the queue since the invite was taken up."""
+
+
+class Invites:
+    """Making, showing and taking up invites."""
+
+    def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:
+        """`broker_url` gives the broker's address as workers are to use it. Raises SettingsError."""
+        self._database, self._broker_url = database, broker_url
+
+    def create(self, queue: str, minutes: int) -> tuple[InvitePublic, str]:
+        """A new invite, and its code, which nobody can read again."""
+        code, now = secrets.token_urlsafe(CODE_BYTES), now_ms()
+        row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue}
+        with self._database.writing() as connection:
+            connection.execute(INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS))
+            connection.execute(INVITE.insert(), row | {"created_ms": now, "expires_ms": now + 60_000 * minutes})
+        return self.show(row["id"]), code
+
+    def list(self) -> InviteList:
+        """Those of the last day, newest first."""
+        return InviteList(items=_found(self._database))
+
+    def show(self, invite_id: str) -> InvitePublic:
+        """One invite. Raises NotFound."""
+        for invite in _found(self._database, INVITE.c.id == invite_id):
+            return invite
+        raise NotFound(f"there is no invite {invite_id}")
+
+    def withdraw(self, invite_id: str) -> None:
+        """Make an invite useless; a worker that took it up stays. Raises NotFound."""
+        with self._database.writing() as connection:
+            if not connection.execute(INVITE.delete().where(INVITE.c.id == invite_id)).rowcount:
+                raise NotFound(f"there is no invite {invite_id}")
+
+    def find(self, code: str) -> InvitePublic:
+        """The invite that this code belongs to. Raises NotFound."""
+        for invite in _found(self._database, INVITE.c.digest == _digest(code)):
+            return invite
+        raise NotFound("there is no such invite: ask for a new one")
+
+    def take_up(self, code: str, name: str, key: str | None, from_here: bool) -> Admission:
+        """Let a worker in, once; whoever says the same key again, because the answer was lost, gets it again.
+
+        Args:
+            name: what the worker's machine is called.
+            key: what that machine alone knows, if it says anything.
+            from_here: whether it runs on the control plane's machine.
+        Raises: NotFound; Conflict: it was used, has expired, or the broker cannot be reached from there.
+        """
+        invite, url = self.find(code), self._broker_url()
+        if not from_here and is_local(url):
+            raise Conflict(UNREACHABLE)
+        now, digest = now_ms(), _digest(key or secrets.token_hex())
+        free = INVITE.c.used_ms.is_(None) | (INVITE.c.key == digest)
+        mine = (INVITE.c.id == invite.id) & free & (INVITE.c.expires_ms > now)
+        taken = {"used_ms": func.coalesce(INVITE.c.used_ms, now), "worker": plain(name), "key": digest}
+        with self._database.writing() as connection:
+            if not connection.execute(update(INVITE).where(mine).values(taken)).rowcount:
+                why = "was used already" if invite.worker else "has expired"
+                raise Conflict(f"this invite {why}: ask for a new one")
+        return Admission(redis_url=url, queue=invite.queue)
+
+    def note(self) -> str | None:
+        """What a user should know before inviting another machine."""
+        url = self._broker_url()
+        if is_local(url):
+            return UNREACHABLE
+        host = urlsplit(url).hostname or ""
+        return NEARBY.format(host=host) if is_nearby(host) else None
+
+
+UNREACHABLE = (
+    "the broker of this control plane listens on its own machine only: run a Valkey or Redis that other machines can "
+    "reach, set COMPUTESHARE_REDIS_URL to it, and start computeshare up again"
+)
+NEARBY = (
+    "the broker is called {host} here, a name that other networks do not know: start the control plane with "
+    "COMPUTESHARE_PUBLIC_REDIS_URL set to the address by which other machines reach it"
+)
+
+
+def is_local(url: str) -> bool:
+    """Whether only programs on the same machine can reach a broker of this address."""
+    parts = urlsplit(url)
+    host = parts.hostname or "localhost"
+    if parts.scheme == "unix" or host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def is_nearby(host: str) -> bool:
+    """Whether this is a bare name, as machines have within a network, of containers for one; not an address."""
+    return "." not in host and ":" not in host
+
+
+def _digest(code: str) -> str:
+    return hashlib.sha256(code.encode(errors="replace")).hexdigest()
+
+
+def _found(database: Database, *which: ColumnElement[bool]) -> list[InvitePublic]:
+    """Invites, newest first."""
+    query = select(INVITE, _HEARD.label("heard")).where(*which).order_by(INVITE.c.created_ms.desc())
+    with database.engine.connect() as connection:
+        rows = connection.execute(query).all()
+    return [_public(row, now_ms()) for row in rows]
+
+
+def _public(row: Any, now: int) -> InvitePublic:
+    waiting = "pending" if row.expires_ms > now else "expired"
+    return InvitePublic(
+        id=row.id,
+        queue=row.queue,
+        status=waiting if row.used_ms is None else "joined" if row.heard else "taken",
+        worker=row.worker,
+        created_at=row.created_ms,
+        expires_at=row.expires_ms,
+    )

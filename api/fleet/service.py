@@ -1,0 +1,250 @@
+"""The workers, online or not, what a user decides about them, and the queues they serve."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+from sqlmodel import col
+
+from api.broker import Broker
+from api.database import Database, now_ms
+from api.errors import Conflict, NotFound
+from api.scheduler.eligibility import excluded
+from api.scheduler.machines import MACHINE, last_hour, remember, samples_counted
+from api.scheduler.seat_writer import seats_wanted
+from api.schemas import PowerPublic, QueuedJobPublic, QueueList, QueuePublic, WorkerList, WorkerPublic
+from api.tables import ACTIVE, Job, Machine, SeatRow, WorkerStat
+from computeshare.jobspec.spec import QUEUE_PATTERN
+from computeshare.queue import Seat, WorkerInfo, list_workers
+from computeshare.types import ENDED
+
+
+class Fleet:
+    """Workers and queues. Where the broker is asked who is there, it raises RedisError or SettingsError while away."""
+
+    def __init__(self, database: Database, broker: Broker, wake: Callable[[], None] = lambda: None) -> None:
+        self._database, self._broker, self._wake = database, broker, wake
+
+    def workers(self, offline: bool = False) -> WorkerList:
+        """Those online, by name; then, if asked for, the others that were seen, the last first."""
+        there = sorted(list_workers(self._broker.client()), key=lambda worker: (worker.name, worker.id))
+        rows, figures = self._known(there)
+        items = [_online(worker, rows.get(worker.id), figures) for worker in there]
+        if offline:
+            items += [_offline(row, figures) for row in _gone(list(rows.values()), there)]
+        return WorkerList(items=items)
+
+    def drain(self, worker_id: str, drained: bool) -> WorkerPublic:
+        """Give a worker no seat any more, or seats again; it leaves the one it has after its work unit.
+
+        Raises: NotFound; Conflict: it was asked to leave for good.
+        """
+        row = self._decide(worker_id, drained_ms=now_ms() if drained else None)
+        there = next((one for one in list_workers(self._broker.client()) if one.id == worker_id), None)
+        _, figures = self._known([there] if there else [])
+        return _online(there, row, figures) if there else _offline(row, figures)
+
+    def remove(self, worker_id: str) -> None:
+        """Ask a worker that is online to leave for good; forget one that is not. Raises NotFound."""
+        there = [worker.id for worker in list_workers(self._broker.client())]
+        if worker_id in there:
+            self._decide(worker_id, again=True, dismissed_ms=now_ms())
+            return
+        mine = (MACHINE.c.worker == worker_id) & MACHINE.c.dismissed_ms.is_(None)
+        with self._database.writing() as connection:
+            if not connection.execute(MACHINE.delete().where(mine)).rowcount:
+                raise _unknown(worker_id)
+
+    def queues(self) -> QueueList:
+        """Those that have workers or jobs that have not ended."""
+        named = (queue for worker in list_workers(self._broker.client()) for queue in set(worker.queues))
+        serving = Counter(queue for queue in named if re.fullmatch(QUEUE_PATTERN, queue))
+        with self._database.read() as session:
+            jobs = list(session.scalars(select(Job).where(col(Job.status).not_in(ENDED))))
+            held = _seats_held(session)
+        by_queue: dict[str, list[Job]] = defaultdict(list)
+        for job in sorted(jobs, key=lambda job: (-job.priority, job.created_ms, job.id)):
+            by_queue[job.queue].append(job)
+        return QueueList(
+            items=[
+                _queue(name, serving[name], by_queue[name], held) for name in sorted(serving.keys() | by_queue.keys())
+            ]
+        )
+
+    def _known(self, there: Sequence[WorkerInfo]) -> tuple[dict[str, Machine], "_Figures"]:
+        """The machines that were seen, by worker, and what is counted of all; `there` are those online."""
+        with self._database.read() as session:
+            rows = {row.worker: row for row in session.scalars(select(Machine))}
+            return rows, _Figures.of(session, list(rows.values()), there, now_ms())
+
+    def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> Any:
+        """Write down a decision about a worker, which the dispatcher may not have written down yet; returns its row.
+
+        Args:
+            again: whether it can be made once more of a worker that was asked to leave.
+        """
+        with self._database.engine.connect() as connection:
+            known = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
+        new = None if known else next((w for w in list_workers(self._broker.client()) if w.id == worker_id), None)
+        with self._database.writing() as connection:
+            if new:
+                remember(connection, new, now_ms())
+            row = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
+            if row is None:
+                raise _unknown(worker_id)
+            if row.dismissed_ms and not again:
+                raise Conflict(f"worker {worker_id} was asked to leave for good: start it again to have it back")
+            values = {name: (value and getattr(row, name)) or value for name, value in values.items()}
+            mine = update(MACHINE).where(MACHINE.c.worker == worker_id).values(values)
+            row = connection.execute(mine.returning(*MACHINE.c)).one()
+        self._wake()
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What the database says of workers: samples a second now, those of the last hour, those by job and worker, and
+    why they get no seat in which job.
+    """
+
+    rates: dict[str, float]
+    hour: dict[str, int]
+    counted: dict[tuple[str, str], int]
+    by_job: dict[str, int]
+    left_out: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, session: Session, machines: Sequence[Machine], there: Sequence[WorkerInfo], now: int) -> "_Figures":
+        rate = func.sum(col(WorkerStat.samples_per_s))
+        query = select(col(WorkerStat.worker), rate).join(Job, col(Job.id) == col(WorkerStat.job_id))
+        query = query.where(col(WorkerStat.left_ms).is_(None), col(Job.status) == "running")
+        rates = {worker: float(value) for worker, value in session.execute(query.group_by(col(WorkerStat.worker)))}
+        totals = samples_counted(session.connection())
+        hour = {row.worker: last_hour(row.tallies, totals.get(row.worker, 0), now) for row in machines}
+        parts = select(col(WorkerStat.job_id), col(WorkerStat.worker), col(WorkerStat.samples))
+        parts = parts.join(Job, col(Job.id) == col(WorkerStat.job_id)).where(col(Job.status).not_in(ENDED))
+        counted = {(job_id, worker): samples for job_id, worker, samples in session.execute(parts)}
+        by_job: Counter[str] = Counter()
+        for (job_id, _), samples in counted.items():
+            by_job[job_id] += samples
+        left_out: dict[str, list[str]] = defaultdict(list)
+        out = excluded(session.connection(), there, now)
+        for (job_id, worker), why in out.reasons.items():
+            left_out[worker].append(f"Job {job_id}: {why}")
+        return cls(rates, hour, counted, dict(by_job), left_out)
+
+    def share(self, worker: str) -> float:
+        return self.hour.get(worker, 0) / max(1, sum(self.hour.values()))
+
+    def job_share(self, job_id: str | None, worker: str) -> float | None:
+        return self.counted.get((job_id, worker), 0) / max(1, self.by_job.get(job_id, 0)) if job_id else None
+
+
+def _gone(rows: Sequence[Machine], there: Sequence[WorkerInfo]) -> list[Machine]:
+    """The machines that are not there and may come back, the last seen first; of one host and name the last."""
+    online, seen = {worker.id for worker in there}, {(worker.host, worker.name) for worker in there}
+    gone = [row for row in rows if row.worker not in online and not row.dismissed_ms]
+    found = []
+    for row in sorted(gone, key=lambda row: -row.last_seen_ms):
+        if (row.host, row.name) not in seen:
+            seen.add((row.host, row.name))
+            found.append(row)
+    return found
+
+
+def _unknown(worker_id: str) -> NotFound:
+    return NotFound(f"there is no worker {worker_id}: GET /v1/workers?offline=true lists those that were seen")
+
+
+def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> WorkerPublic:
+    try:
+        job_id = Seat.parse(worker.seat).job if worker.seat else None
+    except ValueError:
+        job_id = None
+    return WorkerPublic(
+        id=worker.id,
+        online=True,
+        name=worker.name,
+        device=worker.device,
+        queues=list(worker.queues),
+        host=worker.host,
+        pid=worker.pid,
+        memory_bytes=worker.memory_bytes,
+        max_memory_bytes=worker.max_memory_bytes or None,
+        versions=worker.versions,
+        seat=worker.seat,
+        job_id=job_id,
+        job_share=figures.job_share(job_id, worker.id),
+        share=figures.share(worker.id),
+        samples_per_s=figures.rates.get(worker.id, 0.0),
+        refused=worker.refusal,
+        drained=bool(row and row.drained_ms),
+        leaving=bool(row and row.dismissed_ms),
+        resting=worker.resting or None,
+        power=PowerPublic(plugged=worker.power.plugged, percent=worker.power.percent),
+        left_out=figures.left_out.get(worker.id, []),
+        first_seen=row.first_seen_ms if row else worker.last_seen_ms,
+        last_seen=worker.last_seen_ms,
+    )
+
+
+def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
+    return WorkerPublic(
+        id=row.worker,
+        online=False,
+        name=row.name,
+        device=row.device,
+        queues=row.queues,
+        host=row.host,
+        pid=None,
+        memory_bytes=row.memory_bytes,
+        max_memory_bytes=None,
+        versions=row.versions,
+        seat=None,
+        job_id=None,
+        job_share=None,
+        share=figures.share(row.worker),
+        samples_per_s=0.0,
+        refused=None,
+        drained=row.drained_ms is not None,
+        leaving=row.dismissed_ms is not None,
+        resting=None,
+        power=PowerPublic(plugged=None, percent=None),
+        left_out=[],
+        first_seen=row.first_seen_ms,
+        last_seen=row.last_seen_ms,
+    )
+
+
+def _seats_held(session: Session) -> dict[str, int]:
+    """How many workers each job has been given."""
+    query = select(col(SeatRow.job_id), func.count())
+    query = query.where(col(SeatRow.ended_ms).is_(None), col(SeatRow.leaving_ms).is_(None))
+    rows = session.execute(query.group_by(col(SeatRow.job_id)))
+    return {row[0]: row[1] for row in rows}
+
+
+def _queue(name: str, workers: int, jobs: Collection[Job], held: dict[str, int]) -> QueuePublic:
+    statuses = Counter(job.status for job in jobs)
+    return QueuePublic(
+        name=name,
+        workers=workers,
+        queued=statuses["queued"],
+        running=statuses["running"],
+        jobs=[
+            QueuedJobPublic(
+                id=job.id,
+                title=job.title,
+                status=job.status,
+                priority=job.priority,
+                wanted=seats_wanted(job.spec),
+                held=held.get(job.id, 0),
+            )
+            for job in jobs
+            if job.status in ACTIVE
+        ],
+    )

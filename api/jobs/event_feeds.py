@@ -1,0 +1,174 @@
+"""A job's events as they are streamed: read and encoded once, however many watch it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import structlog
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.errors import NotFound
+from api.jobs.history import History
+from api.jobs.service import Jobs
+from computeshare.errors import ComputeShareError
+from computeshare.types import ENDED
+
+LOOK_S, LONGEST_LOOK_S = 0.5, 2.0
+"""How often a feed looks for changes: with few watchers, and with any number."""
+SENDS_PER_S = 200
+"""What all streams together may send: beyond it, feeds look less often. A send takes about 0.1 ms of the processor."""
+WOKEN_AT_ONCE = 10
+"""Watchers that are woken before other requests get their turn."""
+AT_ONCE = 500
+"""Events that are sent at a time."""
+PING_S = 15.0
+RECONNECT_MS = 1000
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The encoded events after some id; `last` is the id of the last of them; `more` where others follow."""
+
+    data: bytes
+    last: int
+    more: bool
+
+
+@dataclass
+class Feed:
+    """One job's. `turn` grows with every change and every ping; the rest belongs to that turn."""
+
+    job_id: str
+    watchers: int = 0
+    turn: int = 0
+    revision: int = -1
+    job: bytes = b""
+    over: bool = False
+    """Nothing follows this turn: the job has ended, or was deleted, or the server stops."""
+    pages: dict[int, Page] = field(default_factory=dict)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def later_than(self, turn: int) -> int:
+        """Wait for a turn after this one, and return its number."""
+        if self.turn <= turn and not self.over:
+            waiter = asyncio.get_running_loop().create_future()
+            self.waiting.append(waiter)
+            await waiter
+        return self.turn
+
+    async def next_turn(self) -> None:
+        """Wake everyone who waits."""
+        self.turn += 1
+        waiting, self.waiting = self.waiting, []
+        for number, waiter in enumerate(waiting):
+            if not waiter.done():  # else its watcher has gone
+                waiter.set_result(None)
+            if number % WOKEN_AT_ONCE == WOKEN_AT_ONCE - 1:
+                await asyncio.sleep(0)
+
+
+class Feeds:
+    """The feeds of the jobs that are being watched. All of it runs in the server's event loop."""
+
+    def __init__(self, jobs: Jobs, history: History, stopping: Callable[[], bool]) -> None:
+        self._jobs, self._history, self._stopping = jobs, history, stopping
+        self._feeds: dict[str, Feed] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def stream(self, job_id: str, last: int) -> AsyncIterator[bytes]:
+        """Snapshots of the job, and its events after `last`, encoded; ends when all of a job that ended was sent."""
+        feed, turn, revision = self._join(job_id), 0, -1
+        try:
+            while True:
+                turn = await feed.later_than(turn)
+                over = feed.over
+                if feed.revision == revision:
+                    if over:
+                        return
+                    yield KEEPALIVE_COMMENT
+                    continue
+                data, revision, more = feed.job, feed.revision, True
+                while more and not self._stopping():
+                    page = await self._page(feed, last)
+                    yield data + page.data
+                    data, last, more = b"", page.last, page.more
+                if over:
+                    return
+        finally:
+            feed.watchers -= 1
+
+    def _join(self, job_id: str) -> Feed:
+        feed = self._feeds.get(job_id)
+        if feed is None or feed.over:
+            feed = self._feeds[job_id] = Feed(job_id)
+            reader = asyncio.create_task(self._follow(feed))
+            self._readers.add(reader)
+            reader.add_done_callback(self._readers.discard)
+        feed.watchers += 1
+        return feed
+
+    async def _follow(self, feed: Feed) -> None:
+        """Look for changes for as long as somebody watches."""
+        sent_at = time.monotonic()
+        try:
+            while feed.watchers and not self._stopping():
+                if await self._has_changed(feed) or time.monotonic() - sent_at > PING_S:
+                    sent_at = time.monotonic()
+                    await feed.next_turn()
+                if feed.over:
+                    break
+                await asyncio.sleep(self._pause_s())
+        except NotFound:
+            pass  # deleted
+        except Exception as error:  # a bug: its watchers connect again
+            log.error("cannot follow a job", job=feed.job_id, exc_info=error)
+        finally:
+            feed.over = True
+            if self._feeds.get(feed.job_id) is feed:
+                del self._feeds[feed.job_id]
+            await feed.next_turn()
+
+    async def _has_changed(self, feed: Feed) -> bool:
+        """Read the job if it is another than before. Raises NotFound."""
+        try:
+            revision = await run_in_threadpool(self._jobs.revision, feed.job_id)
+            if revision == feed.revision:
+                return False
+            job = await run_in_threadpool(self._jobs.show, feed.job_id)
+        except NotFound:
+            raise
+        except (SQLAlchemyError, ComputeShareError) as error:  # locked, for one: the next look may succeed
+            log.warning("cannot read a job", job=feed.job_id, error=str(error)[:300])
+            return False
+        feed.job = format_sse_event(data_str=job.model_dump_json(), event="job", retry=RECONNECT_MS)
+        feed.pages.clear()
+        feed.revision, feed.over = revision, job.status in ENDED
+        return True
+
+    async def _page(self, feed: Feed, last: int) -> Page:
+        """The events after `last` as of this turn: whoever asks second finds what the first has read."""
+        async with feed.reading:
+            revision, found = feed.revision, feed.pages.get(last)
+            if found is None:
+                found = await run_in_threadpool(self._read, feed.job_id, last)
+                if revision == feed.revision:
+                    feed.pages[last] = found
+            return found
+
+    def _read(self, job_id: str, last: int) -> Page:
+        events = self._history.events(job_id, last, AT_ONCE)
+        data = [
+            format_sse_event(data_str=event.model_dump_json(), event=event.type, id=str(event.id)) for event in events
+        ]
+        return Page(b"".join(data), events[-1].id if events else last, len(events) == AT_ONCE)
+
+    def _pause_s(self) -> float:
+        """How long to wait between looks: longer the more streams there are."""
+        watchers = sum(feed.watchers for feed in self._feeds.values())
+        return min(LONGEST_LOOK_S, max(LOOK_S, watchers / SENDS_PER_S))

@@ -1,0 +1,147 @@
+"""Forks: a new job that starts from a version of another."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from api.errors import InvalidFields, NotFound
+from api.jobs.history import History
+from api.jobs.service import Jobs, Origin, fingerprint_of, new_id
+from api.schemas import ForkRequest, JobPublic
+from api.tables import CheckpointRow
+from computeshare.checkpoints.store import Artifacts
+from computeshare.errors import ArtifactError, SpecError
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.strategy_fields import chosen
+
+LONGEST_NAME = 100
+
+
+class Forks:
+    """Makes jobs from checkpoints of others."""
+
+    def __init__(self, jobs: Jobs, history: History, artifacts_dir: Path) -> None:
+        self._jobs, self._history, self._artifacts_dir = jobs, history, artifacts_dir
+
+    def fork(self, job_id: str, request: ForkRequest, key: str | None = None) -> JobPublic:
+        """Store a job that starts from a version of another, once per idempotency key.
+
+        The files come first, so that whoever sees the job finds them.
+        Raises: NotFound, InvalidFields, SpecError, ArtifactError; and as `Jobs.create`.
+        """
+        fingerprint = fingerprint_of({"fork": job_id, **request.model_dump(mode="json")})
+        if key and (known := self._jobs.repeated(key, fingerprint)):
+            return known
+        parent = self._jobs.show(job_id)
+        weights, checkpoint = self._history.checkpoint(job_id, str(request.version))
+        spec = _spec(parent, request, checkpoint.version)
+        kept = _keeps_optimizer(parent, spec, request)
+        artifacts = Artifacts(self._artifacts_dir, new_id())
+        try:
+            origin = _adopted(artifacts, weights.parent, checkpoint, kept, fingerprint)
+            job = self._jobs.create(spec, key, origin)
+        except BaseException:
+            artifacts.delete()
+            raise
+        if job.id != origin.job_id:  # the same request came twice at once, and this one was slower
+            artifacts.delete()
+        return job
+
+
+def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A specification's document with some fields changed, those of its objects one by one.
+
+    An optimizer or a strategy that is named anew starts from its own defaults, what follows from a strategy goes and
+    comes with it, and a new length takes the place of the old one, whichever unit that was in.
+    """
+    left = _implied(document.get("strategy", {})) if "strategy" in changes else {}
+    merged = {name: value for name, value in document.items() if name not in left}
+    for name, value in changes.items():
+        old, anew = document.get(name), {"optimizer": "name", "strategy": "kind"}.get(name, "")
+        inner = isinstance(old, dict) and isinstance(value, dict) and anew not in value
+        merged[name] = {**(old or {}), **value} if inner else value
+    if "strategy" in changes:
+        for name in _implied(merged["strategy"]).keys() - changes.keys():
+            merged.pop(name, None)
+    for name, other in (("rounds", "epochs"), ("epochs", "rounds")):
+        if name in changes and other not in changes:
+            merged[other] = None
+    return merged
+
+
+def _implied(strategy: Any) -> dict[str, Any]:
+    """What follows from a strategy; nothing of what is none, which is said when the specification is checked."""
+    try:
+        return chosen(strategy).implied
+    except ValueError:
+        return {}
+
+
+def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
+    """The field for which weights of `parent` are none of `spec`, and why; None where they fit."""
+    if spec.model != parent.model:
+        return (
+            "model",
+            f"a fork continues from weights of {parent.model}: leave the model as it is, or create a new job",
+        )
+    if spec.shape != parent.shape:
+        field = "dataset" if spec.input == parent.input else "input"
+        return field, f"the weights are for an input of {list(parent.shape)}, not of {list(spec.shape)}: set input"
+    classes = [catalog().datasets[one.dataset].classes for one in (parent, spec)]
+    if classes[0] != classes[1]:
+        return "dataset", f"the weights tell {classes[0]} classes apart, {spec.dataset} has {classes[1]}"
+    return None
+
+
+def fits_optimizer(parent: JobSpec, spec: JobSpec) -> bool:
+    """Whether the optimizer's state, which holds its settings too, is one of `spec`'s optimizer."""
+    factors = [one.micro_batches_per_round if one.lr_scaling == "linear" else 1 for one in (parent, spec)]
+    return spec.optimizer == parent.optimizer and factors[0] == factors[1]
+
+
+def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:
+    """The new job's specification. Raises InvalidFields."""
+    name = f"{parent.title} from version {version}"[:LONGEST_NAME]
+    try:
+        spec = JobSpec.model_validate(changed({**parent.spec, "name": name}, request.spec))
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise InvalidFields([{**one, "loc": ("body", "spec", *one["loc"])} for one in errors]) from error
+    if found := misfit(_read(parent), spec):
+        field, message = found
+        raise InvalidFields([{"type": "value_error", "loc": ("body", "spec", field), "msg": message}])
+    return spec
+
+
+def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> bool:
+    """Whether the new job goes on with the optimizer's state. Raises InvalidFields: it is asked to and cannot."""
+    fits = fits_optimizer(_read(parent), spec)
+    if request.optimizer == "kept" and not fits:
+        message = "the state goes with the optimizer's own settings: leave them as they are, or take a fresh optimizer"
+        raise InvalidFields([{"type": "value_error", "loc": ("body", "optimizer"), "msg": message}])
+    return fits and request.optimizer != "fresh"
+
+
+def _read(parent: JobPublic) -> JobSpec:
+    try:
+        return JobSpec.model_validate(parent.spec)
+    except ValidationError as error:
+        raise SpecError(f"this release cannot read the specification of job {parent.id}: create a new job") from error
+
+
+def _adopted(artifacts: Artifacts, folder: Path, checkpoint: CheckpointRow, kept: bool, fingerprint: str) -> Origin:
+    """The parent's files as the new job's own. Raises NotFound: they have just been removed, ArtifactError."""
+    try:
+        token = artifacts.adopt(folder, checkpoint.sha256, kept)
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"version {checkpoint.version} of job {checkpoint.job_id} has just been removed: take another"
+        ) from error
+    except OSError as error:
+        raise ArtifactError(f"the checkpoint cannot be linked or copied: {error}") from error
+    about = {"job_id": checkpoint.job_id, "version": checkpoint.version, "sha256": checkpoint.sha256}
+    forked_from = about | {"optimizer": "kept" if kept else "fresh", "token": str(token)}
+    files = {"token": str(token), "sha256": checkpoint.sha256, "bytes": checkpoint.bytes}
+    return Origin(artifacts.folder.name, fingerprint, forked_from, files)

@@ -1,0 +1,239 @@
+"""What happened in a job: series, the ledger, workers, checkpoints, events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlmodel import col
+
+from api.database import Database
+from api.errors import NotFound
+from api.jobs import series
+from api.jobs.cursors import next_cursor, page
+from api.jobs.service import find
+from api.jobs.versions import versions
+from api.projection.plans import plan_of
+from api.schemas import (
+    CheckpointList,
+    CheckpointPublic,
+    EpochPublic,
+    EventPublic,
+    JobWorkerList,
+    JobWorkerPublic,
+    LedgerPublic,
+    Metrics,
+    VersionPage,
+)
+from api.tables import (
+    TELLING,
+    CheckpointRow,
+    EpochStat,
+    Event,
+    Score,
+    WorkerStat,
+    table,
+)
+from computeshare.checkpoints.store import STATE, WEIGHTS
+from computeshare.jobspec.sampling import Plan
+from computeshare.types import ENDED
+
+EPOCH = table(EpochStat)
+EVENTS_ON_PAGE = 200
+_EPOCH = ("epoch", "counted", "covered", "reassigned", "duplicates_refused")
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Some of a timeline, newest first, and where the rest of it begins."""
+
+    items: list[EventPublic]
+    next_cursor: str | None
+
+
+class History:
+    """Reading what the projector wrote. Every method raises NotFound where there is no such job."""
+
+    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+        self._database = database
+        self._artifacts_dir = artifacts_dir
+
+    def metrics(self, job_id: str, since: int = 0, points: int = 1000, until: int | None = None) -> Metrics:
+        """Series of the versions above `since`, up to `until`, thinned evenly to about `points` each."""
+        with self._database.read() as session:
+            return series.metrics(session, job_id, since, points, until)
+
+    def columns(self, job_id: str, points: int) -> dict[str, series.Columns]:
+        """The series that the plots show, as columns."""
+        with self._database.read() as session:
+            return series.columns(session, job_id, points)
+
+    def lowest_loss(self, job_id: str) -> series.Lowest | None:
+        """The lowest test loss there was, whatever the plots leave out."""
+        with self._database.read() as session:
+            return series.lowest_loss(session, job_id)
+
+    def csv(self, job_id: str) -> Iterator[str]:
+        """Every version and its values, as CSV."""
+        with self._database.read() as session:
+            find(session, job_id)  # before the answer begins
+        return series.as_csv(self._database, job_id)
+
+    def ledger(self, job_id: str, newest: int | None = None) -> LedgerPublic:
+        """How often each sample of each epoch counted; of the `newest` epochs only, if so many are asked for."""
+        with self._database.read() as session:
+            job = find(session, job_id)
+            plan = plan_of(job.spec)
+            owned = samples_owned(plan, job.version)
+            unfinished = job.version // plan.rounds_per_epoch if _takes_any_units(job.spec) else None
+            first = max(0, len(owned) - newest) if newest else 0
+            mine = (EPOCH.c.job_id == job_id) & (EPOCH.c.epoch >= first)
+            stats = {row[0]: row[1:] for row in session.execute(select(*(EPOCH.c[n] for n in _EPOCH)).where(mine))}
+        epochs = []
+        for epoch, planned in enumerate(owned[first:], first):
+            counted, covered, reassigned, refused = stats.get(epoch, (0, 0, 0, 0))
+            samples = covered if epoch == unfinished else planned
+            missing = max(0, samples - covered)
+            epochs.append(
+                EpochPublic(
+                    epoch=epoch,
+                    samples=samples,
+                    counted=counted,
+                    missing=missing,
+                    reassigned=reassigned,
+                    duplicates_refused=refused,
+                )
+            )
+        return LedgerPublic(epochs=epochs)
+
+    def versions(self, job_id: str, since: int = 0, limit: int = 100) -> VersionPage:
+        """The versions that stand above `since`, each with the micro-batches it was made of."""
+        with self._database.read() as session:
+            return versions(session, job_id, since, limit)
+
+    def workers(self, job_id: str) -> JobWorkerList:
+        """Who takes or took part, the active ones first."""
+        with self._database.read() as session:
+            job = find(session, job_id)
+            rows = session.scalars(select(WorkerStat).where(col(WorkerStat.job_id) == job_id)).all()
+        total = sum(row.samples for row in rows) or 1
+        items = [_job_worker(row, total, row.left_ms is None and job.status not in ENDED) for row in rows]
+        return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)))
+
+    def worker(self, job_id: str, worker: str) -> JobWorkerPublic:
+        """One of them. Raises NotFound."""
+        for one in self.workers(job_id).items:
+            if one.id == worker:
+                return one
+        raise NotFound(f"no such worker took part in job {job_id}")
+
+    def checkpoints(self, job_id: str) -> CheckpointList:
+        """Versions whose weights are on disk, newest first."""
+        query = (
+            select(*table(CheckpointRow).c, col(Score.accuracy), col(Score.loss))
+            .outerjoin(Score, (col(Score.job_id) == CheckpointRow.job_id) & (col(Score.token) == CheckpointRow.token))
+            .where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
+            .order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
+        )
+        with self._database.read() as session:
+            best = find(session, job_id).best_version
+            rows = session.execute(query).all()
+        return CheckpointList(items=[_checkpoint(row, best) for row in rows if self.weights_path(row).is_file()])
+
+    def checkpoint(self, job_id: str, which: str) -> tuple[Path, CheckpointRow]:
+        """The weights file of a version (its number), of the `latest` or of the `best` one. Raises NotFound."""
+        query = select(CheckpointRow).where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
+        query = query.order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
+        with self._database.read() as session:
+            job = find(session, job_id)
+            if which == "best" and job.best_version is None:
+                raise NotFound(f"job {job_id} has no best version yet: none has been scored")
+            if which != "latest":
+                version = job.best_version if which == "best" else int(which)
+                query = query.where(col(CheckpointRow.version) == version)
+            rows = session.scalars(query).all()
+        for row in rows:
+            if (path := self.weights_path(row)).is_file():
+                return path, row
+        raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints for those it has")
+
+    def state(self, job_id: str, which: str) -> Path:
+        """The reducer's state that goes with a version's weights. Raises NotFound."""
+        weights, row = self.checkpoint(job_id, which)
+        path = weights.with_name(STATE)
+        if not path.is_file():
+            raise NotFound(f"the state of version {row.version} of job {job_id} is missing: take another checkpoint")
+        return path
+
+    def weights_path(self, row: Any) -> Path:
+        """Where a checkpoint's weights lie; `row` is one of its table."""
+        return self._artifacts_dir / str(row.job_id) / str(row.token) / WEIGHTS
+
+    def events(self, job_id: str, after: int = 0, limit: int = 500) -> list[EventPublic]:
+        """The timeline's entries with an id above `after`, ascending."""
+        query = select(Event).where(col(Event.job_id) == job_id)
+        query = query.where(col(Event.id) > after).order_by(col(Event.id)).limit(limit)
+        with self._database.read() as session:
+            return [_event(row) for row in session.scalars(query)]
+
+    def timeline(self, job_id: str, limit: int = 200) -> list[EventPublic]:
+        """The newest entries of the timeline, newest first, without the versions."""
+        query = select(Event).where(col(Event.job_id) == job_id, TELLING)
+        with self._database.read() as session:
+            return [_event(row) for row in session.scalars(query.order_by(col(Event.id).desc()).limit(limit))]
+
+    def timeline_page(self, job_id: str, cursor: str | None = None) -> EventPage:
+        """All of the timeline, the versions with it, newest first. Raises BadCursor."""
+        query = select(Event).where(col(Event.job_id) == job_id).order_by(col(Event.id).desc())
+        with self._database.read() as session:
+            find(session, job_id)
+            rows = page(session, query, (int,), cursor, EVENTS_ON_PAGE)
+            return EventPage([_event(row[0]) for row in rows], next_cursor(rows))
+
+
+def _takes_any_units(spec: dict[str, Any]) -> bool:
+    """Whether a round may be made of any units of its epoch, whose last one may be short."""
+    return bool(spec.get("strategy", {}).get("kind") == "async")
+
+
+def samples_owned(plan: Plan, version: int) -> list[int]:
+    """Per epoch, the samples of the rounds that led to `version`."""
+    full = plan.micro_batches_per_round * plan.micro_batch
+    epochs = -(-version // plan.rounds_per_epoch)
+    rounds = (min(plan.rounds_per_epoch, version - epoch * plan.rounds_per_epoch) for epoch in range(epochs))
+    return [min(plan.samples, n * full) for n in rounds]
+
+
+def _job_worker(row: WorkerStat, total: int, active: bool) -> JobWorkerPublic:
+    names = (JobWorkerPublic.model_fields.keys() & WorkerStat.model_fields.keys()) - {"kinds"}
+    values = {name: getattr(row, name) for name in names}
+    values["samples_per_s"] = row.samples_per_s if active else 0.0
+    return JobWorkerPublic(
+        **values,
+        id=row.worker,
+        kinds=[kind for kind in row.kinds or [] if kind],
+        active=active,
+        share=row.samples / total,
+        joined_at=row.joined_ms,
+        left_at=row.left_ms,
+        last_seen=row.seen_ms,
+    )
+
+
+def _event(row: Event) -> EventPublic:
+    return EventPublic(id=row.id or 0, type=row.type, at=row.at_ms, data=row.data)
+
+
+def _checkpoint(row: Any, best: int | None) -> CheckpointPublic:
+    return CheckpointPublic(
+        version=row.version,
+        token=row.token,
+        sha256=row.sha256,
+        bytes=row.bytes,
+        at=row.at_ms,
+        accuracy=row.accuracy,
+        loss=row.loss,
+        best=row.version == best,
+        url=f"/v1/jobs/{row.job_id}/checkpoints/{row.version}",
+    )

@@ -1,0 +1,220 @@
+"""Jobs over REST."""
+
+import re
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import FileResponse, StreamingResponse
+from pydantic import AfterValidator
+
+from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit, SubmissionsDep
+from api.jobs.job_list import Chosen
+from api.schemas import (
+    CheckpointList,
+    EstimatePublic,
+    ForkRequest,
+    JobChange,
+    JobPage,
+    JobPublic,
+    JobWorkerList,
+    LedgerPublic,
+    Metrics,
+    SubmissionPage,
+    VersionPage,
+)
+from computeshare.jobspec.spec import JobSpec
+from computeshare.types import JobSort, JobStatus, Outcome
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+JobId = Annotated[str, Path(max_length=64)]
+MOST_HOURS = 24 * 365
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="a text of your own choice: repeating the request with it makes no second job",
+    ),
+]
+
+
+def _which(value: str) -> str:
+    if value not in ("latest", "best") and not re.fullmatch(r"[0-9]{1,15}", value):
+        raise ValueError("give the number of a version, latest or best")
+    return value
+
+
+Which = Annotated[str, Path(max_length=64), AfterValidator(_which)]
+
+
+@router.post("", status_code=201)
+def create_job(spec: JobSpec, service: JobsDep, response: Response, key: IdempotencyKey = None) -> JobPublic:
+    """Store a job; its seats are handed out as workers come."""
+    job = service.create(spec, key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
+
+
+@router.get("")
+def list_jobs(
+    service: JobsDep,
+    status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be given several times")] = None,
+    queue: Annotated[str | None, Query(max_length=64)] = None,
+    search: Annotated[
+        str, Query(max_length=100, description="a part of the title, in upper or lower case; or an id")
+    ] = "",
+    sort: Annotated[JobSort, Query(description="accuracy: the best first; updated: the latest")] = "newest",
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> JobPage:
+    """Jobs, newest first unless another order is asked for; a cursor belongs to its order."""
+    return service.list(Chosen([one for one in status or () if one], queue, search), cursor, limit, sort)
+
+
+@router.get("/{job_id}")
+def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """One job."""
+    return service.show(job_id)
+
+
+@router.patch("/{job_id}")
+def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
+    """Give a job another name, or, while it has not ended, another priority; workers change over within seconds."""
+    return service.update(job_id, change.priority, change.name)
+
+
+@router.post("/{job_id}/pause", status_code=202)
+def pause_job(
+    job_id: JobId,
+    service: JobsDep,
+    after: Annotated[Literal["now", "round"], Query(description="at once, or once the round at hand is done")] = "now",
+    hours: Annotated[
+        float | None, Query(gt=0, le=MOST_HOURS, description="after which it resumes automatically; none: when resumed")
+    ] = None,
+) -> JobPublic:
+    """Let a queued or running job rest; its workers leave, what they did stays."""
+    return service.pause(job_id, after == "round", hours)
+
+
+@router.post("/{job_id}/resume", status_code=202)
+def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Let a paused job continue where it was; or take back that it should pause after its round."""
+    return service.resume(job_id)
+
+
+@router.post("/{job_id}/retry", status_code=202)
+def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Let a failed job continue from its last checkpoint."""
+    return service.retry(job_id)
+
+
+@router.post("/{job_id}/fork", status_code=201)
+def fork_job(
+    job_id: JobId, request: ForkRequest, service: ForksDep, response: Response, key: IdempotencyKey = None
+) -> JobPublic:
+    """Create a job that starts from a version of this one; what `spec` does not change stays the same."""
+    job = service.fork(job_id, request, key)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return job
+
+
+@router.post("/{job_id}/cancel", status_code=202)
+def cancel_job(job_id: JobId, service: JobsDep) -> JobPublic:
+    """Stop a job for good; its workers leave within a round."""
+    return service.cancel(job_id)
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete_job(job_id: JobId, service: JobsDep) -> None:
+    """Forget a job that has ended, and remove its checkpoints."""
+    service.delete(job_id)
+
+
+@router.get("/{job_id}/metrics")
+def job_metrics(
+    job_id: JobId,
+    service: HistoryDep,
+    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
+    points: Annotated[int, Query(ge=2, le=10_000, description="about so many per series; more are thinned")] = 1000,
+    until: Annotated[int | None, Query(ge=1, lt=2**53, description="only versions up to this one")] = None,
+) -> Metrics:
+    """Series by version."""
+    return service.metrics(job_id, since, points, until)
+
+
+@router.get("/{job_id}/metrics.csv", response_class=StreamingResponse)
+def job_metrics_csv(job_id: JobId, service: HistoryDep) -> Response:
+    """The same of every version, as a CSV file; `at` is in seconds since the epoch."""
+    headers = {"Content-Disposition": f'attachment; filename="{job_id}.csv"'}
+    return StreamingResponse(service.csv(job_id), headers=headers, media_type="text/csv")
+
+
+@router.get("/{job_id}/submissions")
+def job_submissions(
+    job_id: JobId,
+    service: SubmissionsDep,
+    outcome: Outcome | None = None,
+    worker: Annotated[str | None, Query(max_length=100)] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> SubmissionPage:
+    """Every message of a worker and what became of it, newest first."""
+    return service.list(job_id, outcome, worker, cursor, limit)
+
+
+@router.get("/{job_id}/estimate")
+def job_estimate(job_id: JobId, service: SubmissionsDep) -> EstimatePublic:
+    """How many times as fast the job would be with one more worker."""
+    return service.estimate(job_id)
+
+
+@router.get("/{job_id}/ledger")
+def job_ledger(job_id: JobId, service: HistoryDep) -> LedgerPublic:
+    """How often each sample of each epoch counted."""
+    return service.ledger(job_id)
+
+
+@router.get("/{job_id}/versions")
+def job_versions(
+    job_id: JobId,
+    service: HistoryDep,
+    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
+    limit: Limit = 100,
+) -> VersionPage:
+    """The versions that stand, each with its digest and the micro-batches it was made of, ascending."""
+    return service.versions(job_id, since, limit)
+
+
+@router.get("/{job_id}/workers")
+def job_workers(job_id: JobId, service: HistoryDep) -> JobWorkerList:
+    """Who takes or took part."""
+    return service.workers(job_id)
+
+
+@router.get("/{job_id}/checkpoints")
+def job_checkpoints(job_id: JobId, service: HistoryDep) -> CheckpointList:
+    """Versions whose weights can be downloaded, newest first."""
+    return service.checkpoints(job_id)
+
+
+@router.head("/{job_id}/checkpoints/{which}", include_in_schema=False)
+@router.get("/{job_id}/checkpoints/{which}", response_class=FileResponse)
+def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, request: Request) -> Response:
+    """The weights of a version, of the latest or of the best one, as safetensors. Ranges are honoured."""
+    path, checkpoint = service.checkpoint(job_id, which)
+    headers = {"ETag": f'"{checkpoint.sha256}"', "Cache-Control": "private, no-cache"}
+    known = request.headers.get("if-none-match", "")
+    if headers["ETag"] in known or known.strip() == "*":
+        return Response(status_code=304, headers=headers)
+    name = f"{job_id}-v{checkpoint.version}.safetensors"
+    return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)
+
+
+@router.get("/{job_id}/checkpoints/{which}/state", response_class=FileResponse)
+def download_state(job_id: JobId, which: Which, service: HistoryDep) -> Response:
+    """What the reducer needs beside a version's weights to continue from it: for replaying, in a format of its own."""
+    return FileResponse(
+        service.state(job_id, which), media_type="application/octet-stream", filename="state.safetensors"
+    )

@@ -1,0 +1,198 @@
+"""A job's series by version, thinned to what is asked for: as points, as columns for plots, and all of it as CSV."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from sqlmodel import col
+
+from api.database import Database
+from api.jobs.service import find
+from api.projection import archive
+from api.schemas import Metrics, Point
+from api.tables import Job, LedgerEntry, Score, VersionRow, table
+
+BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
+BY_SCORE = ("test_loss", "test_accuracy")
+CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_VERSION[1:])
+CSV_ROWS = 2000
+"""Versions of a CSV that are read at a time."""
+DIGITS = 6
+
+
+class Lowest(NamedTuple):
+    """A version and its value."""
+
+    version: int
+    value: float
+
+
+number = col(VersionRow.version)
+Row = dict[str, Any]
+Columns = dict[str, list[float | None]]
+_VERSION = ("version", "token", "at_ms", "loss", "samples_per_s", "bytes_up", "bytes_down")
+
+
+def metrics(session: Session, job_id: str, since: int, points: int, until: int | None = None) -> Metrics:
+    """Series of the versions above `since`, up to `until`, thinned evenly to about `points` each. Raises NotFound."""
+    versions, scores = read(session, job_id, since, points, until)
+    series = {name: _points(versions, name) for name in BY_VERSION}
+    return Metrics(**series, **{name: _points(scores, name) for name in BY_SCORE})
+
+
+def columns(session: Session, job_id: str, points: int) -> dict[str, Columns]:
+    """The same from the first version on, as columns of equal length: `versions` and `scores`; `at` is in seconds."""
+    versions, scores = read(session, job_id, 0, points)
+    return {"versions": _columns(versions, BY_VERSION), "scores": _columns(scores, BY_SCORE)}
+
+
+def lowest_loss(session: Session, job_id: str) -> Lowest | None:
+    """The lowest test loss of all versions that stand; None where none was scored."""
+    loss = col(Score.loss)
+    query = select(col(Score.version), loss).where(col(Score.job_id) == job_id, ~col(Score.voided), loss.is_not(None))
+    row = session.execute(query.order_by(loss, col(Score.version)).limit(1)).one_or_none()
+    return Lowest(row.version, row.loss) if row else None
+
+
+def as_csv(database: Database, job_id: str) -> Iterator[str]:
+    """Every version that stands, a line each, ascending; a version is read only when its turn comes."""
+    yield _lines([CSV_COLUMNS])
+    since = 0
+    while True:
+        with database.read() as session:
+            rows = _page(session, job_id, since)
+        if rows:
+            yield _lines([[_cell(row, name) for name in CSV_COLUMNS] for row in rows])
+        if len(rows) < CSV_ROWS:
+            return
+        since = int(rows[-1]["version"])
+
+
+def read(
+    session: Session, job_id: str, since: int, points: int, until: int | None = None
+) -> tuple[list[Row], list[Row]]:
+    """The versions above `since`, up to `until`, and the scores, about `points` of each. Raises NotFound."""
+    job = find(session, job_id)
+    last = job.version if until is None else min(until, job.version)
+    stride = max(1, -(-(last - since) // points))
+    packed = archive.newest(session.connection(), job_id)
+    if stride >= archive.SPARSE and since < packed:
+        stride, packed = -(-stride // archive.SPARSE) * archive.SPARSE, 0  # those that are not packed do
+    thin = ((number % stride == 0) | (number == last)) & (number <= last)
+    scores = session.execute(_scores(job_id).where(col(Score.version) > since, col(Score.version) <= last))
+    old, late = _packed(session, job, since, min(last, packed), stride)
+    versions = _read(session, job, since, _versions(job_id).where(thin), old, late)
+    return versions, _thinned([_scored(row) for row in scores], points)
+
+
+def _page(session: Session, job_id: str, since: int) -> list[Row]:
+    """The next versions with their scores, none left out."""
+    job = find(session, job_id)
+    old, late = _packed(session, job, since, since + CSV_ROWS)
+    versions = _read(session, job, since, _versions(job_id).limit(CSV_ROWS), old, late)[:CSV_ROWS]
+    last = versions[-1]["version"] if versions else since
+    scores = _scores(job_id).where(col(Score.version) > since, col(Score.version) <= last)
+    scored = {row.version: _scored(row) for row in session.execute(scores)}
+    return [scored.get(row["version"], {}) | row for row in versions]
+
+
+def _packed(
+    session: Session, job: Job, since: int, last: int, stride: int = 1
+) -> tuple[list[SimpleNamespace], dict[str, float]]:
+    """The packed versions up to `last`, `stride` apart, and the one at `since`; and how late their updates were."""
+    if last <= since:
+        return [], {}
+    found, block = archive.standing(session.connection(), job.id, max(1, since), last)
+    late: dict[str, list[int]] = {}
+    for part in block.ledger:
+        late.setdefault(part["token"], []).append(part["staleness"])
+    rows = [row for row in found if row.version <= since or row.version % stride == 0]
+    return rows, {token: sum(each) / len(each) for token, each in late.items()}
+
+
+def _read(
+    session: Session, job: Job, since: int, query: Any, packed: Sequence[Any], packed_late: dict[str, float]
+) -> list[Row]:
+    """The versions of the query and of those `packed` that are above `since`, with what they alone have sent."""
+    before = _versions(job.id).where(since >= number).order_by(number.desc()).limit(1)
+    rows = [*session.execute(before), *session.execute(query.where(since < number).order_by(number))]
+    is_async = job.spec.get("strategy", {}).get("kind") == "async"
+    late = packed_late | _staleness(session, job.id, rows) if is_async else {}
+    rows = sorted([*rows, *packed], key=lambda row: row.version)
+    return [row for row in _grown(rows, late) if row["version"] > since]
+
+
+def _versions(job_id: str) -> Any:
+    columns = (table(VersionRow).c[name] for name in _VERSION)
+    return select(*columns).where(col(VersionRow.job_id) == job_id, ~col(VersionRow.voided))
+
+
+def _scores(job_id: str) -> Any:
+    found = select(col(Score.version), col(Score.at_ms), col(Score.loss), col(Score.accuracy))
+    return found.where(col(Score.job_id) == job_id, ~col(Score.voided)).order_by(col(Score.version))
+
+
+def _scored(row: Any) -> Row:
+    return {"version": row.version, "at_ms": row.at_ms, "test_loss": row.loss, "test_accuracy": row.accuracy}
+
+
+def _grown(rows: Sequence[Any], late: dict[str, float]) -> Iterator[Row]:
+    """The versions with what they alone have sent: of running totals, the growth per version from one to the next."""
+    number, up, down = 0, 0, 0
+    for row in rows:
+        if (steps := row.version - number) > 0:
+            yield {
+                "version": row.version,
+                "at_ms": row.at_ms,
+                "train_loss": row.loss,
+                "samples_per_s": row.samples_per_s,
+                "bytes_up": (row.bytes_up - up) / steps,
+                "bytes_down": (row.bytes_down - down) / steps,
+                "staleness": late.get(row.token),
+            }
+        number, up, down = row.version, row.bytes_up, row.bytes_down
+
+
+def _staleness(session: Session, job_id: str, rows: Sequence[Any]) -> dict[str, float]:
+    """Token to how many versions late its updates were, on average."""
+    token = col(LedgerEntry.token)
+    query = select(token, func.avg(col(LedgerEntry.staleness))).where(col(LedgerEntry.job_id) == job_id)
+    found = session.execute(query.where(token.in_([row.token for row in rows])).group_by(token))
+    return {token: value for token, value in found}  # noqa: C416 - rows are no pairs to mypy
+
+
+def _thinned(rows: list[Row], points: int) -> list[Row]:
+    """Evenly, the last kept."""
+    return rows[:: -max(1, -(-len(rows) // points))][::-1]
+
+
+def _points(rows: Iterable[Row], name: str) -> list[Point]:
+    found = ((row["version"], row["at_ms"], row[name]) for row in rows)
+    return [Point(version=version, at=at, value=value) for version, at, value in found if value is not None]
+
+
+def _columns(rows: Sequence[Row], names: Iterable[str]) -> Columns:
+    shown = {name: [_short(row[name]) for row in rows] for name in names}
+    return {"version": [row["version"] for row in rows], "at": [row["at_ms"] / 1000 for row in rows], **shown}
+
+
+def _short(value: float | None) -> float | None:
+    """To as many digits as a plot can show."""
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def _cell(row: Row, name: str) -> object:
+    if name == "at":
+        return f"{row['at_ms'] / 1000:.3f}"
+    value = row.get(name)
+    return round(value) if name in ("bytes_up", "bytes_down") and value is not None else value
+
+
+def _lines(rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,402 @@
+"""Jobs: create, show, list, pause, resume, retry, cancel, delete."""
+
+import contextlib
+import hashlib
+import json
+import secrets
+import shutil
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+from sqlmodel import col
+
+from api.database import Database, now_ms
+from api.errors import Conflict, KeyReused, NotFound
+from api.jobs.cursors import next_cursor, page
+from api.jobs.job_list import ORDERS, Chosen
+from api.projection.plans import mean_round
+from api.schemas import JobPage, JobPublic
+from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from computeshare.jobspec.spec import JobSpec
+from computeshare.runtime.durability import Disk
+from computeshare.types import ENDED, JobSort, JobStatus
+
+_ALPHABET = string.ascii_lowercase + string.digits
+FEWEST_BYTES = 1 << 16
+"""A disk with less room takes no checkpoint of any job."""
+HOUR_MS = 3_600_000
+USER = "a user"
+"""Who asked for a change, in the timeline."""
+EVERY = Chosen()
+LATE_MS = 60_000
+"""A deleted job is purged a second time after this long: something of it may still have been at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a forked job starts from: `files` (token, sha256, bytes) are its own already, under `job_id`."""
+
+    job_id: str
+    fingerprint: str
+    forked_from: dict[str, Any]
+    files: dict[str, Any]
+
+
+class Jobs:
+    """Everything that changes a job on a user's word, and reading it back.
+
+    Whatever has to happen outside SQLite is written to the outbox in the same transaction; `wake` tells the
+    dispatcher that something is waiting. `before_delete` runs in the transaction that deletes a job and its timeline.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        artifacts_dir: Path,
+        wake: Callable[[], None] = lambda: None,
+        before_delete: Callable[[Session], object] = lambda _: None,
+    ) -> None:
+        self._database = database
+        self._before_delete = before_delete
+        self._artifacts_dir = artifacts_dir
+        self._wake = wake
+
+    def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
+        """Store a job, once per idempotency key; its seats are handed out as workers come.
+
+        Raises: KeyReused; Conflict if the key's job was deleted meanwhile.
+        """
+        document = spec.model_dump(mode="json")
+        fingerprint = origin.fingerprint if origin else fingerprint_of(document)
+        with self._database.write() as session:
+            if known := session.get(IdempotencyKey, key) if key else None:
+                return self._repeated(session, known, fingerprint)
+            job = _new_job(spec, document)
+            if origin:
+                job.id, job.forked_from = origin.job_id, origin.forked_from
+            session.add(job)
+            session.flush()
+            if origin:
+                session.add(
+                    CheckpointRow(job_id=job.id, version=0, incarnation=0, at_ms=job.created_ms, **origin.files)
+                )
+            session.add(Outbox(job_id=job.id, kind="open", created_ms=job.created_ms, due_ms=job.created_ms))
+            session.add(Event(job_id=job.id, type="created", at_ms=job.created_ms, data=_beginning(job)))
+            if key:
+                session.add(IdempotencyKey(key=key, fingerprint=fingerprint, job_id=job.id, created_ms=job.created_ms))
+            session.flush()
+            answer = _show(session, job.id)
+        self._wake()
+        return answer
+
+    def repeated(self, key: str, fingerprint: str) -> JobPublic | None:
+        """The job that this idempotency key made, if any. Raises: KeyReused; Conflict if it was deleted meanwhile."""
+        with self._database.read() as session:
+            known = session.get(IdempotencyKey, key)
+            return self._repeated(session, known, fingerprint) if known else None
+
+    def show(self, job_id: str) -> JobPublic:
+        """One job. Raises NotFound."""
+        with self._database.read() as session:
+            return self._with_obstacle(_show(session, job_id))
+
+    def _with_obstacle(self, job: JobPublic) -> JobPublic:
+        """The job with what the disk of its checkpoints says: on a full one nobody could write the reason down."""
+        if job.status in ACTIVE and (why := self._obstacle(4 * (job.parameters or 0))):
+            return job.model_copy(update={"reason": f"No checkpoint can be written: {why}"})
+        return job
+
+    def _obstacle(self, bytes_needed: int = 0) -> str | None:
+        """What keeps the disk of the checkpoints from being written to, if anything does."""
+        with contextlib.suppress(OSError):
+            return Disk.of(self._artifacts_dir).obstacle(max(bytes_needed, FEWEST_BYTES))
+        return None
+
+    def revision(self, job_id: str) -> int:
+        """A number that changes whenever the job does. Raises NotFound."""
+        with self._database.read() as session:
+            found = session.scalar(select(col(Job.revision)).where(col(Job.id) == job_id))
+        if found is None:
+            raise NotFound(f"there is no job {job_id}")
+        return -found - 1 if self._obstacle() else found
+
+    def list(
+        self,
+        chosen: Chosen = EVERY,
+        cursor: str | None = None,
+        limit: int = 50,
+        sort: JobSort = "newest",
+    ) -> JobPage:
+        """A page of the chosen jobs; a cursor belongs to its order. Raises BadCursor."""
+        order = ORDERS[sort]
+        query = chosen.among(_jobs()).order_by(*order.columns)
+        with self._database.read() as session:
+            rows = page(session, query, order.kinds, cursor, limit, sort)
+            items = [self._with_obstacle(_public(row)) for row in rows]
+            return JobPage(items=items, next_cursor=next_cursor(rows, sort))
+
+    def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> JobPublic:
+        """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict.
+
+        Args:
+            after_round: let a running job make its next version first.
+            hours: after which it goes on by itself, counted from now.
+        """
+
+        def change(job: Job) -> str:
+            if job.status not in ACTIVE:
+                already = " already" if job.status == "paused" else ""
+                raise Conflict(f"job {job_id} is {job.status}{already}: only a queued or running job can be paused")
+            job.resume_ms = None if hours is None else now_ms() + round(hours * HOUR_MS)
+            if later := after_round and job.status == "running":
+                job.pause_after = job.version + 1
+            else:
+                job.status, job.reason, job.paused_ms, job.pause_after = "paused", "Paused by a user", now_ms(), None
+            return "pausing" if later else "paused"
+
+        return self._change(job_id, "pause", change)
+
+    def resume(self, job_id: str, by: str = USER) -> JobPublic:
+        """Let a paused job go on where it was, or one that is about to pause go on after all.
+
+        Raises: NotFound, Conflict.
+        """
+
+        def change(job: Job) -> str:
+            if job.pause_after is not None and job.status == "running":
+                job.pause_after = job.resume_ms = None
+            elif job.status != "paused":
+                raise Conflict(f"job {job_id} is {job.status}: only a paused job can be resumed")
+            else:
+                _requeue(job)
+            return "resumed"
+
+        return self._change(job_id, "resume", change, by)
+
+    def resume_due(self, now: int) -> None:
+        """Let those jobs go on whose pause has lasted for as long as it was to."""
+        resting = col(Job.status).in_(("paused", *ACTIVE))
+        with self._database.read() as session:
+            due = session.scalars(select(col(Job.id)).where(resting, col(Job.resume_ms) <= now)).all()
+        for job_id in due:
+            with contextlib.suppress(NotFound, Conflict):  # a user was faster
+                self.resume(job_id, "the clock")
+
+    def retry(self, job_id: str) -> JobPublic:
+        """Let a failed job go on from its last checkpoint. Raises NotFound, Conflict."""
+
+        def change(job: Job) -> str:
+            if job.status != "failed":
+                raise Conflict(f"job {job_id} is {job.status}: only a failed job can be retried")
+            _requeue(job)
+            return "retried"
+
+        return self._change(job_id, "retry", change)
+
+    def cancel(self, job_id: str) -> JobPublic:
+        """Stop a job for good; its workers leave within a round. Raises NotFound, Conflict."""
+        with self._database.write() as session:
+            job = find(session, job_id)
+            if job.status in ENDED:
+                raise Conflict(f"job {job_id} is {job.status} already: only a job that has not ended can be cancelled")
+            end(session, job, "cancelled", reason="Cancelled by a user", error=None)
+            session.flush()
+            answer = _show(session, job_id)
+        self._wake()
+        return answer
+
+    def delete(self, job_id: str) -> None:
+        """Forget a job that has ended, and remove its checkpoints. Raises NotFound, Conflict."""
+        with self._database.write() as session:
+            job = find(session, job_id)
+            if job.status not in ENDED:
+                raise Conflict(f"job {job_id} is {job.status}: cancel it first, then delete it")
+            now, held = now_ms(), (col(SeatRow.job_id) == job_id, col(SeatRow.ended_ms).is_(None))
+            seats = list(session.scalars(select(col(SeatRow.id)).where(*held)))
+            for due_ms in (now, now + LATE_MS):
+                to_do = Outbox(job_id=job_id, kind="purge", payload={"seats": seats}, created_ms=now, due_ms=due_ms)
+                session.add(to_do)
+            self._before_delete(session)
+            session.delete(job)
+        shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # what fails here, the outbox repeats
+        self._wake()
+
+    def update(self, job_id: str, priority: int | None = None, name: str | None = None) -> JobPublic:
+        """Give a job another name, or one that has not ended another priority. Raises NotFound, Conflict."""
+        with self._database.write() as session:
+            job = find(session, job_id)
+            if priority is not None and job.status in ENDED:
+                raise Conflict(f"job {job_id} is {job.status}: only a job that has not ended has use for a priority")
+            if priority is not None:
+                _edit(session, job, "prioritised", "priority", job.priority, priority)
+            if name is not None:
+                _edit(session, job, "renamed", "name", job.name, name)
+                job.name = name
+            session.flush()
+            answer = _show(session, job_id)
+        self._wake()
+        return answer
+
+    def _change(self, job_id: str, kind: str, change: Callable[[Job], str], by: str = USER) -> JobPublic:
+        """Change a job's status on somebody's word, with what is to be done about it.
+
+        `change` returns the type of its entry in the timeline.
+        """
+        with self._database.write() as session:
+            job = find(session, job_id)
+            event = change(job)
+            job.updated_ms = now = now_ms()
+            job.revision += 1
+            payload = {"incarnation": job.incarnation}  # what came after it must not be taken for what was meant
+            session.add(Outbox(job_id=job_id, kind=kind, payload=payload, created_ms=now, due_ms=now))
+            session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": by}))
+            session.flush()
+            answer = _show(session, job_id)
+        self._wake()
+        return answer
+
+    @staticmethod
+    def _repeated(session: Session, known: IdempotencyKey, fingerprint: str) -> JobPublic:
+        if known.fingerprint != fingerprint:
+            raise KeyReused("this Idempotency-Key was used with another body: send a new key for a new job")
+        try:
+            return _show(session, known.job_id)
+        except NotFound as error:
+            raise Conflict(
+                f"job {known.job_id}, made with this Idempotency-Key, was deleted: send a new key"
+            ) from error
+
+
+def find(session: Session, job_id: str) -> Job:
+    """The job's row. Raises NotFound."""
+    job = session.get(Job, job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id}")
+    return job
+
+
+def end(session: Session, job: Job, status: JobStatus, reason: str | None, error: str | None) -> None:
+    """Write down that a job has ended, and what remains to be done about it outside SQLite."""
+    now = now_ms()
+    job.stopped_ms += _stopped_ms(job, now)
+    job.status, job.reason, job.error = status, reason, error
+    job.finished_ms, job.updated_ms, job.pause_after, job.resume_ms = now, now, None, None
+    job.revision += 1
+    session.add(Outbox(job_id=job.id, kind="end", payload={"status": status}, created_ms=now, due_ms=now))
+    session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
+
+
+def _edit(session: Session, job: Job, event: str, field: str, before: Any, value: Any) -> None:
+    """Change a field of a job's specification, with a line on its timeline."""
+    if value == before:
+        return
+    job.spec = {**job.spec, field: value}
+    job.updated_ms = now = now_ms()
+    job.revision += 1
+    data = {"by": USER, "before": before, field: value}
+    session.add(Event(job_id=job.id, type=event, at_ms=now, data=data))
+
+
+def _requeue(job: Job) -> None:
+    """Make a job wait for workers again, as if nothing had stopped it."""
+    job.stopped_ms += _stopped_ms(job, now_ms())
+    job.status, job.reason, job.error = "queued", _looking(job.queue), None
+    job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = job.resume_ms = None
+
+
+def _stopped_ms(job: Job, now: int) -> int:
+    """For how long a job has been paused, or over, once it had begun."""
+    since = {"paused": job.paused_ms, "failed": job.finished_ms}.get(job.status)
+    return max(0, now - since) if since and job.started_ms else 0
+
+
+def _looking(queue: str) -> str:
+    return f"Looking for workers on queue {queue}"
+
+
+def new_id() -> str:
+    """An id that no job has."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(8))
+
+
+def fingerprint_of(document: object) -> str:
+    """What tells whether a request is the same as one before: sha256 of its JSON."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _beginning(job: Job) -> dict[str, Any]:
+    """What the timeline begins with."""
+    return {"name": job.name} | ({"forked_from": job.forked_from} if job.forked_from else {})
+
+
+def _new_job(spec: JobSpec, document: dict[str, Any]) -> Job:
+    now = now_ms()
+    return Job(
+        id=new_id(),
+        name=spec.name,
+        queue=spec.queue,
+        status="queued",
+        reason=_looking(spec.queue),
+        spec=document,
+        rounds_total=spec.rounds_total,
+        created_ms=now,
+        updated_ms=now,
+    )
+
+
+def _jobs() -> Select[Any]:
+    """Jobs, each with the number of workers taking part and its newest event."""
+    workers = (
+        select(func.count())
+        .where(col(WorkerStat.job_id) == Job.id, col(WorkerStat.left_ms).is_(None))
+        .correlate(Job)
+        .scalar_subquery()
+    )
+    newest = select(func.max(col(Event.id))).where(col(Event.job_id) == Job.id).correlate(Job).scalar_subquery()
+    return select(Job, workers.label("workers"), func.coalesce(newest, 0).label("last_event_id"))
+
+
+def _show(session: Session, job_id: str) -> JobPublic:
+    row = session.execute(_jobs().where(col(Job.id) == job_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no job {job_id}")
+    return _public(row)
+
+
+def _public(row: Any) -> JobPublic:
+    """From a row of `_jobs`."""
+    job, workers, last_event_id = row[:3]
+    about = {"host": job.reducer_host, "pid": job.reducer_pid, "kind": job.reducer_kind or None}
+    values = {name: getattr(job, name) for name in _SAME_NAMES}
+    values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
+    return JobPublic(
+        **values,
+        title=job.title,
+        priority=job.priority,
+        workers=0 if job.status in ENDED else workers,
+        reducer=about if job.reducer_host else None,
+        created_at=job.created_ms,
+        started_at=job.started_ms,
+        finished_at=job.finished_ms,
+        paused_at=job.paused_ms if job.status == "paused" else None,
+        resume_at=job.resume_ms,
+        stopped_s=job.stopped_ms / 1000,
+        left_s=_left_s(job),
+        updated_at=job.updated_ms,
+        last_event_id=last_event_id,
+    )
+
+
+def _left_s(job: Job) -> float | None:
+    """What the remaining rounds take at the present speed."""
+    if job.status != "running" or not job.samples_per_s:
+        return None
+    return (job.rounds_total - job.version) * mean_round(job.spec) / job.samples_per_s
+
+
+_SAME_NAMES = JobPublic.model_fields.keys() & Job.model_fields.keys()

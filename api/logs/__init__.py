@@ -1,0 +1,1 @@
+"""The logs of jobs: collected from the broker, read, thinned."""

@@ -1,0 +1,114 @@
+"""Reading what the collector wrote: the logs of jobs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Select, func, or_, select
+from sqlalchemy.orm import Session
+from sqlmodel import col
+
+from api.database import Database, now_ms
+from api.errors import NotFound
+from api.jobs.service import find
+from api.schemas import LogLinePublic, LogPage
+from api.tables import Job, LogLine
+from computeshare.runtime.log_lines import Level, levels_from
+from computeshare.types import ENDED
+
+AT_ONCE = 500
+"""Lines that a stream sends at a time."""
+LINGER_MS = 3000
+"""How long after a job's end its log is watched: those who took part have something to say yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which lines are wanted: those of one worker (its id or its name), those of at least this level."""
+
+    worker: str | None = None
+    level: Level | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What came after a line: the wanted lines, the id up to which there are no others, and how the job ended, if
+    nothing more is to be waited for.
+    """
+
+    lines: list[LogLinePublic]
+    last: int
+    ended: str | None
+
+
+class Logs:
+    """The lines of jobs' logs. Every method raises NotFound where there is no such job."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(
+        self, job_id: str, which: Which = Which(), after: int | None = None, before: int | None = None, limit: int = 100
+    ) -> LogPage:
+        """Lines, ascending: the first with an id above `after`; without it the newest, with an id below `before`."""
+        query = _lines(job_id, which)
+        if before is not None:
+            query = query.where(col(LogLine.id) < before)
+        with self._database.read() as session:
+            find(session, job_id)
+            if after is not None:
+                query = query.where(col(LogLine.id) > after).order_by(col(LogLine.id))
+                return LogPage(items=_found(session, query.limit(limit)), previous=None)
+            newest = _found(session, query.order_by(col(LogLine.id).desc()).limit(limit + 1))
+        items = newest[limit - 1 :: -1] if len(newest) > limit else newest[::-1]
+        return LogPage(items=items, previous=items[0].id if len(newest) > limit else None)
+
+    def news(self, job_id: str, which: Which, last: int, limit: int) -> News:
+        """What came after the line `last`."""
+        with self._database.read() as session:
+            state = select(col(Job.status), col(Job.started_ms), col(Job.finished_ms)).where(col(Job.id) == job_id)
+            job = session.execute(state).one_or_none()
+            if job is None:
+                raise NotFound(f"there is no job {job_id}")
+            newest = session.scalar(select(func.max(col(LogLine.id))).where(col(LogLine.job_id) == job_id)) or 0
+            if newest <= last:
+                return News([], last, job.status if _is_over(job.status, job.started_ms, job.finished_ms) else None)
+            query = _lines(job_id, which).where(col(LogLine.id) > last, col(LogLine.id) <= newest)
+            lines = _found(session, query.order_by(col(LogLine.id)).limit(limit))
+        return News(lines, lines[-1].id if len(lines) == limit else newest, None)
+
+    def writers(self, job_id: str) -> Sequence[tuple[str, str]]:
+        """Who wrote to the log: ids with the names they gave last, by name."""
+        query = select(col(LogLine.worker), col(LogLine.name), func.max(col(LogLine.id)))
+        query = query.where(col(LogLine.job_id) == job_id).group_by(col(LogLine.worker))
+        with self._database.read() as session:
+            rows = session.execute(query).all()
+        return sorted(((row[0], row[1]) for row in rows), key=lambda one: (one[1], one[0]))
+
+
+def _is_over(status: str, started_ms: int | None, finished_ms: int | None) -> bool:
+    """Whether a job has ended, and those who took part have had time to say so."""
+    return status in ENDED and (started_ms is None or finished_ms is None or finished_ms < now_ms() - LINGER_MS)
+
+
+def _lines(job_id: str, which: Which) -> Select[LogLine]:
+    query = select(LogLine).where(col(LogLine.job_id) == job_id)
+    if which.worker:
+        query = query.where(or_(col(LogLine.worker) == which.worker, col(LogLine.name) == which.worker))
+    if which.level and which.level != "debug":
+        query = query.where(col(LogLine.level).in_(levels_from(which.level)))
+    return query
+
+
+def _found(session: Session, query: Select[LogLine]) -> list[LogLinePublic]:
+    return [
+        LogLinePublic(
+            id=row.id or 0,
+            at=row.at_ms,
+            worker=row.worker,
+            name=row.name,
+            level=row.level,
+            text=row.text,
+            data=row.data,
+        )
+        for row in session.scalars(query)
+    ]

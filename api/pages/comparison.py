@@ -1,0 +1,30 @@
+"""Jobs side by side: in what their specifications differ, and what came of each. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, get_args
+
+from api.jobs.series import Lowest
+from api.pages.compare_schemas import ComparedJob, Comparison
+from api.pages.views import elapsed_s
+from api.schemas import JobPublic
+from computeshare.jobspec.differences import differences
+from computeshare.types import Outcome
+
+
+def compared(jobs: Sequence[JobPublic], lowest: Sequence[Lowest | None], now: datetime) -> Comparison:
+    """Jobs with their lowest test losses."""
+    items = [_result(job, loss, now) for job, loss in zip(jobs, lowest, strict=True)]
+    return Comparison(items=items, differences=differing([job.spec for job in jobs]))
+
+
+def differing(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted field to its value in each specification, where they are not all the same; the names aside."""
+    return differences([{name: value for name, value in spec.items() if name != "name"} for spec in specs])
+
+
+def _result(job: JobPublic, lowest: Lowest | None, now: datetime) -> ComparedJob:
+    dropped = sum(getattr(job, outcome) for outcome in get_args(Outcome) if outcome != "accepted")
+    counted = {"dropped": dropped, "seconds": elapsed_s(job, now) if job.started_at else None}
+    told = {name: value for name, value in job.model_dump().items() if name in ComparedJob.model_fields}
+    return ComparedJob.model_validate(told | counted | {"lowest_test_loss": lowest.value if lowest else None})

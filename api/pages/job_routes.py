@@ -1,0 +1,157 @@
+"""A job's pages: the job itself, and what its workers sent."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, get_args
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from api import text_format
+from api.deps import LogsDep, ServicesDep
+from api.errors import NotFound
+from api.jobs.cursors import BadCursor
+from api.jobs.series import Columns, Lowest
+from api.logs.view import log_view
+from api.pages.rendering import ViewsDep, missing, render
+from api.pages.views import elapsed_s
+from api.projection.plans import mean_round
+from api.schemas import JobPublic
+from computeshare.jobspec import export
+from computeshare.types import ENDED, Outcome
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+PARTS = {
+    "actions": "parts/actions.html",
+    "menu-actions": "parts/menu.html",
+    "state": "parts/state.html",
+    "started": "parts/started.html",
+    "workers": "parts/workers.html",
+    "estimate": "parts/estimate.html",
+    "submissions": "parts/submissions.html",
+    "ledger": "parts/ledger.html",
+    "timeline": "parts/timeline.html",
+    "checkpoints": "parts/checkpoints.html",
+}
+"""Element to template: what the browser fetches again when something has happened in a job."""
+TABLE = {"values-table": "parts/values.html"}
+
+
+@router.get("/jobs/{job_id}")
+def show_job(
+    request: Request, views: ViewsDep, service: LogsDep, job_id: str, log_worker: str = "", log_level: str = ""
+) -> HTMLResponse:
+    """One job."""
+    try:
+        view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
+        logs = log_view(service, job_id, log_worker, log_level)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    return render(
+        request,
+        "job.html",
+        view=view,
+        late=view.takes_late,
+        elapsed_s=elapsed_s(view.job, datetime.now(UTC)),
+        logs=logs,
+        shown=shown_as(view.job.spec, request),
+        ended=view.job.status in ENDED,
+        best_loss=_best_loss(lowest),
+        best_accuracy=_best_accuracy(view.job),
+        data=_page_data(view.job, series, lowest),
+    )
+
+
+@router.get("/jobs/{job_id}/data", response_class=JSONResponse)
+def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
+    """What the script of a job's page begins with, for when it has lost its way. Raises NotFound."""
+    return _page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id))
+
+
+@router.get("/jobs/{job_id}/parts")
+def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = False) -> HTMLResponse:
+    """Those parts of a job's page that change, for the page to replace its own."""
+    try:
+        view = views.job(job_id, table)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    return render(request, "job_parts.html", view=view, parts=PARTS | TABLE if table else PARTS)
+
+
+@router.get("/jobs/{job_id}/submissions")
+def show_submissions(
+    request: Request, services: ServicesDep, job_id: str, outcome: str = "", worker: str = "", cursor: str = ""
+) -> HTMLResponse:
+    """What workers sent, and why some of it did not count."""
+    known = next((one for one in get_args(Outcome) if one == outcome), None)
+    try:
+        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+        page = services.submissions.list(job_id, known, worker or None, cursor or None)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    except BadCursor as error:
+        return missing(request, "There is no such page", str(error))
+    chosen = {name: value for name, value in (("outcome", known), ("worker", worker)) if value}
+
+    def link(**query: str) -> str:
+        return f"/jobs/{job_id}/submissions?" + urlencode(chosen | query)
+
+    return render(
+        request,
+        "submissions.html",
+        job=job,
+        page=page,
+        names={one.id: one.name for one in workers if one.name},
+        workers=workers,
+        outcomes=get_args(Outcome),
+        outcome=known,
+        worker=worker,
+        cursor=cursor,
+        link=link,
+    )
+
+
+@router.get("/jobs/{job_id}/timeline")
+def show_timeline(request: Request, services: ServicesDep, job_id: str, cursor: str = "") -> HTMLResponse:
+    """Everything that happened in a job, every version with it."""
+    try:
+        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+        page = services.history.timeline_page(job_id, cursor or None)
+    except NotFound:
+        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    except BadCursor as error:
+        return missing(request, "There is no such page", str(error))
+    names = {one.id: one.name for one in workers if one.name}
+    older = f"?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None
+    return render(request, "timeline.html", job=job, page=page, names=names, cursor=cursor, older=older)
+
+
+def _best_loss(lowest: Lowest | None) -> str:
+    if lowest is None:
+        return ""
+    return f"lowest test loss {text_format.loss(lowest.value)} at version {text_format.count(lowest.version)}"
+
+
+def _best_accuracy(job: JobPublic) -> str:
+    if job.best_accuracy is None or job.best_version is None:
+        return ""
+    return f"best {text_format.percent(job.best_accuracy)} at version {text_format.count(job.best_version)}"
+
+
+def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
+    """A job in the ways to ask for it."""
+    return {
+        "JSON": export.as_json(spec),
+        "curl": export.as_curl(spec, str(request.base_url)),
+        "Command line": export.as_cli(spec),
+        "Python": export.as_python(spec),
+    }
+
+
+def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None) -> dict[str, Any]:
+    """What the script needs to begin with."""
+    shown = job.model_dump(mode="json", exclude={"spec", "error"})
+    best = lowest._asdict() if lowest else None
+    return {"job": shown, "round_samples": mean_round(job.spec), "series": series, "lowest": best}

@@ -1,0 +1,107 @@
+"""The form for a new job: filled in from nothing or from another job, checked as it is typed, sent once."""
+
+import secrets
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from redis.exceptions import RedisError
+
+from api.deps import FleetDep, JobsDep
+from api.errors import Conflict, NotFound
+from api.fleet.service import Fleet
+from api.jobs.service import fingerprint_of
+from api.pages import job_form
+from api.pages.job_routes import shown_as
+from api.pages.rendering import missing, render
+from computeshare.errors import BrokerError, SettingsError
+from computeshare.jobspec.spec import JobSpec
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+MOST_FIELDS = 200
+DEFAULT_QUEUE: str = JobSpec.model_fields["queue"].default
+
+
+async def _posted(request: Request) -> dict[str, str]:
+    """The form's fields; what is no form has none."""
+    text = (await request.body()).decode(errors="replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError:
+        return {}
+
+
+Posted = Annotated[dict[str, str], Depends(_posted)]
+
+
+@router.get("/jobs/new", response_class=RedirectResponse)
+def lead_to_form(request: Request) -> RedirectResponse:
+    """The address that a reader guesses."""
+    return RedirectResponse(request.url.replace(scheme="", netloc="", path="/new"), 308)
+
+
+@router.get("/new")
+def show_form(
+    request: Request,
+    service: JobsDep,
+    fleet: FleetDep,
+    origin: Annotated[str, Query(alias="from", max_length=64)] = "",
+) -> HTMLResponse:
+    """The form, filled in as another job was, or with defaults."""
+    try:
+        spec = service.show(origin).spec if origin else None
+    except NotFound:
+        return missing(request, f"There is no job {origin}", "It may have been deleted.")
+    values = job_form.of_spec(spec) if spec else job_form.of_defaults()
+    return _form(request, job_form.filled(values), fleet, origin)
+
+
+@router.post("/new/check")
+def check_form(request: Request, posted: Posted, fleet: FleetDep) -> HTMLResponse:
+    """Those parts of the form that say what it makes and what is wrong with it."""
+    return _form(request, job_form.filled(posted), fleet)
+
+
+@router.post("/new")
+def create_job(request: Request, service: JobsDep, posted: Posted, fleet: FleetDep) -> Response:
+    """Create the job, once however often the form is sent as it is; or show what is wrong."""
+    filled = job_form.filled(posted)
+    if filled.spec is None:
+        return _form(request, filled, fleet, status_code=422)
+    key = posted.get("key")
+    try:
+        job = service.create(filled.spec, f"{key[:100]}-{fingerprint_of(filled.values)[:16]}" if key else None)
+    except Conflict as error:
+        return missing(request, "No job was created", str(error), 409)
+    return RedirectResponse(f"/jobs/{job.id}", 303)
+
+
+def _form(
+    request: Request, filled: job_form.Filled, fleet: Fleet, origin: str = "", status_code: int = 200
+) -> HTMLResponse:
+    serving = _serving(fleet)
+    queue = filled.values.get("queue", "").strip() or DEFAULT_QUEUE
+    spec = filled.spec.model_dump(mode="json") if filled.spec else None
+    context: dict[str, Any] = {
+        "groups": job_form.groups(),
+        "others": job_form.OTHERS,
+        "filled": filled,
+        "wrong": job_form.wrong(filled),
+        "queues": serving or {},
+        "unserved": serving is not None and not serving.get(queue) and "queue" not in filled.errors,
+        "origin": origin,
+        "key": filled.values.get("key") or secrets.token_urlsafe(16),
+        "shown": shown_as(spec, request) if spec else {},
+        "samples": spec["micro_batch"] * spec["micro_batches_per_round"] if spec else 0,
+    }
+    return render(request, "new.html", status_code, **context)
+
+
+def _serving(fleet: Fleet) -> dict[str, int] | None:
+    """The queues there are, each with the number of its workers; None while that is not known."""
+    try:
+        return {queue.name: queue.workers for queue in fleet.queues().items}
+    except (BrokerError, RedisError, SettingsError):
+        return None

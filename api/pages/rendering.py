@@ -1,0 +1,89 @@
+"""Templates as answers: what every page is given, and how one that is not there looks."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, Response
+from fastapi.templating import Jinja2Templates
+from fastapi_problem.handler import ExceptionHandler
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from api import text_format
+from api.deps import ServicesDep
+from api.pages import explanations
+from api.pages.views import Views
+
+
+def _views(services: ServicesDep) -> Views:
+    return Views(services.database, services.jobs, services.history, services.submissions)
+
+
+ViewsDep = Annotated[Views, Depends(_views)]
+
+
+def render(request: Request, template: str, status_code: int = 200, **context: Any) -> HTMLResponse:
+    context |= {"now": datetime.now(UTC), "here": template.removesuffix(".html")}
+    return _templates.TemplateResponse(request, template, context, status_code=status_code)
+
+
+def missing(request: Request, heading: str, text: str, status_code: int = 404) -> HTMLResponse:
+    """A page that says why there is none."""
+    return render(request, "error.html", status_code, heading=heading, text=text)
+
+
+def for_browsers(app: FastAPI) -> None:
+    """Let pages answer a browser's wrong request with a page too; programs are told by a problem document."""
+    for kind, handler in list(app.exception_handlers.items()):
+        if isinstance(handler, ExceptionHandler):
+            app.exception_handlers[kind] = _as_page(handler)
+
+
+def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Response]:
+    def answer(request: Request, error: Exception) -> Response:
+        told: Response = handler(request, error)
+        if request.url.path.startswith("/v1/") or "text/html" not in request.headers.get("accept", ""):
+            return told
+        title, detail = (json.loads(bytes(told.body)).get(name, "") for name in ("title", "detail"))
+        text = f"There is no page {request.url.path}" if detail == title == "Not Found" else detail
+        page = missing(request, title, text, told.status_code)
+        if after := told.headers.get("retry-after"):
+            page.headers["retry-after"] = after
+        return page
+
+    return answer
+
+
+def _environment() -> Environment:
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    for words in (
+        explanations.advice,
+        explanations.why,
+        text_format.ago,
+        text_format.until,
+        text_format.count,
+        text_format.done,
+        text_format.duration,
+        text_format.ledger_line,
+        text_format.loss,
+        text_format.moment,
+        text_format.percent,
+        text_format.plural,
+        text_format.rate,
+        text_format.share,
+        text_format.size,
+        text_format.spec_value,
+        text_format.told,
+        text_format.unit_of,
+    ):
+        environment.filters[words.__name__] = words
+    return environment
+
+
+_templates = Jinja2Templates(env=_environment())

@@ -1,0 +1,63 @@
+"""The web pages. They are whole without JavaScript; with it, they stay up to date by themselves."""
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from redis.exceptions import RedisError
+
+from api.deps import FleetDep
+from api.jobs.cursors import BadCursor
+from api.jobs.job_list import Chosen
+from api.pages.rendering import ViewsDep, missing, render
+from api.pages.views import STATUSES
+from computeshare.errors import BrokerError, SettingsError
+from computeshare.types import JobSort
+
+SORTS: dict[JobSort, str] = {
+    "newest": "Newest first",
+    "oldest": "Oldest first",
+    "name": "Name",
+    "accuracy": "Best accuracy",
+    "updated": "Last update",
+}
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+
+@router.get("/")
+def show_jobs(
+    request: Request,
+    views: ViewsDep,
+    status: str = "",
+    queue: str = "",
+    search: Annotated[str, Query(max_length=100)] = "",
+    sort: str = "",
+    cursor: str = "",
+) -> HTMLResponse:
+    """The jobs, running ones first or in the order asked for."""
+    known = next((one for one in STATUSES if one == status), None)
+    if status and not known:
+        return missing(request, f"No job can be {status!r}", f"A job is {', '.join(STATUSES)}.")
+    order = next((one for one in SORTS if one == sort), None)
+    try:
+        view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)
+    except BadCursor as error:
+        return missing(request, "There is no such page", str(error))
+    asked = {"status": known or "", "queue": queue, "search": search, "sort": order or ""}
+
+    def link(**query: str) -> str:
+        return "/?" + urlencode({name: value for name, value in (asked | query).items() if value})
+
+    return render(request, "jobs.html", view=view, asked=asked, statuses=STATUSES, sorts=SORTS, link=link)
+
+
+@router.get("/workers")
+def show_workers(request: Request, views: ViewsDep, fleet: FleetDep) -> HTMLResponse:
+    """The machines, online or not, and the queues that they serve."""
+    try:
+        workers, queues, problem = fleet.workers(offline=True).items, fleet.queues().items, None
+    except (BrokerError, RedisError, SettingsError) as error:
+        workers, queues, problem = [], [], str(error)
+    titles = {job_id: views.title(job_id) for job_id in {w.job_id for w in workers if w.job_id}}
+    return render(request, "workers.html", workers=workers, queues=queues, problem=problem, titles=titles)

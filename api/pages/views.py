@@ -1,0 +1,208 @@
+"""What the pages show, put together from what the services read."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, get_args
+
+from sqlalchemy import func, select
+from sqlmodel import col
+
+from api.database import Database
+from api.errors import NotFound
+from api.jobs.history import History
+from api.jobs.job_list import Chosen
+from api.jobs.series import Columns, Lowest
+from api.jobs.service import Jobs
+from api.jobs.submissions import Spent, Submissions
+from api.projection.plans import mean_round
+from api.schemas import (
+    CheckpointPublic,
+    EpochPublic,
+    EstimatePublic,
+    EventPublic,
+    JobPublic,
+    JobWorkerPublic,
+    Metrics,
+)
+from api.tables import Job
+from api.text_format import rate
+from computeshare.types import JobSort, JobStatus, Outcome
+
+STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
+"""In the order of their interest."""
+PER_PAGE = 50
+MOST_RUNNING = 200
+PLOT_POINTS = 1000
+EPOCHS_SHOWN = 100
+CHECKPOINTS_SHOWN = 100
+TABLE_POINTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class JobsView:
+    """One page of the list of jobs. `counts` holds the statuses that occur among those of the queue and the search."""
+
+    jobs: list[JobPublic]
+    next_cursor: str | None
+    counts: dict[JobStatus, int]
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table behind the plots."""
+
+    version: int
+    train_loss: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    samples_per_s: float | None = None
+    bytes_up: float | None = None
+    bytes_down: float | None = None
+    staleness: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job's page. `epochs` and `timeline` begin with the newest; `names` are the workers' by id.
+
+    `parent` is the title of the job that this one was forked from, None where there is none any more.
+    """
+
+    job: JobPublic
+    workers: list[JobWorkerPublic]
+    epochs: list[EpochPublic]
+    timeline: list[EventPublic]
+    checkpoints: list[CheckpointPublic]
+    names: dict[str, str]
+    rows: list[Row]
+    parent: str | None
+    spent: Sequence[Spent]
+    estimate: EstimatePublic | None
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How often each outcome there was occurred."""
+        found = {outcome: int(getattr(self.job, outcome)) for outcome in get_args(Outcome)}
+        return {outcome: number for outcome, number in found.items() if number}
+
+    @property
+    def round_samples(self) -> int:
+        """Samples of a full round."""
+        return int(self.job.spec["micro_batch"] * self.job.spec["micro_batches_per_round"])
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether updates may be late, so that there is something to say of it."""
+        return bool(self.job.spec["strategy"]["kind"] == "async")
+
+    @property
+    def inner(self) -> dict[str, Any]:
+        """The optimizer that a replica steps with, for the strategies that have one."""
+        return dict(self.job.spec["strategy"].get("inner_optimizer") or {})
+
+    def speed(self, now: datetime) -> str:
+        """Rounds a minute: at present, or on average where the job has ended."""
+        if self.job.status == "running":
+            return f"{rate(60 * self.job.samples_per_s / mean_round(self.job.spec))} rounds a minute"
+        if self.job.finished_at and (took_s := elapsed_s(self.job, now)):
+            return f"{rate(60 * self.job.version / took_s)} rounds a minute on average"
+        return ""
+
+
+def elapsed_s(job: JobPublic, now: datetime) -> float:
+    """Seconds from the first worker's joining to the end, or to now, without its pauses."""
+    if job.started_at is None:
+        return 0.0
+    return ((job.finished_at or job.paused_at or now) - job.started_at).total_seconds() - job.stopped_s
+
+
+class Views:
+    """Reading for the pages. Methods about a job raise NotFound."""
+
+    def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
+        self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
+
+    def jobs(self, chosen: Chosen, sort: JobSort | None = None, cursor: str | None = None) -> JobsView:
+        """A page of the chosen jobs, sorted; unsorted, running ones come first, then the newest. Raises BadCursor."""
+        ahead: list[JobPublic] = []
+        rest = chosen
+        if sort is None and not chosen.statuses:
+            rest = replace(chosen, statuses=STATUSES[1:])
+            if not cursor:
+                ahead = self._jobs.list(replace(chosen, statuses=STATUSES[:1]), limit=MOST_RUNNING).items
+        page = self._jobs.list(rest, cursor, PER_PAGE, sort or "newest")
+        return JobsView(ahead + page.items, page.next_cursor, self._counts(chosen), cursor is None)
+
+    def job(self, job_id: str, table: bool) -> JobView:
+        """All of a job that is words and tables; the plots' table only if asked for."""
+        job = self._jobs.show(job_id)
+        spent = self._submissions.spent(job_id)
+        workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id).items
+        return JobView(
+            job=job,
+            workers=workers,
+            epochs=self._history.ledger(job_id, EPOCHS_SHOWN).epochs[::-1],
+            timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
+            checkpoints=[c for n, c in enumerate(saved) if n < CHECKPOINTS_SHOWN or c.best],
+            names={worker.id: worker.name for worker in workers if worker.name},
+            rows=self.table(job_id) if table else [],
+            parent=self._parent(job),
+            spent=spent,
+            estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,
+        )
+
+    def _parent(self, job: JobPublic) -> str | None:
+        try:
+            return self._jobs.show(job.forked_from.job_id).title if job.forked_from else None
+        except NotFound:
+            return None
+
+    def job_alone(self, job_id: str) -> JobPublic:
+        """Only the job itself."""
+        return self._jobs.show(job_id)
+
+    def plots(self, job_id: str, points: int = PLOT_POINTS) -> dict[str, Columns]:
+        """The series to draw."""
+        return self._history.columns(job_id, points)
+
+    def table(self, job_id: str) -> list[Row]:
+        """What the plots draw, as a table."""
+        return rows(self._history.metrics(job_id, points=TABLE_POINTS))
+
+    def lowest_loss(self, job_id: str) -> Lowest | None:
+        """The lowest test loss, and its version."""
+        return self._history.lowest_loss(job_id)
+
+    def title(self, job_id: str) -> str:
+        """What a job is called; its id if it was deleted."""
+        try:
+            return self._jobs.show(job_id).title
+        except NotFound:
+            return job_id
+
+    def _counts(self, chosen: Chosen) -> dict[JobStatus, int]:
+        query = select(col(Job.status), func.count()).group_by(col(Job.status))
+        with self._database.read() as session:
+            rows = session.execute(replace(chosen, statuses=()).among(query)).all()
+        found = {row[0]: row[1] for row in rows}
+        return {status: found[status] for status in STATUSES if status in found}
+
+
+def rows(metrics: Metrics) -> list[Row]:
+    """The series side by side, newest version first, about `TABLE_POINTS` of them: scored versions go first."""
+    values: dict[int, dict[str, float]] = defaultdict(dict)
+    for name in Metrics.model_fields:
+        for point in getattr(metrics, name):
+            values[point.version][name] = point.value
+    scored = _thinned(sorted((v for v in values if "test_accuracy" in values[v]), reverse=True))
+    unscored = sorted((v for v in values if "test_accuracy" not in values[v]), reverse=True)
+    others = _thinned(unscored) if len(scored) < TABLE_POINTS // 2 else []
+    return [Row(v, **values[v]) for v in sorted({*scored, *others}, reverse=True)]
+
+
+def _thinned(versions: list[int]) -> list[int]:
+    """Evenly, the first kept."""
+    return versions[:: max(1, -(-len(versions) // TABLE_POINTS))]

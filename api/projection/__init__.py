@@ -1,0 +1,1 @@
+"""From the broker's events to the rows of SQLite."""

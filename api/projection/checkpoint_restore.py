@@ -1,0 +1,131 @@
+"""After a job went on from a checkpoint: undo what came after it, complete what the broker took with it."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy import Connection, insert, select, update
+
+from api.projection.archive import unpack
+from api.projection.broker_rollback import recount_workers
+from api.projection.epochs import recount
+from api.projection.event_parser import Entry
+from api.projection.event_projection import Fold, JobState
+from api.projection.projection_store import WORKER, add_versions
+from api.projection.rates import Rates
+from api.tables import Event, Score, Submission, VersionRow, table
+from computeshare.checkpoints.branch import ALL, Branch
+from computeshare.protocol.ledger import Entry as Saved
+from computeshare.protocol.ledger import lineage
+from computeshare.types import Token
+
+_STANDS = """(version <= COALESCE(
+  (SELECT value FROM json_each(:ends) WHERE CAST(key AS INTEGER) = incarnation),
+  CASE WHEN incarnation >= :incarnation THEN :all ELSE :others END))"""
+"""Whether a row belongs to a branch, as `Branch.holds` says of a token."""
+_WRONG = f"job_id = :job AND instr(token, '~') = 0 AND voided = {_STANDS}"
+"""Rows that are voided though they belong to the branch, or the other way round, without those that were done again."""
+_TURN = "SELECT token, epoch FROM version WHERE " + _WRONG
+_LEDGER = f"""UPDATE ledger_entry SET voided = NOT {_STANDS}
+WHERE job_id = :job AND token IN (SELECT value FROM json_each(:tokens))"""
+_UNREADABLE = "SELECT json_extract(data, '$.token') FROM event WHERE job_id = :job AND type = 'damaged'"
+_OTHERS = (
+    "UPDATE version SET voided = NOT voided WHERE " + _WRONG,
+    "UPDATE score SET voided = NOT voided WHERE " + _WRONG,
+    f"UPDATE checkpoint SET voided = NOT voided WHERE {_WRONG} AND (NOT voided OR token NOT IN ({_UNREADABLE}))",
+)
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The version a job was opened at: a checkpoint's, or 0 where it has none."""
+
+    token: Token
+    at_ms: int
+
+
+def restore(
+    connection: Connection, state: JobState, restored: Restored, branch: Branch, saved: Iterable[Saved]
+) -> None:
+    """Void the rows of versions that were lost, have those stand that led to the restored one, and bring the job's
+    columns back in line with them.
+
+    Args:
+        branch: the versions that led to the restored one, as the disk has it.
+        saved: the entries of the ledgers beside the job's checkpoints.
+    """
+    token = restored.token
+    led = lineage(saved, token)
+    told = [Token.parse(entry["data"]["token"]).version for entry in led[:1]]  # the first of them
+    unpack(connection, state.id, state.plan.rounds_per_epoch, min([token.version, *told]), branch)
+    first = _align(connection, state, branch)
+    submissions = table(Submission).c
+    connection.execute(
+        update(table(Submission))
+        .where(submissions.job_id == state.id, submissions.base_version >= token.version)
+        .where(submissions.at_ms <= restored.at_ms, submissions.voided.is_(False))
+        .values(voided=True)
+    )
+    recount(connection, state.id, min(first, _recover(connection, state, restored, led)))
+    _recount_workers(connection, state.id, restored.at_ms)
+    _recompute(connection, state, token)
+
+
+def _align(connection: Connection, state: JobState, branch: Branch) -> int:
+    """Have the rows of a branch's versions stand and no others; returns the first epoch in which any changed."""
+    names = {"job": state.id, "ends": json.dumps(branch.ends), "incarnation": branch.incarnation}
+    names |= {"others": branch.others, "all": ALL}
+    wrong = connection.exec_driver_sql(_TURN, names).all()
+    connection.exec_driver_sql(_LEDGER, names | {"tokens": json.dumps([row.token for row in wrong])})
+    for statement in _OTHERS:
+        connection.exec_driver_sql(statement, names)
+    return min((row.epoch for row in wrong), default=ALL)
+
+
+def _recover(connection: Connection, state: JobState, restored: Restored, led: Iterable[Saved]) -> int:
+    """Write down the versions whose events were lost with the broker: checkpoints have brought them along.
+
+    Returns the first epoch whose ledger may have changed.
+    """
+    fold = Fold(JobState(state.id, state.plan, dict(state.columns)), Rates())
+    for entry in led:
+        try:
+            fold.take(Entry("", "version", min(int(entry["at"]), restored.at_ms), entry["data"]))
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("entry of a checkpoint's ledger passed over", job=state.id, error=repr(error)[:200])
+    recovered = add_versions(connection, fold.changes)
+    if recovered:
+        data = {"version": restored.token.version, "micro_batches": recovered}
+        event = {"job_id": state.id, "type": "recovered", "at_ms": restored.at_ms, "data": data}
+        connection.execute(insert(table(Event)), event)
+    first = restored.token.version // state.plan.rounds_per_epoch
+    return min((int(row["epoch"]) for row in fold.changes.ledger), default=first) if recovered else first
+
+
+def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:
+    """Sessions ended with the broker, and samples of lost versions do not count."""
+    recount_workers(connection, job_id)
+    mine = WORKER.c.job_id == job_id
+    connection.execute(update(WORKER).where(mine, WORKER.c.banned.is_(None)).values(strikes=0))  # the broker lost them
+    gone = {"left_ms": at_ms, "left_reason": "the broker lost the job's rounds", "samples_per_s": 0.0}
+    connection.execute(update(WORKER).where(mine, WORKER.c.left_ms.is_(None)).values(gone))
+
+
+def _recompute(connection: Connection, state: JobState, token: Token) -> None:
+    """The job's columns about its versions, from the rows that stand."""
+    versions, scores = table(VersionRow).c, table(Score).c
+    last = connection.execute(
+        select(versions.loss, versions.epoch)
+        .where(versions.job_id == state.id, versions.version == token.version, versions.voided.is_(False))
+        .limit(1)
+    ).one_or_none()
+    state["loss"] = last.loss if last else None
+    state["epoch"] = max(0, token.version - 1) // state.plan.rounds_per_epoch
+    state["durable_version"] = token.version
+    standing = select(scores.version, scores.accuracy).where(scores.job_id == state.id, scores.voided.is_(False))
+    newest = connection.execute(standing.order_by(scores.version.desc()).limit(1)).one_or_none()
+    best = connection.execute(standing.order_by(scores.accuracy.desc(), scores.version).limit(1)).one_or_none()
+    state["scored_version"], state["accuracy"] = (newest.version, newest.accuracy) if newest else (None, None)
+    state["best_version"], state["best_accuracy"] = (best.version, best.accuracy) if best else (None, None)

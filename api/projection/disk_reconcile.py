@@ -1,0 +1,85 @@
+"""The truth is on disk: checkpoints and scores whose events were lost are taken from their files, and those whose files
+were removed, as newer ones came, are forgotten. What the broker says that cannot be is given up.
+"""
+
+from pathlib import Path
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from api.database import Database, now_ms
+from api.projection.event_projection import Fold
+from api.projection.projection_store import JOB, is_scored, load, store
+from api.projection.rates import Rates
+from api.tables import CheckpointRow, Event, Score, table
+from computeshare.checkpoints.store import Artifacts
+from computeshare.errors import ArtifactError
+from computeshare.protocol.round_store import RoundStore
+from computeshare.types import ENDED, Token
+
+
+def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
+    """Bring a job's rows in line with its checkpoint files; does nothing where they agree."""
+    artifacts = Artifacts(artifacts_dir, job_id)
+    with database.engine.connect() as connection:
+        if not any(_differences(connection, artifacts, job_id)):
+            return
+    with database.writing() as connection:
+        gone, news = _differences(connection, artifacts, job_id)
+        rows = table(CheckpointRow)
+        connection.execute(delete(rows).where(rows.c.job_id == job_id, rows.c.token.in_(gone)))
+        state = load(connection, job_id)
+        if state is None:
+            return  # deleted meanwhile
+        was, fold, now = state["status"], Fold(state, Rates()), now_ms()
+        for token in news:
+            if token.version > state["version"]:
+                continue  # its events are still to come
+            try:
+                fold.saved(artifacts.manifest(token).model_dump(), now)
+            except ArtifactError:
+                continue
+            if score := artifacts.score(token):
+                fold.rated({**score, "token": str(token)}, now)
+        fold.finish(lambda: is_scored(connection, state, fold.changes))
+        store(connection, state, fold.changes, was)
+
+
+def _differences(connection: Connection, artifacts: Artifacts, job_id: str) -> tuple[set[str], list[Token]]:
+    """The tokens of rows whose files are gone; the checkpoints that SQLite does not know, or not with their score."""
+    saved, scored = (_known(connection, job_id, model) for model in (CheckpointRow, Score))
+    tokens, there = artifacts.tokens(), artifacts.on_disk()  # looked at last: files are there before their rows
+    news = [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
+    return saved - {str(token) for token in there}, news
+
+
+def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score]) -> set[str]:
+    """The tokens that there are rows for."""
+    rows = table(model).c
+    return set(connection.scalars(select(rows.token).where(rows.job_id == job_id)))
+
+
+def contradiction(version: int, total: int, status: str | None, saved: int) -> str | None:
+    """What the rounds of a job that has not ended cannot be; None where nothing is wrong. Pure.
+
+    Args:
+        version: the newest, by the events, of which none is left to read.
+        status: of the rounds; None: they are not open.
+        saved: the newest version on disk.
+    """
+    if status in ENDED:
+        return f"its rounds are {status}, though nothing has ended it"
+    if status in ("running", "paused") and version >= total:
+        return f"version {version} was announced while the rounds before it are {status}"
+    if status == "finished" and saved == total > version:
+        return f"its rounds are finished and saved, but the last version announced is {version} of {total}"
+    return None
+
+
+def give_up(database: Database, rounds: RoundStore, why: str) -> None:
+    """Have a job open again from its last checkpoint, which brings rows and rounds in line with it."""
+    event = {"job_id": rounds.job_id, "type": "mended", "at_ms": now_ms(), "data": {"error": why}}
+    with database.writing() as connection:
+        connection.execute(insert(table(Event)), event)
+        mine = JOB.c.id == rounds.job_id
+        connection.execute(update(JOB).where(mine).values(revision=JOB.c.revision + 1))
+    rounds.reset()

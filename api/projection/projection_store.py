@@ -1,0 +1,224 @@
+"""Reading a job for folding, and writing what a batch of events made of it; repeated rows change nothing.
+
+A fast job makes hundreds of events a second beside the training: what runs for every batch is plain SQL, made once
+from the tables' columns.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+
+from pydantic_core import to_json
+from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlmodel import SQLModel
+
+from api.database import now_ms
+from api.projection.epochs import growth
+from api.projection.event_parser import OUTCOMES, Row
+from api.projection.event_projection import Changes, JobState
+from api.projection.plans import plan_of
+from api.tables import (
+    CheckpointRow,
+    EpochStat,
+    Event,
+    Job,
+    LedgerEntry,
+    Outbox,
+    Score,
+    Submission,
+    VersionRow,
+    WorkerStat,
+    table,
+)
+from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.spec import JobSpec
+from computeshare.types import ENDED
+
+MOST_KINDS = 10
+"""A worker that joins as one more kind of machine than this has its first one forgotten."""
+
+JOB, WORKER = table(Job), table(WorkerStat)
+
+
+def _inserting(model: type[SQLModel], verb: str = "INSERT OR IGNORE", without: Sequence[str] = ()) -> str:
+    names = [column.name for column in table(model).c if column.name not in without]
+    return f"{verb} INTO {table(model).name} ({', '.join(names)}) VALUES ({', '.join(f':{n}' for n in names)})"
+
+
+def _adding(model: type[SQLModel], added: Sequence[str], latest: Sequence[str] = (), newest: Sequence[str] = ()) -> str:
+    """Insert a row of counters, or add them to the row there is; the `newest` values replace those there are."""
+    changes = [f"{name} = {name} + excluded.{name}" for name in added]
+    changes += [f"{name} = MAX({name}, excluded.{name})" for name in latest]
+    changes += [f"{name} = COALESCE(excluded.{name}, {name})" for name in newest]
+    keys = ", ".join(column.name for column in table(model).primary_key)
+    return f"{_inserting(model, 'INSERT')} ON CONFLICT ({keys}) DO UPDATE SET {', '.join(changes)}"
+
+
+_INSERTS = {
+    "versions": _inserting(VersionRow),
+    "ledger": _inserting(LedgerEntry),
+    "submissions": _inserting(Submission, without=["id"]),
+    "checkpoints": _inserting(CheckpointRow),
+    "scores": _inserting(Score),
+    "events": _inserting(Event, without=["id"]),
+}
+_JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data"}
+_COUNT_WORKER = _adding(
+    WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples", "strikes"), ["seen_ms"], ["memory_bytes"]
+)
+_COUNT_EPOCH = _adding(EpochStat, ("reassigned", "duplicates_refused", "counted", "covered"))
+_BLANK_WORKER: Row = {column.name: None for column in WORKER.c} | {"name": "", "device": "", "samples_per_s": 0.0}
+_BAN = "UPDATE worker_stat SET banned = :reason WHERE job_id = :job_id AND worker = :worker"
+_UNFIT = (
+    "INSERT INTO worker_stat (job_id, worker, name, device, seen_ms, left_ms, left_reason, unfit, memory_bytes, "
+    "samples, samples_per_s, accepted, stale, duplicate, lease_lost, fenced, refused, strikes, bytes_up, bytes_down) "
+    "VALUES (:job_id, :worker, :name, :device, :at_ms, :at_ms, :reason, :reason, :memory_bytes, "
+    "0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) "
+    "ON CONFLICT (job_id, worker) DO UPDATE SET unfit = excluded.unfit, "
+    "memory_bytes = COALESCE(excluded.memory_bytes, memory_bytes)"
+)
+_VOID = "UPDATE checkpoint SET voided = 1 WHERE job_id = :job_id AND token = :token"
+_LEAVE = (
+    update(WORKER)
+    .where(WORKER.c.job_id == bindparam("job"), WORKER.c.worker == bindparam("who"))
+    .where(WORKER.c.session == bindparam("its_session"))  # also where it was taken for dead before its goodbye was read
+    .values(left_ms=bindparam("at"), left_reason=bindparam("why"), samples_per_s=0.0)
+)
+
+
+def load(connection: Connection, job_id: str) -> JobState | None:
+    """The job as it is stored; None if it was deleted."""
+    row = connection.exec_driver_sql("SELECT * FROM job WHERE id = ?", (job_id,)).mappings().one_or_none()
+    return JobState(job_id, _plan(row["spec"]), dict(row)) if row else None
+
+
+@lru_cache(maxsize=100)
+def _plan(spec: str) -> Plan:
+    return plan_of(json.loads(spec))
+
+
+def store(connection: Connection, state: JobState, changes: Changes, was: str) -> None:
+    """Write a batch's rows and the job's new columns; `was` is the status before, so that an end is noticed once."""
+    _drop_repeated(connection, state.id, changes)
+    if changes.ledger:
+        for epoch, (counted, covered) in growth(connection, state.id, changes.ledger).items():
+            row = changes.epoch(state.id, epoch)
+            row["counted"], row["covered"] = counted, covered
+    for name, statement in _INSERTS.items():
+        if rows := getattr(changes, name):
+            if document := _JSON.get(name):
+                for row in rows:
+                    row[document] = to_json(row[document]).decode()
+            connection.exec_driver_sql(statement, rows)
+    for row in changes.presence:
+        _present(connection, row)
+    of_workers = [_BLANK_WORKER | row for row in changes.workers.values()]
+    others = [(_COUNT_WORKER, of_workers), (_COUNT_EPOCH, [*changes.epochs.values()]), (_BAN, changes.bans)]
+    others += [(_UNFIT, changes.unfit), (_VOID, changes.damaged)]
+    for statement, rows in others:
+        if rows:
+            connection.exec_driver_sql(statement, rows)
+    for refusal in changes.refusals:
+        _refuse(connection, state, refusal)
+    if state["status"] in ENDED and was not in ENDED:
+        _note_end(connection, state)
+    save(connection, state)
+
+
+def is_scored(connection: Connection, state: JobState, changes: Changes) -> bool:
+    """Whether every checkpoint that the job wants scored has its score, those in `changes` included."""
+    saved, scores = table(CheckpointRow).c, table(Score).c
+    query = select(saved.token, saved.version).where(saved.job_id == state.id, ~saved.voided)
+    versions = {row.token: row.version for row in connection.execute(query)}
+    versions |= {row["token"]: row["version"] for row in changes.checkpoints}
+    settled = set(connection.scalars(select(scores.token).where(scores.job_id == state.id)))
+    settled |= {row["token"] for row in (*changes.scores, *changes.damaged)}
+    spec = JobSpec.model_validate_json(state["spec"])
+    return not any(spec.wants_score(version) for token, version in versions.items() if token not in settled)
+
+
+def add_versions(connection: Connection, changes: Changes) -> int:
+    """Write versions and their entries of the ledger where they are not there; returns how many entries were not."""
+    for row in changes.versions:
+        row["seconds"] = to_json(row["seconds"]).decode()
+    if changes.versions:
+        connection.exec_driver_sql(_INSERTS["versions"], changes.versions)
+    return connection.exec_driver_sql(_INSERTS["ledger"], changes.ledger).rowcount if changes.ledger else 0
+
+
+def save(connection: Connection, state: JobState) -> None:
+    """Write the columns of the job that changed."""
+    if not state.changed:
+        return
+    columns = ", ".join(f"{name} = :{name}" for name in sorted(state.changed))
+    values = {name: state[name] for name in state.changed} | {"id": state.id, "updated_ms": now_ms()}
+    statement = f"UPDATE job SET {columns}, updated_ms = :updated_ms, revision = revision + 1 WHERE id = :id"
+    connection.exec_driver_sql(statement, values)
+    state.changed.clear()
+
+
+def _drop_repeated(connection: Connection, job_id: str, changes: Changes) -> None:
+    """Evaluators and reducers announce again what they cannot know was heard: show it once."""
+    for rows, known_rows, kind in (
+        (changes.checkpoints, table(CheckpointRow), "checkpoint"),
+        (changes.scores, table(Score), "scored"),
+    ):
+        if rows:
+            columns = known_rows.c
+            query = select(columns.token).where(columns.job_id == job_id)
+            known = set(connection.scalars(query.where(columns.token.in_([row["token"] for row in rows]))))
+            rows[:] = {row["token"]: row for row in rows if row["token"] not in known}.values()
+            changes.events += [_shown(row, kind) for row in rows]
+
+
+def _shown(row: Row, kind: str) -> Row:
+    data = {name: row[name] for name in row.keys() - {"job_id", "at_ms", "voided", "incarnation"}}
+    return {"job_id": row["job_id"], "stream_id": None, "type": kind, "at_ms": row["at_ms"], "data": data}
+
+
+def _present(connection: Connection, row: Row) -> None:
+    about = {"job_id": row["job_id"], "worker": row["worker"]}
+    if not row["joined"]:
+        names = {"job": row["job_id"], "who": row["worker"], "its_session": row["session"]}
+        connection.execute(_LEAVE, names | {"at": row["at_ms"], "why": row["reason"]})
+        return
+    values = {name: row[name] for name in ("name", "device", "session", "seat", "memory_bytes")}
+    mine = (WORKER.c.job_id == row["job_id"]) & (WORKER.c.worker == row["worker"])
+    kinds = connection.scalar(select(WORKER.c.kinds).where(mine)) or []
+    values["kinds"] = kinds if row["kind"] in kinds else [*kinds, row["kind"]][-MOST_KINDS:]
+    values |= {"joined_ms": row["at_ms"], "seen_ms": row["at_ms"], "left_ms": None, "left_reason": None}
+    statement = sqlite_insert(WORKER).values(about | values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["job_id", "worker"], set_=values))
+
+
+def _refuse(connection: Connection, state: JobState, refusal: Row) -> None:
+    """Change a submission's outcome; it counted as accepted until now, once however many micro-batches it had."""
+    columns = table(Submission).c
+    mine = (columns.job_id == state.id) & (columns.nonce == refusal["nonce"]) & (columns.outcome == "accepted")
+    changed = connection.execute(
+        update(table(Submission)).where(mine).values(outcome="refused", reason=refusal["reason"])
+    ).rowcount
+    if changed:
+        state.add("accepted", -1)
+        state.add("refused", 1)
+    connection.execute(
+        update(WORKER)
+        .where(WORKER.c.job_id == state.id, WORKER.c.worker == refusal["worker"])
+        .values(
+            accepted=WORKER.c.accepted - changed,
+            refused=WORKER.c.refused + changed,
+            refused_reason=refusal["reason"],
+        )
+    )
+
+
+def _note_end(connection: Connection, state: JobState) -> None:
+    """What is still to be done for a job that has just ended."""
+    now, status = now_ms(), state["status"]
+    state["finished_ms"] = now
+    to_do = {"job_id": state.id, "kind": "end", "payload": {"status": status}, "created_ms": now, "due_ms": now}
+    connection.execute(insert(table(Outbox)), to_do)
+    shown = {"reason": state["reason"], "error": state["error"]}
+    event = {"job_id": state.id, "stream_id": None, "type": status, "at_ms": now, "data": shown}
+    connection.execute(insert(table(Event)), event)

@@ -1,0 +1,51 @@
+"""Forgets the oldest fine-grained rows of long jobs. The ledger, versions and scores stay for good."""
+
+from sqlalchemy import ColumnElement, Connection, LargeBinary, Table, cast, func, or_, select, true
+
+from api.database import Database
+from api.projection.projection_store import JOB
+from api.tables import Event, LogLine, Submission, table
+
+KEPT = 100_000
+LINES_KEPT, LINE_BYTES_KEPT = 20_000, 10_000_000
+"""Lines of a job's log, and bytes of what they say."""
+SLICE = 5000
+"""Rows deleted in one transaction: others must not wait long."""
+
+SUBMISSIONS, EVENTS, LINES = table(Submission), table(Event), table(LogLine)
+FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool]], ...] = (
+    (SUBMISSIONS, true()),
+    (EVENTS, EVENTS.c.type.in_(("version", "reassigned", "refused", "folded"))),
+)
+
+
+def thin(database: Database) -> int:
+    """Keep each job's newest submissions, frequent events and lines of its log; returns how many rows were deleted."""
+    deleted = 0
+    for rows, which in FINE_GRAINED:
+        query = select(rows.c.job_id, func.count()).where(which).group_by(rows.c.job_id)
+        with database.engine.connect() as connection:
+            long_jobs = connection.execute(query.having(func.count() > KEPT)).all()
+        for job_id, count in long_jobs:
+            for start in range(0, count - KEPT, SLICE):
+                size = min(SLICE, count - KEPT - start)
+                oldest = select(rows.c.id).where(rows.c.job_id == job_id, which).order_by(rows.c.id).limit(size)
+                with database.writing() as connection:
+                    deleted += connection.execute(rows.delete().where(rows.c.id.in_(oldest))).rowcount
+    with database.engine.connect() as connection:
+        open_jobs = connection.scalars(select(JOB.c.id).where(JOB.c.purged_ms.is_(None))).all()
+    for job_id in open_jobs:  # others are told nothing any more
+        with database.writing() as connection:
+            deleted += thin_lines(connection, job_id)
+    return deleted
+
+
+def thin_lines(connection: Connection, job_id: str) -> int:
+    """Keep the newest lines of one job's log, of which not many can be too many; returns how many were deleted."""
+    mine, newest = LINES.c.job_id == job_id, LINES.c.id.desc()
+    size = func.length(cast(LINES.c.text, LargeBinary)) + func.length(cast(LINES.c.data, LargeBinary))
+    count, size_up_to = func.count().over(order_by=newest), func.sum(size).over(order_by=newest)
+    lines = select(LINES.c.id, count.label("count"), size_up_to.label("bytes")).where(mine).subquery()
+    too_many = or_(lines.c.count > LINES_KEPT, lines.c.bytes > LINE_BYTES_KEPT)
+    last_one_out = select(func.max(lines.c.id)).where(too_many).scalar_subquery()
+    return connection.execute(LINES.delete().where(mine, LINES.c.id <= last_one_out)).rowcount

@@ -1,0 +1,1 @@
+"""What the broker is told of, in order, as far as its memory goes."""

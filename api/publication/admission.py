@@ -1,0 +1,58 @@
+"""Whether the broker's memory has room for a job. Pure, but for reading how much there is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from api.text_format import size
+
+BASE_BYTES = 8_000_000
+"""What the server itself, seats and registrations take."""
+
+FULL = 0.98
+"""From this part of the limit on blobs are refused: they need room beside what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The broker's memory; `limit_bytes` is 0 where it has no limit of its own."""
+
+    used_bytes: int
+    limit_bytes: int
+
+    @classmethod
+    def of(cls, redis: Redis) -> "Memory":
+        info: Any = redis.info("memory")
+        return cls(int(info["used_memory"]), int(info.get("maxmemory") or 0))
+
+
+def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | None:
+    """Why a job cannot start yet, in words that say what would help; None if it can.
+
+    Args:
+        promised_bytes: the most that all jobs which were let in may need; they may use less now.
+    """
+    if not memory.limit_bytes:
+        return None
+    taken = max(memory.used_bytes, BASE_BYTES + promised_bytes)
+    free = max(0, memory.limit_bytes - taken)
+    if needed_bytes <= free:
+        return None
+    needs = f"Needs up to {size(needed_bytes)} of the broker's memory"
+    if not may_fit(needed_bytes, memory):
+        return f"{needs}, whose limit is {size(memory.limit_bytes)}: raise its maxmemory, or make a smaller job"
+    return f"{needs}, {size(free)} of {size(memory.limit_bytes)} are free: wait for other jobs, or raise its maxmemory"
+
+
+def may_fit(needed_bytes: int, memory: Memory) -> bool:
+    """Whether a job would fit if it were the only one."""
+    return not memory.limit_bytes or needed_bytes <= memory.limit_bytes - BASE_BYTES
+
+
+def exhausted(memory: Memory) -> str | None:
+    """Why jobs that run cannot go on just now; None if they can."""
+    if memory.used_bytes < FULL * memory.limit_bytes or not memory.limit_bytes:
+        return None
+    full = f"The broker is out of memory, {size(memory.used_bytes)} of {size(memory.limit_bytes)} are taken"
+    return f"{full}: it resumes automatically once some is free; end other jobs, or raise its maxmemory"

@@ -1,1 +1,0 @@
-"""HTTP: translate, delegate, translate back."""

@@ -1,0 +1,1 @@
+"""Which worker has which seat: one level-triggered loop and the decisions it makes."""

@@ -1,0 +1,54 @@
+"""Bans of workers from jobs: lifted on a user's word, and passed on to the process that comes after a banned one."""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from api.database import Database, now_ms
+from api.errors import Conflict, NotFound
+from api.jobs.service import find
+from api.projection.projection_store import JOB, WORKER
+from api.tables import Event, Outbox, WorkerStat
+
+OVER = ("completed", "cancelled")
+"""What a job is that nobody will take part in again."""
+
+
+class Bans:
+    """A ban is the reducer's to impose and a user's to lift; the outbox tells the broker."""
+
+    def __init__(self, database: Database, wake: Callable[[], None] = lambda: None) -> None:
+        self._database, self._wake = database, wake
+
+    def lift(self, job_id: str, worker: str) -> None:
+        """Let a banned worker take part again, its strikes forgotten. Raises NotFound, Conflict."""
+        with self._database.write() as session:
+            job = find(session, job_id)
+            row = session.get(WorkerStat, (job_id, worker))
+            if row is None:
+                raise NotFound(f"no such worker took part in job {job_id}: see /v1/jobs/{job_id}/workers")
+            if row.banned is None:
+                raise Conflict(f"worker {worker} is not banned from job {job_id}: there is nothing to lift")
+            now = now_ms()
+            row.banned, row.strikes = None, 0
+            job.revision += 1
+            job.updated_ms = now
+            session.add(Outbox(job_id=job_id, kind="unban", payload={"worker": worker}, created_ms=now, due_ms=now))
+            session.add(Event(job_id=job_id, type="unbanned", at_ms=now, data={"worker": worker, "by": "a user"}))
+        self._wake()
+
+
+def pass_on(connection: Connection, gone: str, new: str) -> None:
+    """Ban a new process where the one of the same machine before it was banned, in that one's place."""
+    query = select(WORKER.c.job_id, WORKER.c.name, WORKER.c.device, WORKER.c.strikes, WORKER.c.banned)
+    query = query.join(JOB, JOB.c.id == WORKER.c.job_id).where(JOB.c.status.not_in(OVER))
+    for row in connection.execute(query.where(WORKER.c.worker == gone, WORKER.c.banned.is_not(None))).all():
+        ban = {"strikes": row.strikes, "banned": row.banned}
+        own = {"job_id": row.job_id, "worker": new, "name": row.name, "device": row.device}
+        own |= {"seen_ms": now_ms(), "left_ms": now_ms(), "left_reason": f"banned: {row.banned}"}
+        keys = ["job_id", "worker"]
+        connection.execute(insert(WORKER).values(own | ban).on_conflict_do_update(index_elements=keys, set_=ban))
+        before = (WORKER.c.job_id == row.job_id) & (WORKER.c.worker == gone)
+        connection.execute(update(WORKER).where(before).values(strikes=0, banned=None))
+        connection.execute(update(JOB).where(JOB.c.id == row.job_id).values(revision=JOB.c.revision + 1))

@@ -1,0 +1,83 @@
+"""What jobs want, from what SQLite and the broker say of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sqlalchemy import Engine, func, select
+
+from api.projection.projection_store import JOB, WORKER
+from api.publication.outbox import SEAT
+from api.publication.publication import Published
+from api.scheduler.seat_planner import Demand
+from api.scheduler.seat_writer import seats_wanted
+from api.tables import ACTIVE, priority_of
+from computeshare.types import ENDED
+
+PAST_MS = 120_000
+"""For how long seats that ended are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What SQLite says: the jobs that want workers (oldest first), the ids of those that are paused, the seats held,
+    those that ended lately, who takes part.
+    """
+
+    jobs: Sequence[Any]
+    paused: Sequence[str]
+    seats: Sequence[Any]
+    past: Sequence[Any]
+    present: Sequence[Any]
+
+    @classmethod
+    def read(cls, engine: Engine, now: int) -> Self:
+        """As it is now; `now` in milliseconds."""
+        with engine.connect() as connection:
+            wanting = select(JOB).where(JOB.c.status.in_(ACTIVE))
+            jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()
+            paused = connection.scalars(select(JOB.c.id).where(JOB.c.status == "paused")).all()
+            stopped = func.coalesce(JOB.c.finished_ms, JOB.c.paused_ms).label("stopped_ms")
+            with_end = select(SEAT, stopped).join(JOB, JOB.c.id == SEAT.c.job_id)
+            seats = connection.execute(with_end.where(SEAT.c.ended_ms.is_(None))).all()
+            past = connection.execute(select(SEAT).where(SEAT.c.ended_ms > now - PAST_MS)).all()
+            taking_part = select(WORKER.c.job_id, WORKER.c.worker).join(JOB, JOB.c.id == WORKER.c.job_id)
+            open_ended = JOB.c.status.not_in(ENDED)
+            present = connection.execute(taking_part.where(open_ended, WORKER.c.left_ms.is_(None))).all()
+        return cls(jobs, paused, seats, past, present)
+
+
+def demands_of(stored: Stored, published: Mapping[str, Published], now: int) -> list[Demand]:
+    """What each job wants, oldest job first."""
+    moved = _moved(stored, now)
+    return [_demand(job, published[job.id], moved.get(job.id)) for job in stored.jobs]
+
+
+def is_finished(job: Any, published: Published) -> bool:
+    """Whether all rounds of a job are done."""
+    return bool(published.status == "finished" or job.version >= job.rounds_total)
+
+
+def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
+    seats = seats_wanted(job.spec)
+    has_room = published.known or not published.no_room
+    wanted = has_room and not is_finished(job, published)
+    return Demand(
+        job_id=job.id,
+        queue=job.queue,
+        seats=seats if wanted else 0,
+        minimum=job.spec["workers"]["min"],
+        started=job.started_ms is not None,
+        priority=priority_of(job.spec),
+        moved_ms=moved_ms,
+    )
+
+
+def _moved(stored: Stored, now: int) -> dict[str, int]:
+    """How long ago a worker was last asked to change over from or to a job, by the job."""
+    found: dict[str, int] = {}
+    for seat in (*stored.seats, *stored.past):
+        if seat.left_to:
+            for job_id in (seat.job_id, seat.left_to):
+                found[job_id] = min(found.get(job_id, now), now - seat.leaving_ms)
+    return found

@@ -1,0 +1,301 @@
+"""One level-triggered loop: compare what should be with what is, and re-issue what is missing.
+
+It runs in one control plane at a time. Nothing in it has to be remembered from one turn to the next: whatever dies,
+the next turn sees what is missing. (What it remembers only makes it patient.)
+"""
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from redis import Redis
+from redis.exceptions import ResponseError
+from sqlalchemy import Connection, select, update
+
+from api.database import Database, now_ms
+from api.jobs.service import Jobs
+from api.projection.archive import compact
+from api.projection.disk_reconcile import contradiction, give_up, reconcile
+from api.projection.projection_store import JOB, WORKER
+from api.projection.thinning import thin
+from api.publication.outbox import SEAT, Courier
+from api.publication.publication import Published, Publisher, look_up
+from api.scheduler.demand import Stored, demands_of, is_finished
+from api.scheduler.eligibility import Excluded, excluded
+from api.scheduler.machines import DISMISSED, Roll
+from api.scheduler.reasons import STARTING_MS, Situation, reason
+from api.scheduler.seat_planner import Action, Available, Demand, Held, Past, Share, decide_seats, fair_shares
+from api.scheduler.seat_writer import place
+from api.scheduler.shortage import shortages
+from api.tables import ACTIVE
+from computeshare.checkpoints.store import Artifacts
+from computeshare.protocol import handshake
+from computeshare.protocol.keys import EVALUATOR
+from computeshare.protocol.round_store import RoundStore
+from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
+from computeshare.types import ENDED
+
+CALM_MS = 12_000
+"""How long after an outage nobody is taken for dead: everyone needs a moment to be heard of again."""
+RETIRED_MS = 60_000
+"""A job's keys are deleted this long after its end: everyone has noticed by then."""
+RECONCILE_MS = 5000
+TIDY_MS = 600_000
+REMOVED = "a user removed this worker; start it again to have it back"
+
+
+log = structlog.get_logger()
+
+
+class Dispatcher:
+    """Delivers the outbox, keeps jobs published, hands out seats, and says why a job is not running."""
+
+    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+        self._database = database
+        self._artifacts_dir = artifacts_dir
+        self._jobs = Jobs(database, artifacts_dir)
+        self._courier = Courier(database, artifacts_dir)
+        self._publisher = Publisher(self._courier)
+        self._roll = Roll(database)
+        self._idle_since: dict[str, int] = {}
+        self._short_since: dict[str, int] = {}
+        self._known_since: dict[str, int] = {}
+        self._doubtful: dict[str, str] = {}
+        """Jobs whose rounds could not be as they were at the last look, and why."""
+        self._evaluator_seen = now_ms()
+        self._calm_until = self._last = self._reconciled = self._tidied = 0
+
+    def step(self, redis: Redis) -> None:
+        """One turn."""
+        now = now_ms()
+        if not 0 <= now - self._last < CALM_MS // 2:  # just started, after an outage, or this machine was asleep
+            self._calm_until = now + CALM_MS
+        self._last = now
+        with contextlib.suppress(ResponseError):  # out of memory, for one: what was published stands
+            handshake.publish(redis)
+        refused = self._courier.deliver(redis)
+        self._jobs.resume_due(now)
+        stored = Stored.read(self._database.engine, now)
+        published = self._publisher.look(redis, stored.jobs)
+        self._align(redis, stored, published)
+        workers = list_workers(redis)
+        if now > self._calm_until:
+            self._bury(redis, stored, {w.id for w in workers}, now)
+        off = self._roll.call(workers, now, calm=now <= self._calm_until)
+        actions, situations = self._decide(redis, stored, published, workers, off, now, refused)
+        if self._write(actions, stored, situations, refused, now):
+            self._courier.deliver(redis)
+        self._order(redis, {w.id for w in workers}, off)
+        self._look_after(redis, stored, published, now)
+
+    def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
+        """Pause the rounds of paused jobs, and of no other: a reducer may have opened them after the pause."""
+        wrong = [job_id for job_id, its in jobs.items() if its.status == "paused"]
+        paused = look_up(redis, stored.paused)
+        wrong += [job_id for job_id, its in paused.items() if its.status == "running"]
+        for job_id in wrong:
+            with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+                self._courier.align(redis, job_id)
+
+    def _bury(self, redis: Redis, stored: Stored, alive: set[str], now: int) -> None:
+        """Take workers that are not heard of any more out of their jobs, so that others get what they had leased."""
+        for row in stored.present:
+            if row.worker not in alive:
+                text = "not heard of any more"
+                RoundStore(redis, row.job_id).remove_worker(row.worker, text)
+                mine = (WORKER.c.job_id == row.job_id) & (WORKER.c.worker == row.worker) & WORKER.c.left_ms.is_(None)
+                with self._database.writing() as connection:
+                    gone = {"left_ms": now, "left_reason": text, "samples_per_s": 0.0}
+                    connection.execute(update(WORKER).where(mine).values(gone))
+                    _touch(connection, row.job_id, {})
+
+    def _decide(
+        self,
+        redis: Redis,
+        stored: Stored,
+        published: dict[str, Published],
+        registered: list[WorkerInfo],
+        off: Mapping[str, str],
+        now: int,
+        refused: dict[str, str],
+    ) -> tuple[list[Action], dict[str, Situation]]:
+        workers = [Available(w.id, w.queues, w.seat, w.resting, off.get(w.id, "")) for w in registered if not w.refusal]
+        held = self._held(redis, stored, {w.id: w for w in workers}, now)
+        if now <= self._calm_until:
+            heard = {w.id for w in registered}
+            workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
+        demands = demands_of(stored, published, now)
+        past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
+        with self._database.engine.connect() as connection:
+            out = excluded(connection, registered, now)
+        share = fair_shares(demands, workers, held, past, out.now)
+        refused |= self._publish(redis, stored, published, demands, share)
+        due = {job_id: its.due if published[job_id].known else 0 for job_id, its in share.items()}
+        short = [job_id for job_id, its in share.items() if its.holds < its.due]
+        self._short_since = {job_id: self._short_since.get(job_id, now) for job_id in short}
+        demands = [replace(d, short_ms=now - self._short_since.get(d.job_id, now)) for d in demands]
+        missing = shortages(demands, workers, held, out.reasons, {job_id: its.due for job_id, its in share.items()})
+        if redis.exists(EVALUATOR):
+            self._evaluator_seen = now
+        situations = self._situations(stored, published, missing, out, now)
+        return decide_seats(demands, workers, held, past, out.now, due), situations
+
+    def _publish(
+        self,
+        redis: Redis,
+        stored: Stored,
+        published: dict[str, Published],
+        demands: Sequence[Demand],
+        share: Mapping[str, Share],
+    ) -> dict[str, str]:
+        """Tell the broker of the jobs that could start; returns, by job, what it refused."""
+        ready = {demand.job_id for demand in demands if demand.seats and share[demand.job_id].due >= demand.minimum}
+        ready |= {job.id for job in stored.jobs if is_finished(job, published[job.id])}
+        idle = published.keys() - ready - {seat.job_id for seat in stored.seats}
+        self._publisher.withdraw(redis, stored.jobs, published, idle)
+        return self._publisher.publish(redis, stored.jobs, published, ready)
+
+    def _situations(
+        self,
+        stored: Stored,
+        published: Mapping[str, Published],
+        missing: Mapping[str, str | None],
+        out: Excluded,
+        now: int,
+    ) -> dict[str, Situation]:
+        present = {row.job_id for row in stored.present}
+        known = [job_id for job_id, its in published.items() if its.known]
+        self._known_since = {job_id: self._known_since.get(job_id, now) for job_id in known}
+        return {
+            job.id: Situation(
+                shortage=missing[job.id],
+                finished=is_finished(job, published[job.id]),
+                opened=published[job.id].status is not None,
+                reducer=published[job.id].reducer,
+                working=job.id in present,
+                waited_ms=now - self._known_since.get(job.id, now),
+                trouble=out.trouble(job.id),
+                no_room=published[job.id].no_room,
+                evaluator=now - self._evaluator_seen <= STARTING_MS,
+            )
+            for job in stored.jobs
+        }
+
+    def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[Held]:
+        issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]
+        states = SeatQueue(redis).state(issued)
+        idle = {s.id for s in stored.seats if (w := workers.get(s.worker)) and w.seat is None}
+        self._idle_since = {seat_id: self._idle_since.get(seat_id, now) for seat_id in idle}
+        return [
+            Held(
+                id=seat.id,
+                job_id=seat.job_id,
+                worker=seat.worker,
+                number=seat.number,
+                state=states.get(seat.id, "pending"),
+                waiting_ms=now - self._idle_since.get(seat.id, now),
+                stopped_ms=None if seat.stopped_ms is None else now - seat.stopped_ms,
+                leaving_ms=None if seat.leaving_ms is None else now - seat.leaving_ms,
+                left_to=seat.left_to,
+            )
+            for seat in stored.seats
+        ]
+
+    def _write(
+        self,
+        actions: Iterable[Action],
+        stored: Stored,
+        situations: dict[str, Situation],
+        refused: dict[str, str],
+        now: int,
+    ) -> bool:
+        """Write down what was decided; False if there was nothing."""
+        reasons = [
+            (job.id, text)
+            for job in stored.jobs
+            if (text := reason(situations[job.id], refused.get(job.id))) != job.reason
+        ]
+        if not actions and not reasons:
+            return False
+        with self._database.writing() as connection:
+            for action in actions:
+                place(connection, action, now)
+            for job_id, text in reasons:
+                _touch(connection, job_id, {"reason": text}, ACTIVE)
+        return True
+
+    def _order(self, redis: Redis, there: Collection[str], off: Mapping[str, str]) -> None:
+        """Ask workers to leave their seats, or for good; said again every turn while that stands."""
+        asked = (SEAT.c.leaving_ms.is_not(None), SEAT.c.ended_ms.is_(None), SEAT.c.state == "issued")
+        with self._database.engine.connect() as connection:
+            orders = {
+                w: Orders(leave=seat) for w, seat in connection.execute(select(SEAT.c.worker, SEAT.c.id).where(*asked))
+            }
+        orders |= {worker: Orders(dismissed=REMOVED) for worker, why in off.items() if why == DISMISSED}
+        with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+            give_orders(redis, {worker: order for worker, order in orders.items() if worker in there})
+
+    def _look_after(self, redis: Redis, stored: Stored, published: Mapping[str, Published], now: int) -> None:
+        """What need not be done every turn."""
+        if now - self._reconciled > RECONCILE_MS:
+            self._reconciled = now
+            for job_id in (*(job_id for job_id, its in published.items() if its.known), *stored.paused):
+                reconcile(self._database, self._artifacts_dir, job_id)
+            self._mend(redis, stored, published)
+            self._retire(redis, now)
+            compact(self._database)
+        if now - self._tidied > TIDY_MS:
+            self._tidied = now
+            self._courier.tidy()
+            thin(self._database)
+
+    def _mend(self, redis: Redis, stored: Stored, published: Mapping[str, Published]) -> None:
+        """Give up rounds that cannot be, if they still cannot at the next look: some of it may just be changing."""
+        doubtful: dict[str, str] = {}
+        for job in stored.jobs:
+            rounds, its = RoundStore(redis, job.id), published[job.id]
+            if not its.known or its.status is None or (its.status == "running" and job.version < job.rounds_total):
+                continue
+            saved = Artifacts(self._artifacts_dir, job.id).tokens()[-1:]
+            newest = saved[0].version if saved else 0
+            why = contradiction(job.version, job.rounds_total, its.status, newest)
+            if why is None or not rounds.is_stored():
+                continue
+            if self._doubtful.get(job.id) == why:
+                log.warning("rounds given up", job=job.id, why=why)
+                give_up(self._database, rounds, why)
+            else:
+                doubtful[job.id] = why
+        self._doubtful = doubtful
+
+    def _retire(self, redis: Redis, now: int) -> None:
+        """See to it that jobs that ended stay so; delete their keys once what is told is stored, and seats are over."""
+        busy = select(SEAT.c.id).where(SEAT.c.job_id == JOB.c.id, SEAT.c.ended_ms.is_(None)).exists()
+        ended = JOB.c.status.in_(ENDED) & JOB.c.purged_ms.is_(None)
+        with self._database.engine.connect() as connection:
+            query = select(JOB.c.id, JOB.c.status, JOB.c.finished_ms, busy.label("busy")).where(ended)
+            jobs = connection.execute(query).all()
+        for job in jobs:
+            rounds = RoundStore(redis, job.id)
+            if rounds.status() not in (None, *ENDED):  # a reducer opened it while it was being cancelled
+                rounds.end(job.status)
+            if job.busy or job.finished_ms > now - RETIRED_MS:
+                continue
+            if not rounds.is_stored():
+                continue
+            rounds.purge()
+            with self._database.writing() as connection:
+                mine = (JOB.c.id == job.id) & JOB.c.status.in_(ENDED)  # unless it is tried again just now
+                connection.execute(update(JOB).where(mine).values(purged_ms=now))
+
+
+def _touch(
+    connection: Connection, job_id: str, values: dict[str, Any], only: Sequence[str] = (*ACTIVE, "paused")
+) -> None:
+    """Change a job that has `only` one of these statuses still."""
+    mine = (JOB.c.id == job_id) & JOB.c.status.in_(only)
+    values = values | {"revision": JOB.c.revision + 1, "updated_ms": now_ms()}
+    connection.execute(update(JOB).where(mine).values(values))

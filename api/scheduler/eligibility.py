@@ -1,0 +1,128 @@
+"""Who gets no seat in which job, and why: the banned, those whose machine is unfit, those that cannot start."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sqlalchemy import Connection, func, select
+
+from api.projection.projection_store import JOB, WORKER
+from api.scheduler.seat_planner import Pair
+from api.scheduler.start_backoff import Try, failing
+from api.tables import ACTIVE, TELLING, Event, SeatRow, table
+from computeshare import errors
+from computeshare.jobspec.memory_estimate import device_type, does_not_fit, seat_bytes
+from computeshare.jobspec.spec import JobSpec
+from computeshare.queue import WorkerInfo
+
+TRIED_MS = 3 * 3600 * 1000
+"""How far back failures of seats are counted: a worker left out the longest is tried again well within it."""
+FAILED = "failed: "
+"""What a seat's last words begin with where an error ended it."""
+
+SEAT, EVENT = table(SeatRow), table(Event).c
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Of the jobs that want workers: why somebody cannot take part, and who gets no seat at this moment."""
+
+    reasons: dict[Pair, str]
+    troubles: dict[Pair, str]
+    """Those of `reasons` that nobody decided."""
+    now: frozenset[Pair]
+
+    def trouble(self, job_id: str, most: int = 3) -> str | None:
+        """What keeps workers from starting in a job, `most` of them named."""
+        return "; ".join([why for pair, why in self.troubles.items() if pair[0] == job_id][:most]) or None
+
+
+def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int) -> Excluded:
+    """Look at bans, at memory and at the seats of the last hours; `workers` are those that are there."""
+    names = {worker.id: worker.name or worker.id for worker in workers}
+    stuck = failing(_tries(connection, now_ms))
+    troubles = {
+        pair: f"{names[pair[1]]} cannot start: {_last_words(connection, pair)}" for pair in stuck if pair[1] in names
+    }
+    bans, unfit = _bans(connection), _too_small(connection, workers) | _unfit(connection, names)
+    troubles |= unfit
+    resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
+    return Excluded(troubles | bans, troubles, frozenset(resting | bans.keys() | unfit.keys()))
+
+
+def _bans(connection: Connection) -> dict[Pair, str]:
+    query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.name, WORKER.c.banned)
+    query = query.join(JOB, JOB.c.id == WORKER.c.job_id)
+    rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.banned.is_not(None)))
+    return {
+        (row.job_id, row.worker): f"{row.name or row.worker} is banned ({row.banned}): "
+        f"computeshare jobs unban {row.job_id} {row.worker} lifts that"
+        for row in rows
+    }
+
+
+def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
+    """The workers that are there and found that their machine cannot take part: trying again would change nothing."""
+    query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.unfit).join(JOB, JOB.c.id == WORKER.c.job_id)
+    rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.unfit.is_not(None)))
+    return {
+        (row.job_id, row.worker): f"{names[row.worker]} cannot take part: {row.unfit}"
+        for row in rows
+        if row.worker in names
+    }
+
+
+def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
+    """The workers that may take less memory than a job takes: as was measured on a device of the same kind, else at
+    least, by its model.
+    """
+    limited = [worker for worker in workers if worker.max_memory_bytes]
+    if not limited:
+        return {}
+    jobs = connection.execute(select(JOB.c.id, JOB.c.spec).where(JOB.c.status.in_(ACTIVE))).all()
+    measured: dict[tuple[str, str], int] = {}
+    query = select(WORKER.c.job_id, WORKER.c.device, func.max(WORKER.c.memory_bytes)).join(
+        JOB, JOB.c.id == WORKER.c.job_id
+    )
+    query = query.where(JOB.c.status.in_(ACTIVE), WORKER.c.accepted > 0, WORKER.c.memory_bytes.is_not(None))
+    for job_id, device, taken in connection.execute(query.group_by(WORKER.c.job_id, WORKER.c.device)):
+        key = job_id, device_type(device)
+        measured[key] = max(measured.get(key, 0), taken)
+    found = {}
+    for job in jobs:
+        document = json.dumps(job.spec)
+        for worker in limited:
+            kind = device_type(worker.device)
+            taken = measured.get((job.id, kind))
+            why = does_not_fit(
+                taken or _least_bytes(document, kind), worker.max_memory_bytes, bool(taken), by_flag=True
+            )
+            if why:
+                found[job.id, worker.id] = f"{worker.name or worker.id} cannot take part: {why}"
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _least_bytes(spec: str, device: str) -> int:
+    return seat_bytes(JobSpec.model_validate_json(spec), device)
+
+
+def _tries(connection: Connection, now_ms: int) -> list[Try]:
+    """The seats of jobs that want workers which ended in the last hours, or were joined with, oldest first."""
+    joined = (WORKER.c.job_id == SEAT.c.job_id) & (WORKER.c.worker == SEAT.c.worker) & (WORKER.c.seat == SEAT.c.id)
+    query = select(SEAT.c.job_id, SEAT.c.worker, SEAT.c.state, WORKER.c.seat.is_not(None), SEAT.c.ended_ms)
+    query = query.join(JOB, JOB.c.id == SEAT.c.job_id).outerjoin(WORKER, joined)
+    query = query.where(JOB.c.status.in_(ACTIVE), (SEAT.c.ended_ms > now_ms - TRIED_MS) | WORKER.c.seat.is_not(None))
+    return [Try(*row) for row in connection.execute(query.order_by(SEAT.c.created_ms, SEAT.c.attempt))]
+
+
+def _last_words(connection: Connection, pair: Pair) -> str:
+    """What a worker said last when it left a job because it had failed."""
+    worker, reason = EVENT.data["worker"].as_string(), EVENT.data["reason"].as_string()
+    query = select(reason).where(EVENT.job_id == pair[0], TELLING, EVENT.type == "left", worker == pair[1])
+    said = connection.scalar(query.where(reason.startswith(FAILED)).order_by(EVENT.id.desc()).limit(1))
+    if not said:
+        return "its process dies before it says why; see its log"
+    kind, _, message = said.removeprefix(FAILED).partition(": ")
+    return str(message if message and hasattr(errors, kind) else said.removeprefix(FAILED))[:300]

@@ -1,0 +1,130 @@
+"""The machines that were seen: which process came after which, who is drained or asked to leave for good."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from api.database import Database
+from api.projection.projection_store import WORKER
+from api.scheduler.bans import pass_on
+from api.tables import Machine, table
+from computeshare.queue import WorkerInfo
+
+MACHINE = table(Machine)
+KEPT_MS = 30 * 24 * 3600 * 1000
+"""A machine that was not seen for this long is forgotten."""
+NOTED_MS = 30_000
+"""How often it is written down that those who are there still are."""
+TALLY_MS = 300_000
+HOUR_MS = 3_600_000
+DRAINED = "drained"
+DISMISSED = "asked to leave for good"
+
+log = structlog.get_logger()
+
+
+class Roll:
+    """Keeps the table of machines true to who is there."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._there: dict[str, WorkerInfo] = {}
+        self._noted = 0
+        self._was_calm = True
+
+    def call(self, workers: Sequence[WorkerInfo], now: int, calm: bool) -> dict[str, str]:
+        """Note who is there; returns which workers are to get no seat, and what they are instead.
+
+        Args:
+            now: milliseconds by the control plane's clock.
+            calm: nobody is taken for gone just now.
+        """
+        there = {worker.id: worker for worker in workers}
+        changed = there.keys() != self._there.keys() or (self._was_calm and not calm)
+        if changed or not 0 <= now - self._noted < NOTED_MS:
+            with self._database.writing() as connection:
+                self._note(connection, there, now, calm)
+            self._noted, self._was_calm = now, calm
+        self._there = there
+        with self._database.engine.connect() as connection:
+            special = MACHINE.c.drained_ms.is_not(None) | MACHINE.c.dismissed_ms.is_not(None)
+            rows = connection.execute(select(MACHINE.c.worker, MACHINE.c.dismissed_ms).where(special)).all()
+        return {row.worker: DISMISSED if row.dismissed_ms else DRAINED for row in rows}
+
+    def _note(self, connection: Connection, there: Mapping[str, WorkerInfo], now: int, calm: bool) -> None:
+        for worker in there.values():
+            remember(connection, worker, now)
+        for worker in (gone for gone in self._there.values() if gone.id not in there):
+            mine = MACHINE.c.worker == worker.id
+            connection.execute(update(MACHINE).where(mine).values(last_seen_ms=worker.last_seen_ms))
+        _tally(connection, there, now)
+        if calm:
+            return
+        for gone, new in successions(connection.execute(select(MACHINE)).all(), there).items():
+            _succeed(connection, gone, new)
+        forgotten = (MACHINE.c.noted_ms < now - KEPT_MS) & MACHINE.c.worker.not_in(list(there))
+        connection.execute(delete(MACHINE).where(forgotten))
+
+
+def successions(rows: Sequence[Any], online: Collection[str]) -> dict[str, str]:
+    """Of the processes that are gone those after which another of the same host and name has come, and which one. Pure.
+
+    A process comes after one at most, so that two that ran beside each other do not become one.
+    """
+    found: dict[str, str] = {}
+    new = [row for row in rows if row.worker in online and row.first_seen_ms == row.began_ms]
+    for gone in sorted((row for row in rows if row.worker not in online), key=lambda row: -int(row.last_seen_ms)):
+        same = [row.worker for row in new if (row.host, row.name) == (gone.host, gone.name)]
+        later = [row.worker for row in new if row.worker in same and row.began_ms >= gone.last_seen_ms]
+        if after := next((worker for worker in later if worker not in found.values()), None):
+            found[gone.worker] = after
+    return found
+
+
+def remember(connection: Connection, worker: WorkerInfo, now: int) -> None:
+    """Write down what a worker that is there says of itself."""
+    said = {name: getattr(worker, name) for name in ("name", "host", "device", "memory_bytes", "versions")}
+    said |= {"queues": list(worker.queues), "last_seen_ms": worker.last_seen_ms, "noted_ms": now}
+    at = {"first_seen_ms": worker.last_seen_ms, "began_ms": worker.last_seen_ms}
+    row = {"worker": worker.id, **said, **at, "tallies": [[now, 0]]}
+    connection.execute(insert(MACHINE).values(row).on_conflict_do_update(index_elements=["worker"], set_=said))
+
+
+def samples_counted(connection: Connection) -> dict[str, int]:
+    """How many samples were counted for each worker, in all jobs that there are."""
+    query = select(WORKER.c.worker, func.sum(WORKER.c.samples)).group_by(WORKER.c.worker)
+    return {worker: int(samples) for worker, samples in connection.execute(query)}
+
+
+def last_hour(tallies: Sequence[Sequence[int]], total: int, now: int) -> int:
+    """How many of a worker's samples were counted in the last hour, to a few minutes. Pure."""
+    before = [samples for at, samples in tallies if at <= now - HOUR_MS] or [samples for _, samples in tallies[:1]]
+    return max(0, total - (before[-1] if before else 0))
+
+
+def _tally(connection: Connection, there: Collection[str], now: int) -> None:
+    """Note how many samples were counted so far, every few minutes; one note older than an hour is kept."""
+    rows = connection.execute(
+        select(MACHINE.c.worker, MACHINE.c.tallies).where(MACHINE.c.worker.in_(list(there)))
+    ).all()
+    due = [row for row in rows if not row.tallies or now - row.tallies[-1][0] >= TALLY_MS]
+    totals = samples_counted(connection) if due else {}
+    for row in due:
+        tallies = [*row.tallies, [now, totals.get(row.worker, 0)]]
+        old = sum(at <= now - HOUR_MS for at, _ in tallies)
+        values = {"tallies": tallies[max(0, old - 1) :]}
+        connection.execute(update(MACHINE).where(MACHINE.c.worker == row.worker).values(values))
+
+
+def _succeed(connection: Connection, gone: str, new: str) -> None:
+    """Let a new process take over what was known and decided of the one before it, but for being asked to leave."""
+    before = connection.execute(select(MACHINE).where(MACHINE.c.worker == gone)).one()
+    drained = func.coalesce(MACHINE.c.drained_ms, before.drained_ms)
+    values = {"first_seen_ms": before.first_seen_ms, "drained_ms": drained}
+    connection.execute(update(MACHINE).where(MACHINE.c.worker == new).values(values))
+    connection.execute(delete(MACHINE).where(MACHINE.c.worker == gone))
+    pass_on(connection, gone, new)
+    log.info("worker came again", before=gone, now=new, drained=before.drained_ms is not None)

@@ -1,0 +1,69 @@
+"""Seats in the database: how many a job wants, and writing down what was decided about them."""
+
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, func, insert, select, update
+
+from api.projection.plans import plan_of
+from api.projection.projection_store import JOB
+from api.publication.outbox import OUTBOX, SEAT
+from api.scheduler.seat_planner import Action, Close, Issue, Leave
+from api.tables import ACTIVE, Event, table
+from computeshare.queue import Seat
+
+log = structlog.get_logger()
+
+
+def seats_wanted(spec: dict[str, Any]) -> int:
+    """How many workers a job can use at a time, by its JobSpec's document."""
+    return int(min(spec["workers"]["max"], plan_of(spec).units_per_round))
+
+
+def place(connection: Connection, action: Action, now: int) -> None:
+    """Write down one decision, with what remains to be done about it outside the database."""
+    match action:
+        case Issue():
+            _issue(connection, action, now)
+        case Close():
+            _close(connection, action, now)
+        case Leave():
+            _leave(connection, action, now)
+
+
+def _issue(connection: Connection, issue: Issue, now: int) -> None:
+    active = select(JOB.c.id).where(JOB.c.id == issue.job_id, JOB.c.status.in_(ACTIVE))
+    if connection.execute(active).one_or_none() is None:
+        return  # ended or paused meanwhile
+    tried = select(func.coalesce(func.max(SEAT.c.attempt), 0)).where(SEAT.c.job_id == issue.job_id)
+    attempt = 1 + connection.execute(tried.where(SEAT.c.number == issue.number)).scalar_one()
+    seat = Seat(issue.worker, issue.job_id, issue.number, attempt)
+    about = {"worker": seat.worker, "job_id": seat.job, "number": seat.number, "attempt": seat.attempt}
+    connection.execute(insert(SEAT), about | {"id": seat.id, "state": "pending", "created_ms": now})
+    _to_do(connection, seat, "seat", now)
+    log.info("seat issued", seat=seat.id)
+
+
+def _close(connection: Connection, close: Close, now: int) -> None:
+    mine = (SEAT.c.id == close.seat_id) & SEAT.c.ended_ms.is_(None)
+    changed = connection.execute(update(SEAT).where(mine).values(state=close.state, ended_ms=now)).rowcount
+    log.info("seat over", seat=close.seat_id, state=close.state)
+    if changed and close.stop:
+        _to_do(connection, Seat.parse(close.seat_id), "stop", now)
+
+
+def _leave(connection: Connection, leave: Leave, now: int) -> None:
+    mine = (SEAT.c.id == leave.seat_id) & SEAT.c.ended_ms.is_(None) & SEAT.c.leaving_ms.is_(None)
+    if connection.execute(update(SEAT).where(mine).values(leaving_ms=now, left_to=leave.to)).rowcount:
+        seat = Seat.parse(leave.seat_id)
+        about = {"worker": seat.worker, "why": leave.why, "to": leave.to}
+        event = {"job_id": seat.job, "stream_id": None, "type": "recalled", "at_ms": now, "data": about}
+        connection.execute(insert(table(Event)), event)
+        changed = {"revision": JOB.c.revision + 1, "updated_ms": now}
+        connection.execute(update(JOB).where(JOB.c.id == seat.job).values(changed))
+        log.info("seat to leave", seat=seat.id, why=leave.why, to=leave.to)
+
+
+def _to_do(connection: Connection, seat: Seat, kind: str, now: int) -> None:
+    row = {"job_id": seat.job, "kind": kind, "payload": {"seat": seat.id}, "created_ms": now, "due_ms": now}
+    connection.execute(insert(OUTBOX), row)

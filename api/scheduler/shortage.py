@@ -1,0 +1,94 @@
+"""Why a job has too few seats. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from api.scheduler.seat_planner import Available, Demand, Held, Pair
+
+Kind = tuple[str, int, int, bool, bool]
+
+SHOWN = 3
+"""So many workers are named in a reason; the others are counted."""
+
+
+def shortages(
+    demands: Sequence[Demand],
+    workers: Sequence[Available],
+    held: Sequence[Held],
+    out: Mapping[Pair, str],
+    due: Mapping[str, int],
+) -> dict[str, str | None]:
+    """Why each job has too few seats (see `shortage`), by job.
+
+    Among jobs that hold no seat and that no worker is left out of, those of one queue, minimum and priority have the
+    same reason, which is worked out once for all of them.
+
+    Args:
+        due: how many workers each job is to have.
+    """
+    special = {seat.job_id for seat in held} | {job_id for job_id, _ in out}
+    known: dict[Kind, str | None] = {}
+    found = {}
+    for demand in demands:
+        share = due[demand.job_id]
+        kind = (demand.queue, demand.minimum, demand.priority, demand.seats > 0, share >= demand.minimum)
+        if demand.job_id in special:
+            found[demand.job_id] = shortage(demand, workers, held, out, demands, share)
+            continue
+        if kind not in known:
+            known[kind] = shortage(demand, workers, held, out, demands, share)
+        found[demand.job_id] = known[kind]
+    return found
+
+
+def shortage(
+    demand: Demand,
+    workers: Sequence[Available],
+    held: Sequence[Held],
+    out: Mapping[Pair, str] | None = None,
+    others: Sequence[Demand] = (),
+    share: int = 0,
+) -> str | None:
+    """Why a job has too few seats, in words that say what would help; None if it has enough, or soon will.
+
+    Args:
+        out: why a worker gets no seat in a job.
+        others: what other jobs want.
+        share: how many workers the job is to have.
+    """
+    out, queue = out or {}, demand.queue
+    mine = {seat.worker for seat in held if seat.job_id == demand.job_id and not seat.leaving}
+    if len(mine) >= demand.minimum or not demand.seats:
+        return None
+    serving = [worker for worker in workers if queue in worker.queues]
+    willing = [worker.id for worker in serving if worker.works]
+    left_out = [why for worker in serving if (why := out.get((demand.job_id, worker.id)))]
+    busy = {seat.worker: seat.job_id for seat in held if seat.job_id != demand.job_id}
+    able = [worker for worker in willing if worker not in mine and (demand.job_id, worker) not in out]
+    missing = demand.minimum - len(mine) - sum(worker not in busy for worker in able)
+    if missing <= 0:
+        return None
+    if share >= demand.minimum:
+        return f"Waits: {_workers(missing)} on queue {queue} will come from other jobs"
+    higher = {other.job_id for other in others if other.priority > demand.priority}
+    above = sum(busy.get(worker) in higher for worker in able)
+    if above >= missing:
+        serve = "serves a job" if above == 1 else "serve jobs"
+        return f"Waits: {_workers(above)} on queue {queue} {serve} of higher priority"
+    online = f"{_are(len(serving))} online"
+    if taken := sum(worker in busy for worker in willing):
+        online += f", {taken} of them busy with other jobs"
+    off = [f"{_are(count)} {why}" for why, count in Counter(w.off for w in serving if w.off).most_common()]
+    resting = Counter(worker.resting for worker in serving if worker.resting and not worker.off)
+    off += [f"{count} resting: {why}" for why, count in resting.most_common()]
+    more = [f"{len(left_out) - SHOWN} more cannot serve it"] if len(left_out) > SHOWN else []
+    needs = f"Needs {_workers(demand.minimum)} on queue {queue}, {online}"
+    return "; ".join([needs, *off[:SHOWN], *left_out[:SHOWN], *more])
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
+def _are(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'}"

@@ -1,1 +1,0 @@
-"""What the control plane does, apart from HTTP."""

@@ -1,0 +1,1 @@
+"""Health, figures for Prometheus, the connection to the broker."""

@@ -1,0 +1,175 @@
+"""The background loops of the control plane; of several control planes, the one with the lock runs them."""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from redis import Redis
+from redis.exceptions import LockError, RedisError
+from redis.lock import Lock
+from sqlalchemy.exc import OperationalError
+
+from api.broker import Broker
+from api.database import Database
+from api.logs.collector import Collector
+from api.projection.projector import Projector
+from api.scheduler.dispatcher import Dispatcher
+from api.system.backups import Backups
+from api.webhooks.notifier import Notifier
+from computeshare.errors import ComputeShareError
+from computeshare.protocol.keys import CONTROL_LOCK
+
+LOCK_S = 5.0
+DISPATCH_S = 1.0
+PROJECT_S = 0.25
+COLLECT_S = NOTIFY_S = 0.5
+BACKUP_S = 5.0
+LONGEST_PAUSE_S = 5.0
+SILENT_S = 15.0
+"""A loop that has not done a turn for this long is in trouble."""
+BACKUP_SILENT_S = 3600.0
+"""The same for the copy of the database, which takes minutes where it is large."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Loop:
+    """How one of the loops is doing."""
+
+    name: str
+    interval_s: float
+    turn: Callable[[], object]
+    silent_s: float = SILENT_S
+    turns: int = 0
+    failures: int = 0
+    trouble: str | None = None
+    done_at: float = field(default_factory=time.monotonic)
+
+    def pause_s(self) -> float:
+        """How long to wait before the next turn: with jitter, and longer the more turns failed."""
+        if not self.failures:
+            return self.interval_s
+        return random.uniform(0.1, min(LONGEST_PAUSE_S, 0.2 * 2 ** min(self.failures, 10)))
+
+
+class Control:
+    """Starts, runs and stops the loops."""
+
+    def __init__(self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier) -> None:
+        self._broker = broker
+        self._notifier = notifier
+        self._dispatcher = Dispatcher(database, artifacts_dir)
+        self._projector = Projector(database, artifacts_dir)
+        self._collector = Collector(database)
+        self._stop = threading.Event()
+        self._backups = Backups(database.file, self._stop)
+        self._wake = threading.Event()
+        self._leading = threading.Event()
+        self._lock: Lock | None = None
+        self.loops = (
+            Loop("dispatcher", DISPATCH_S, self._dispatch),
+            Loop("projector", PROJECT_S, self._project),
+            Loop("logs", COLLECT_S, self._collect),
+            Loop("notifier", NOTIFY_S, self._notify),
+            Loop("backup", BACKUP_S, self._back_up, BACKUP_SILENT_S),
+        )
+        self._threads = [
+            threading.Thread(target=self._run, args=(loop,), name=loop.name, daemon=True) for loop in self.loops
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the loops after their turn, and let another control plane take over at once."""
+        self._stop.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        self._notifier.close()
+        if self._lock:
+            with contextlib.suppress(RedisError, LockError):  # it expires by itself
+                self._lock.release()
+
+    def wake(self) -> None:
+        """Something new waits in the outbox."""
+        self._wake.set()
+
+    def trouble(self) -> str | None:
+        """What is wrong with the loops, or None."""
+        for loop in self.loops:
+            if loop.trouble:
+                return f"{loop.name}: {loop.trouble}"
+            if (silent_s := time.monotonic() - loop.done_at) > loop.silent_s:
+                return f"{loop.name}: no turn finished for {silent_s:.0f} s"
+        return None
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process runs the loops; else it only answers requests."""
+        return self._leading.is_set()
+
+    def _run(self, loop: Loop) -> None:
+        while not self._stop.is_set():
+            try:
+                loop.turn()
+                loop.turns += 1
+                loop.failures, loop.trouble, loop.done_at = 0, None, time.monotonic()
+            except Exception as error:  # a loop outlives whatever happens in a turn: the next one sees what is missing
+                loop.failures += 1
+                loop.trouble = str(error)[:300] or type(error).__name__
+                expected = isinstance(error, RedisError | OperationalError | ComputeShareError)
+                if not expected or loop.failures == 1:
+                    log.warning("turn failed", loop=loop.name, error=loop.trouble, exc_info=None if expected else error)
+            if loop.name == "dispatcher":
+                self._wake.wait(loop.pause_s())
+                self._wake.clear()
+            else:
+                self._stop.wait(loop.pause_s())
+
+    def _dispatch(self) -> None:
+        redis = self._broker.client()
+        if self._lead(redis):
+            self._dispatcher.step(redis)
+
+    def _project(self) -> None:
+        if self.leading:
+            self._projector.step(self._broker.client())
+
+    def _collect(self) -> None:
+        if self.leading:
+            self._collector.step(self._broker.client())
+
+    def _notify(self) -> None:
+        dispatcher = self.loops[0]
+        if self.leading or dispatcher.failures:  # without a broker nobody leads, and this needs none
+            self._notifier.step()
+
+    def _back_up(self) -> None:
+        if self.leading:
+            self._backups.step()
+
+    def _lead(self, redis: Redis) -> bool:
+        """Keep or get the lock. (It saves work; that nothing happens twice does not depend on it.)"""
+        if self._lock is not None and self._lock.redis is redis:
+            try:
+                self._lock.reacquire()
+                return True
+            except LockError:
+                log.warning("lost the lock")
+        lock = Lock(redis, CONTROL_LOCK, timeout=LOCK_S, blocking=False, thread_local=False)
+        if lock.acquire():
+            self._lock = lock
+            self._leading.set()
+            return True
+        redis.pexpire(CONTROL_LOCK, int(LOCK_S * 1000), lt=True)  # the broker's clock may have been set back
+        self._lock = None
+        self._leading.clear()
+        return False

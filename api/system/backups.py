@@ -1,0 +1,35 @@
+"""A copy of the database every day, for when the file is damaged or deleted."""
+
+import sqlite3
+import threading
+import time
+
+import structlog
+
+from computeshare.runtime.database_file import DatabaseFile
+
+RETRY_S = 600.0
+"""How long to wait after a copy that failed, for want of room above all."""
+
+log = structlog.get_logger()
+
+
+class Backups:
+    """Makes a copy whenever one is due."""
+
+    def __init__(self, file: DatabaseFile, stop: threading.Event) -> None:
+        self._file, self._stop = file, stop
+        self._not_before = float("-inf")
+
+    def step(self) -> None:
+        """Make a copy if one is due. One that fails is told in the log and tried again later: jobs run without."""
+        now_s = time.time()
+        if time.monotonic() < self._not_before or not self._file.is_due(now_s):
+            return
+        try:
+            copy = self._file.copy(now_s, self._stop.is_set)
+        except (sqlite3.Error, OSError) as error:
+            self._not_before = time.monotonic() + RETRY_S
+            log.warning("cannot copy the database", to=str(self._file.backups), error=str(error))
+        else:
+            log.info("copied the database", to=str(copy), bytes=copy.stat().st_size)

@@ -1,0 +1,77 @@
+"""Whether everything that the control plane needs is there, and what is wrong where it is not."""
+
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import col
+
+from api.broker import Broker
+from api.database import Database, now_ms
+from api.publication.publication import Published, look_up
+from api.schemas import DependencyPublic, Readiness
+from api.system.background import Control
+from api.tables import Job
+from computeshare.errors import ComputeShareError
+
+PATIENCE_MS = 15_000
+"""How old a job may be before it counts that no reducer looks after it."""
+
+
+class Health:
+    """Looks at each dependency, now."""
+
+    def __init__(self, database: Database, broker: Broker, control: Control) -> None:
+        self._database, self._broker, self._control = database, broker, control
+
+    def check(self) -> Readiness:
+        """Every dependency and what is wrong with it."""
+        checks: dict[str, Callable[[], tuple[bool, str]]] = {
+            "sqlite": self._sqlite,
+            "broker": self._broker_answers,
+            "control": self._loops,
+            "reducer": self._reducer,
+        }
+        found = {name: _ask(check) for name, check in checks.items()}
+        ready = all(dependency.ok for dependency in found.values())
+        return Readiness(status="ready" if ready else "not ready", dependencies=found)
+
+    def _sqlite(self) -> tuple[bool, str]:
+        self._database.check()
+        return True, "readable and writable"
+
+    def _broker_answers(self) -> tuple[bool, str]:
+        self._broker.client().ping()
+        return True, "answers"
+
+    def _loops(self) -> tuple[bool, str]:
+        if trouble := self._control.trouble():
+            return False, trouble
+        return True, "runs the jobs" if self._control.leading else "another control plane runs the jobs"
+
+    def _reducer(self) -> tuple[bool, str]:
+        old = col(Job.created_ms) < now_ms() - PATIENCE_MS
+        query = select(col(Job.id)).where(col(Job.status).in_(("queued", "running")), old).limit(100)
+        with self._database.read() as session:
+            job_ids = list(session.scalars(query))
+        # What the broker was not told of waits for workers, not for a reducer.
+        found = look_up(self._broker.client(), job_ids)
+        without = [its for its in job_ids if found[its].known and not _is_looked_after(found[its])]
+        if without:
+            jobs = ", ".join(without[:5])
+            return False, f"no reducer looks after job {jobs}: start computeshare-reducer"
+        return True, f"alive for {len(job_ids)} jobs" if job_ids else "no job needs one"
+
+
+def _is_looked_after(job: Published) -> bool:
+    """Whether a job has a reducer, or needs none any more."""
+    return job.reducer or job.status == "finished"
+
+
+def _ask(check: Callable[[], tuple[bool, str]]) -> DependencyPublic:
+    try:
+        ok, detail = check()
+    except (RedisError, SQLAlchemyError, ComputeShareError, OSError) as error:
+        ok, detail = False, str(error)[:300] or type(error).__name__
+    return DependencyPublic(ok=ok, detail=detail)

@@ -1,0 +1,88 @@
+"""Health, figures, login, and the list of routes."""
+
+import re
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from api.deps import HealthDep, ServicesDep, TelemetryDep
+from api.pages.rendering import render
+from api.schemas import Health, Readiness, Release
+from api.security import COOKIE, matches
+from computeshare.protocol.handshake import OURS
+from computeshare.settings import derive
+
+YEAR_S = 365 * 24 * 3600
+_OWN_PAGE = re.compile(r"/[\w-][\w/?=&.-]*", re.ASCII)
+
+router = APIRouter(tags=["system"])
+
+
+@router.get("/healthz")
+def healthz() -> Health:
+    """This process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"model": Readiness}})
+def readyz(service: HealthDep, response: Response) -> Readiness:
+    """Whether jobs can run, and what is wrong where they cannot."""
+    readiness = service.check()
+    if readiness.status != "ready":
+        response.status_code = 503
+        response.headers["Retry-After"] = "2"
+    return readiness
+
+
+@router.get("/v1/version")
+def release() -> Release:
+    """What this control plane runs: clients and workers compare it with what they are."""
+    return Release(version=OURS.version, protocol=OURS.protocol)
+
+
+@router.get("/metrics", response_class=Response)
+def prometheus(telemetry: TelemetryDep) -> Response:
+    """Figures for Prometheus."""
+    return Response(generate_latest(telemetry.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@router.get("/login", response_class=HTMLResponse, responses={303: {"description": "logged in: on to the page"}})
+def login(
+    request: Request,
+    services: ServicesDep,
+    key: Annotated[str, Query(max_length=2000, description="of the login link, or all of that link")] = "",
+    following: Annotated[str, Query(alias="next", max_length=200, description="page to go to, on this server")] = "/",
+) -> Response:
+    """Give a browser that came by the login link its cookie."""
+    given = dict(parse_qsl(urlsplit(key.strip()).query)).get("key", key.strip())
+    if not matches(given, derive(services.token, "login")):
+        return login_page(request, bool(key))
+    response = RedirectResponse(following if _OWN_PAGE.fullmatch(following) else "/", 303)
+    response.set_cookie(
+        COOKIE, derive(services.token, "cookie"), max_age=YEAR_S, httponly=True, samesite="lax", path="/"
+    )
+    return response
+
+
+def login_page(request: Request, wrong: bool = False) -> HTMLResponse:
+    """How to log in, and on to the page that was asked for; `wrong`: that was tried in vain."""
+    asked = f"{request.url.path}?{request.url.query}".removesuffix("?")
+    following = request.query_params.get("next", "") if request.url.path == "/login" else asked
+    following = following if request.method == "GET" and _OWN_PAGE.fullmatch(following) else ""
+    page = render(request, "login.html", 401, wrong=wrong, following=following)
+    page.headers["www-authenticate"] = "Bearer"
+    return page
+
+
+@router.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+def docs(request: Request) -> HTMLResponse:
+    """The routes, as a plain table: nothing is fetched from elsewhere."""
+    routes = [
+        {"method": method.upper(), "path": path, "about": about.get("description") or about.get("summary", "")}
+        for path, methods in request.app.openapi()["paths"].items()
+        for method, about in methods.items()
+    ]
+    return render(request, "api.html", routes=routes)

@@ -1,0 +1,1 @@
+"""Notifications to addresses of a user's own."""

@@ -1,0 +1,36 @@
+"""The page of webhooks: whole without JavaScript for reading; with it, it changes them over REST."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from api.deps import WebhooksDep
+from api.pages.rendering import render
+from api.webhooks.schemas import DEFAULT_EVENTS
+from computeshare.client.webhook_signatures import EventName
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+SHOWN = 20
+"""Deliveries of each webhook on the page."""
+EVENTS: dict[EventName, str] = {
+    "completed": "Completed",
+    "failed": "Failed",
+    "held": "Paused by a fault",
+    "cancelled": "Cancelled",
+    "created": "Created",
+    "paused": "Paused by a user",
+    "resumed": "Resumed",
+    "retried": "Retried",
+    "scored": "Version scored",
+    "checkpoint": "Checkpoint",
+    "worker_joined": "Worker joined",
+    "worker_left": "Worker left",
+    "worker_banned": "Worker banned",
+}
+"""Every event in words, in the order of their interest."""
+
+
+@router.get("/webhooks")
+def show_webhooks(request: Request, service: WebhooksDep) -> HTMLResponse:
+    """Who is told of what, and what was delivered lately."""
+    hooks = service.overview(SHOWN)
+    return render(request, "webhooks.html", hooks=hooks, events=EVENTS, chosen=DEFAULT_EVENTS, shown=SHOWN)

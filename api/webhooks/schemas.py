@@ -1,0 +1,122 @@
+"""What the REST API takes and answers about webhooks."""
+
+import re
+from typing import Annotated
+
+import httpx2
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from api.schemas import Instant
+from computeshare.client.webhook_signatures import EventName, key_of
+from computeshare.errors import InvalidSignature
+
+DEFAULT_EVENTS: tuple[EventName, ...] = ("completed", "failed", "held")
+_HOST = re.compile(rb"[\w.:-]+", re.ASCII)
+
+
+def _receiver(text: str) -> str:
+    try:
+        url = httpx2.URL(text)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ValueError(f"this is no address: {error}") from error
+    if url.scheme not in ("http", "https") or not _HOST.fullmatch(url.raw_host):
+        raise ValueError("give the address of a receiver, as https://example.com/hook")
+    if url.userinfo:
+        raise ValueError("leave out user name and password: notifications are signed instead")
+    if url.fragment:
+        raise ValueError("leave out what follows the #: it is never sent")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise ValueError("its port must be from 1 to 65535")
+    return str(url)
+
+
+def _secret(text: str) -> str:
+    try:
+        key_of(text)
+    except InvalidSignature as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+Receiver = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_receiver)]
+Events = Annotated[list[EventName], Field(min_length=1, max_length=30)]
+JobFilter = Annotated[str, Field(min_length=1, max_length=64, description="only events of this job")]
+QueueFilter = Annotated[str, Field(min_length=1, max_length=64, description="only events of jobs on this queue")]
+Secret = Annotated[str, Field(max_length=100), AfterValidator(_secret)]
+
+
+class WebhookRequest(BaseModel):
+    """Who is to be told of what."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Receiver = Field(description="where notifications are posted to")
+    events: Events = Field(list(DEFAULT_EVENTS), description="`held` is a pause that no user asked for")
+    job_id: JobFilter | None = None
+    queue: QueueFilter | None = None
+    secret: Secret | None = Field(None, description="what signs them: `whsec_` and base64; made up where none is given")
+
+
+class WebhookChange(BaseModel):
+    """What is to be different; what is left out, or null, stays. A null `job_id` or `queue` lifts that condition."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Receiver | None = None
+    events: Events | None = None
+    job_id: JobFilter | None = None
+    queue: QueueFilter | None = None
+    active: bool | None = Field(None, description="true: continue; what happened meanwhile is not made up for")
+    new_secret: bool = Field(False, description="make up another secret, and show it in the answer")
+
+
+class WebhookPublic(BaseModel):
+    """A webhook."""
+
+    id: str
+    url: str
+    events: list[EventName]
+    job_id: str | None
+    queue: str | None
+    active: bool = Field(description="false: switched off, by a user or because the receiver answered 410 Gone")
+    trouble: str | None = Field(description="what was wrong with the last attempt; none where it went well")
+    pending: int = Field(description="notifications that wait to be delivered")
+    created_at: Instant
+
+
+class WebhookWithSecret(WebhookPublic):
+    """A webhook, and its secret where that is new: it is not shown again."""
+
+    secret: str | None
+
+
+class WebhookList(BaseModel):
+    items: list[WebhookPublic]
+
+
+class AttemptPublic(BaseModel):
+    """One attempt to deliver a notification."""
+
+    at: Instant
+    status: int | None = Field(description="of the receiver's answer; none where there was no answer")
+    error: str | None = Field(description="what went wrong; none where it arrived")
+    seconds: float
+
+
+class DeliveryPublic(BaseModel):
+    """A notification and what became of it."""
+
+    id: str = Field(description="the header webhook-id: the same for every attempt")
+    event: str
+    job_id: str | None
+    state: str = Field(description="pending, delivered, failed (given up), or dropped (too many waited, switched off)")
+    attempts: list[AttemptPublic] = Field(description="the last 20, oldest first")
+    created_at: Instant
+    next_attempt_at: Instant | None = Field(description="none unless it is pending")
+
+
+class DeliveryPage(BaseModel):
+    """Deliveries, newest first."""
+
+    items: list[DeliveryPublic]
+    next_cursor: str | None

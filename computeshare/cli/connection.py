@@ -1,0 +1,107 @@
+"""Which control plane the commands talk to, and the options that all of them take."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from computeshare.client import Client, reach
+from computeshare.errors import ComputeShareError
+from computeshare.settings import Settings
+from computeshare.terminal.output import plain, title
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")]
+Url = Annotated[
+    str | None, typer.Option(metavar="URL", help="Control plane; default COMPUTESHARE_URL, else the one running here.")
+]
+Home = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of token and run.json; default COMPUTESHARE_HOME.")
+]
+
+
+COMPLETION_S = 1.0
+"""How long somebody who pressed the tabulator is kept waiting, in seconds."""
+_COMPLETIONS = 100
+_HARMLESS = re.compile(r"[\w.][\w.-]*", re.ASCII)
+Words = list[tuple[str, str]]
+"""What may be typed, each with what it stands for."""
+
+
+def settings(url: str | None, home: Path | None) -> Settings:
+    """The settings, but for what the flags say."""
+    return Settings.given(url=url, home=home)
+
+
+def connect(url: str | None, home: Path | None) -> Client:
+    """A client of the control plane. Raises NoServer where none is known."""
+    return reach(settings(url, home))
+
+
+def job_ids(context: typer.Context, incomplete: str) -> Words:
+    """The newest jobs whose ids begin so."""
+    return _known(
+        context,
+        incomplete,
+        lambda client: [(job["id"], f"{title(job)}, {job['status']}") for job in client.jobs(limit=_COMPLETIONS)],
+    )
+
+
+def workers(context: typer.Context, incomplete: str) -> Words:
+    """The workers whose names begin so; of those without a name of their own, or with an odd one, the ids."""
+
+    def ask(client: Client) -> Words:
+        found = client.fleet(offline=True)
+        times = Counter(one["name"] for one in found)
+        own = {name for name, count in times.items() if count == 1 and _HARMLESS.fullmatch(name)}
+        return [(one["name"] if one["name"] in own else one["id"], one["device"]) for one in found]
+
+    return _known(context, incomplete, ask)
+
+
+def webhook_ids(context: typer.Context, incomplete: str) -> Words:
+    """The webhooks whose ids begin so."""
+    return _known(context, incomplete, lambda client: [(hook["id"], hook["url"]) for hook in client.webhooks.list()])
+
+
+def queues(context: typer.Context, incomplete: str) -> Words:
+    """The queues whose names begin so."""
+    return _known(
+        context, incomplete, lambda client: [(one["name"], f"{one['workers']} workers") for one in client.queues()]
+    )
+
+
+def _known(context: typer.Context, incomplete: str, ask: Callable[[Client], Words]) -> Words:
+    """What the control plane knows that begins so; nothing where none answers at once.
+
+    What a shell would obey is left out: it would stand on the command line as it is.
+    """
+    given = context.params
+    try:
+        with reach(settings(given.get("url"), given.get("home")), COMPLETION_S) as client:
+            found = ask(client)
+    except ComputeShareError:
+        return []
+    return [(word, plain(told)) for word, told in found if _HARMLESS.fullmatch(word) and word.startswith(incomplete)]
+
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False, autocompletion=job_ids)]
+Worker = Annotated[
+    str,
+    typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False, autocompletion=workers),
+]
+
+
+def page(client: Client, job_id: str) -> str:
+    """The address of a job's page."""
+    return f"{client.url}/jobs/{job_id}"
+
+
+def confirm(question: Callable[[], str], yes: bool) -> None:
+    """Ask at a terminal before something is lost, unless the user has said yes. Raises typer.Abort."""
+    if sys.stdin.isatty() and not yes:
+        typer.confirm(question(), abort=True, err=True)

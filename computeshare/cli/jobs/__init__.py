@@ -1,0 +1,1 @@
+"""`computeshare jobs`: one module a command."""

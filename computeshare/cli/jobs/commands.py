@@ -1,0 +1,254 @@
+"""`computeshare jobs`: what has no module of its own, and all of it together."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from computeshare.cli.connection import Home, JobId, Json, Url, Worker, Yes, confirm, connect, page, queues
+from computeshare.cli.jobs.compare import compare
+from computeshare.cli.jobs.create import create
+from computeshare.cli.jobs.export import export
+from computeshare.cli.jobs.fork import fork
+from computeshare.cli.jobs.logs import logs
+from computeshare.cli.jobs.replay import replay
+from computeshare.client.api.models import ICONS, Job, JobWorker, Problem
+from computeshare.client.weights import pick
+from computeshare.terminal.output import console, job_details, job_table, plain, print_json, size, status, target, title
+from computeshare.terminal.watch import follow_to_end
+from computeshare.types import JobSort
+
+app = typer.Typer(no_args_is_help=True, help="Create, watch and fetch jobs.")
+app.command()(create)
+app.command()(replay)
+app.command()(fork)
+app.command()(compare)
+app.command()(export)
+app.command()(logs)
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status",
+            help="Only jobs in this state. May be repeated.",
+            show_default=False,
+            autocompletion=lambda: sorted(ICONS),
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Only jobs of this queue.", show_default=False, autocompletion=queues)
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Only jobs with this text in their name, or with this id.", show_default=False)
+    ] = None,
+    sort: Annotated[
+        JobSort | None,
+        typer.Option(help="The order; accuracy: best first, updated: latest first.", show_default="newest"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with connect(url, home) as client:
+        jobs = list(client.jobs(state or (), queue, limit or None, search, sort))
+    if as_json:
+        print_json({"items": jobs})
+    elif jobs:
+        console().print(job_table(jobs, datetime.now(UTC)))
+    elif state or queue or search:
+        console().print("no job matches")
+    else:
+        console().print("no jobs here; create one: computeshare jobs create --dataset digits --model mlp", markup=False)
+
+
+@app.command()
+def show(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Show one job."""
+    with connect(url, home) as client:
+        job = client.show(job_id)
+        if as_json:
+            print_json(job)
+        else:
+            console().print(job_details(job, page(client, job["id"]), datetime.now(UTC)))
+
+
+@app.command()
+def watch(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Watch a job until it ends. Ctrl-C stops watching, not the job."""
+    with connect(url, home) as client:
+        follow_to_end(client, job_id, as_json)
+
+
+@app.command()
+def pause(
+    job_id: JobId,
+    after_round: Annotated[bool, typer.Option("--after-round", help="Let the round at hand be done first.")] = False,
+    hours: Annotated[
+        float | None,
+        typer.Option("--hours", min=0, help="Resume automatically after so many hours.", show_default=False),
+    ] = None,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let a queued or running job rest. Its workers leave, what they did stays."""
+    with connect(url, home) as client:
+        _tell(client.pause(job_id, after_round, hours), as_json)
+
+
+@app.command()
+def resume(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Let a paused job continue where it was."""
+    with connect(url, home) as client:
+        _tell(client.resume(job_id), as_json)
+
+
+@app.command()
+def retry(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Let a failed job continue from its last checkpoint."""
+    with connect(url, home) as client:
+        _tell(client.retry(job_id), as_json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # so that a number below zero is none
+def priority(
+    job_id: JobId,
+    number: Annotated[
+        int, typer.Argument(metavar="N", min=-100, max=100, help="-100 to 100; new jobs have 0.", show_default=False)
+    ],
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Give a job another priority. Jobs with more get workers first, also from those with less."""
+    with connect(url, home) as client:
+        _tell(client.prioritise(job_id, number), as_json)
+
+
+@app.command()
+def rename(
+    job_id: JobId,
+    name: Annotated[str, typer.Argument(help='The new name; "": what the job trains names it.', show_default=False)],
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Give a job another name."""
+    with connect(url, home) as client:
+        job = client.rename(job_id, name)
+    if as_json:
+        print_json(job)
+    else:
+        console().print(f"{plain(job['id'])} is now {title(job)}", markup=False)
+
+
+@app.command()
+def cancel(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Stop a job for good."""
+    with connect(url, home) as client:
+        _tell(client.cancel(job_id), as_json)
+
+
+@app.command()
+def unban(
+    job_id: JobId,
+    worker: Worker,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let a worker that was banned from a job take part again."""
+    with connect(url, home) as client:
+        found = client.unban(job_id, worker_id(client.workers(job_id), worker))
+    if as_json:
+        print_json(found)
+    else:
+        console().print(f"{plain(found['name'] or found['id'])} may take part again", markup=False)
+
+
+def worker_id(workers: Sequence[JobWorker], worker: str) -> str:
+    """The id of the worker of this id, or of the only banned one of this name. Raises Problem."""
+    named = [one["id"] for one in workers if worker == one["id"] or (worker == one["name"] and one["banned"])]
+    if worker in named or len(named) < 2:
+        return worker if worker in named or not named else str(named[0])
+    raise Problem(f"{len(named)} banned workers are named {worker}; give an id: {', '.join(named)}", 409)
+
+
+def _tell(job: Job, as_json: bool) -> None:
+    """Print what has become of a job."""
+    if as_json:
+        print_json(job)
+    else:
+        console().print(status(job), plain(job["id"]), markup=False)
+
+
+@app.command()
+def delete(
+    job_id: JobId,
+    yes: Yes = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Forget a job that has ended, and remove its checkpoints."""
+    with connect(url, home) as client:
+
+        def question() -> str:
+            job = client.show(job_id)
+            return f"Remove job {plain(job['id'])} ({title(job)}) and its checkpoints?"
+
+        confirm(question, yes)
+        client.delete(job_id)
+    if as_json:
+        print_json({"id": job_id, "deleted": True})
+    else:
+        console().print(f"deleted {plain(job_id)}", markup=False)
+
+
+@app.command()
+def download(
+    job_id: JobId,
+    version: Annotated[str, typer.Option(metavar="latest|best|N", help="Which version.")] = "latest",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="File or folder to write to (default JOB-vN.safetensors).",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it is there.")] = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Download a version's weights as safetensors."""
+    with connect(url, home) as client:
+        chosen = pick(client.checkpoints(job_id), version, job_id)
+        path = target(output, f"{job_id}-v{chosen['version']}.safetensors")
+        if path.exists() and not force:
+            raise typer.BadParameter(
+                f"{path} is there already: choose another name, or give --force", param_hint="--output"
+            )
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        screen = console(stderr=True)
+        with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
+            task = progress.add_task("", total=chosen["bytes"])
+            sha256 = client.download(
+                job_id, chosen["version"], path, lambda done, total: progress.update(task, completed=done, total=total)
+            )
+    written = path.stat().st_size
+    if as_json:
+        print_json({"path": str(path), "version": chosen["version"], "bytes": written, "sha256": sha256})
+    else:
+        console().print(f"{path}: version {chosen['version']}, {size(written)}", markup=False)

@@ -1,0 +1,152 @@
+"""The command `computeshare`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from computeshare import __version__
+from computeshare.cli import queues, webhooks, workers
+from computeshare.cli.connection import Home, Json, Url, settings
+from computeshare.cli.jobs import commands
+from computeshare.settings import Settings, login_path
+from computeshare.terminal.command import FAILED, NO_SERVER, run, run_command
+from computeshare.terminal.output import console, print_json
+
+__all__ = ["app", "main", "run_command"]
+
+app = typer.Typer(name="computeshare", no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(commands.app, name="jobs")
+app.add_typer(webhooks.app, name="webhooks")
+app.add_typer(workers.app, name="workers")
+app.add_typer(queues.app, name="queues")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"computeshare {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train a PyTorch model on the machines you already own."""
+
+
+@app.command()
+def up(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines too.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to run on this machine.")] = 0,
+    queue: Annotated[str, typer.Option(help="Queue that these workers serve.")] = "default",
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", show_default=False, help="Folder of database, checkpoints and token.")
+    ] = None,
+) -> None:
+    """Run a control plane on this machine until Ctrl-C."""
+    from computeshare.up import stack
+
+    raise typer.Exit(stack.up(stack.UpOptions(host=host, port=port, workers=workers, queue=queue, home=home)))
+
+
+@app.command()
+def down(home: Home = None) -> None:
+    """Stop the control plane that runs on this machine."""
+    from computeshare.up import stack
+
+    found = stack.down(settings(None, home))
+    console(stderr=True).print("stopped" if found else "no control plane runs here")
+    raise typer.Exit(0 if found else NO_SERVER)
+
+
+@app.command()
+def login(url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Print the link that logs a browser in."""
+    found = settings(url, home)
+    link = found.resolve_url() + login_path(found.resolve_token())
+    if as_json:
+        print_json({"url": link})
+    else:
+        print(link)
+
+
+@app.command()
+def token(home: Home = None, as_json: Json = False) -> None:
+    """Print the token that scripts send as a bearer."""
+    found = settings(None, home).resolve_token()
+    if as_json:
+        print_json({"token": found})
+    else:
+        print(found)
+
+
+@app.command()
+def demo(
+    dataset: Annotated[str, typer.Option(help="Data set to train on.")] = "digits",
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers to run on this machine.")] = 2,
+) -> None:
+    """Run everything on this machine and train a small model."""
+    from computeshare.up import stack
+
+    raise typer.Exit(stack.demo(dataset, workers))
+
+
+@app.command()
+def doctor(
+    url: Url = None,
+    home: Home = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that `computeshare up` is to take.")] = 8000,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Try what a worker needs of this machine, in minutes; to be pasted back.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check this machine and its connections, and say what to do."""
+    if selftest:
+        _selftest(settings(url, home), as_json)
+    from computeshare.doctor import Machine, diagnose, table
+
+    screen = console(stderr=True)
+    with screen.status("checking this machine"):
+        checks = diagnose(Machine(settings(url, home), port))
+    if as_json:
+        print_json({"ok": all(c.status != "fail" for c in checks), "checks": [c.as_dict() for c in checks]})
+    else:
+        console().print(table(checks))
+    raise typer.Exit(FAILED if any(check.status == "fail" for check in checks) else 0)
+
+
+def _selftest(found: Settings, as_json: bool) -> NoReturn:
+    """Plain lines as the parts are done, or one JSON document; exits with 1 if a part failed."""
+    from computeshare.doctor import selftest
+
+    about, parts = selftest.heading(), []
+    screen = console(stderr=True)
+    if not as_json:
+        print("\n".join(about), flush=True)
+    for part in selftest.run(found, os.environ.get("COMPUTESHARE_DEVICE")):
+        parts.append(part)
+        if as_json:
+            screen.print(f"{part.name}: {part.status}", markup=False)
+        else:
+            print(selftest.line(part), flush=True)
+    if as_json:
+        print_json(selftest.document(parts, about))
+    else:
+        print(selftest.summary(parts))
+    raise typer.Exit(FAILED if any(part.status == "failed" for part in parts) else 0)
+
+
+def main() -> None:
+    """The command `computeshare`."""
+    sys.exit(run(app))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""`computeshare workers`: who there is, and giving a worker no more work for a while or for good."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from computeshare.cli.connection import Home, Json, Url, Worker, Yes, confirm, connect, queues
+from computeshare.client.api.models import Problem
+from computeshare.terminal.output import NOTHING, age, console, how_to_help, instant, plain, print_json, size
+
+app = typer.Typer(no_args_is_help=True, help="See workers; invite, drain and remove them.")
+
+
+@app.command("list")
+def list_workers(
+    offline: Annotated[bool, typer.Option("--offline", help="Also those that are not there now.")] = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List the workers that are online."""
+    with connect(url, home) as client:
+        found = client.fleet(offline)
+    if as_json:
+        print_json({"items": found})
+    elif found:
+        console().print(worker_table(found, datetime.now(UTC)))
+    else:
+        console().print(f"no workers are online; start one: {how_to_help('default')}", markup=False)
+
+
+@app.command()
+def drain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Give a worker no more work. It finishes its work unit; also when started again it rests until undrained."""
+    with connect(url, home) as client:
+        _tell(client.drain(worker_id(client.fleet(offline=True), worker)), "gets no more work", as_json)
+
+
+@app.command()
+def undrain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """Give a drained worker work again."""
+    with connect(url, home) as client:
+        _tell(client.undrain(worker_id(client.fleet(offline=True), worker)), "may work again", as_json)
+
+
+@app.command()
+def remove(
+    worker: Worker,
+    yes: Yes = False,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Have a worker finish its work unit and end. One that is offline is forgotten."""
+    with connect(url, home) as client:
+        found = worker_id(client.fleet(offline=True), worker)
+        confirm(lambda: f"Remove worker {plain(worker)}? Its process ends after its work unit.", yes)
+        client.remove(found)
+    if as_json:
+        print_json({"id": found, "removed": True})
+    else:
+        console().print(f"removed {plain(worker)}", markup=False)
+
+
+@app.command()
+def invite(
+    queue: Annotated[
+        str, typer.Option(help="Queue that the invited worker serves.", autocompletion=queues)
+    ] = "default",
+    minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long the invite holds.")] = 15,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Let one machine in, once. Give --url by the name that it knows the control plane's machine by."""
+    with connect(url, home) as client:
+        made = client.invites.create(queue, minutes)
+    if as_json:
+        print_json(made)
+        return
+    until = instant(made["expires_at"])
+    when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
+    lines = [plain(made["command"]), f"to be typed on the other machine; works once{when}"]
+    if made["note"]:
+        lines.append(f"but {plain(made['note'])}")
+    console().print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
+    """The id of the worker of this id, or of the only one of this name. Raises Problem."""
+    if any(worker == one["id"] for one in workers):
+        return worker
+    named = [str(one["id"]) for one in workers if worker == one["name"]]
+    if len(named) > 1:
+        raise Problem(f"{len(named)} workers are named {worker}; give an id: {', '.join(named)}", 409)
+    if not named:
+        raise Problem(f"there is no worker {worker}: computeshare workers list --offline shows them", 404)
+    return named[0]
+
+
+def state(worker: dict[str, Any]) -> str:
+    """What a worker is doing, in a word."""
+    power = worker.get("power") or {}
+    battery = f", {power['percent']:.0f} %" if power.get("percent") is not None else ""
+    for applies, word in (
+        (not worker["online"], "offline, drained" if worker["drained"] else "offline"),
+        (worker["refused"], "refused"),
+        (worker["leaving"], "leaving"),
+        (worker["drained"], "drained"),
+        (worker.get("resting"), f"resting: {worker.get('resting')}"),
+        (worker["job_id"], "at work"),
+        (worker.get("left_out"), f"idle: {'; '.join(worker.get('left_out') or [])}"),
+    ):
+        if applies:
+            return plain(word + battery)
+    return f"idle{battery}"
+
+
+def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
+    """Workers, one a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("Worker", "Name", "Device", "State", "Job", "Queues"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("Memory", "Samples/s", "Share", "Last seen"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for worker in workers:
+        table.add_row(
+            Text(plain(worker["id"])),
+            Text(plain(worker["name"])),
+            Text(plain(worker["device"])),
+            Text(state(worker)),
+            Text(plain(worker["job_id"] or NOTHING)),
+            Text(plain(", ".join(worker["queues"]))),
+            size(worker["memory_bytes"]),
+            f"{worker['samples_per_s']:,.0f}" if worker["job_id"] else NOTHING,
+            f"{100 * worker['share']:.0f} %",
+            f"{age(worker['last_seen'], now)} ago",
+        )
+    return table
+
+
+def _tell(worker: dict[str, Any], what: str, as_json: bool) -> None:
+    if as_json:
+        print_json(worker)
+    else:
+        console().print(f"{plain(worker['name'] or worker['id'])} {what}", markup=False)

@@ -1,0 +1,348 @@
+"""The REST API from Python: a small synchronous client."""
+
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+from urllib.parse import quote
+
+from computeshare.checkpoints.store import weights_digest
+from computeshare.client.api.address import NoServer
+from computeshare.client.api.invites import Invites
+from computeshare.client.api.models import (
+    Checkpoint,
+    Comparison,
+    EpochLedger,
+    Estimate,
+    Event,
+    Job,
+    JobWorker,
+    LogLine,
+    Problem,
+    Submission,
+    Version,
+    document,
+    items,
+    raise_for_problem,
+)
+from computeshare.client.api.requests import PAGE, Progress, Requests, given
+from computeshare.client.api.webhooks import Webhooks
+from computeshare.client.event_feed import CLOSED, Course, passing
+from computeshare.errors import ArtifactError
+from computeshare.types import JobSort
+
+_LINES = 1000
+
+
+class Client:
+    """Talks to one control plane; usable as a context manager.
+
+    Every method raises NoServer where nothing answers, and Problem (an ApiError) where the answer is a refusal.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout_s: float = 15.0) -> None:
+        self._requests = Requests(url, token, timeout_s)
+        self.url, self.connection = self._requests.url, self._requests.connection
+        self.webhooks, self.invites = Webhooks(self._requests), Invites(self._requests)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._requests.close()
+
+    def create(self, spec: Mapping[str, Any], idempotency_key: str | None = None) -> Job:
+        """Create a job from a JobSpec's document; the key makes it one job however often it is sent."""
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return cast(Job, document(self._requests.repeatable("POST", "/v1/jobs", json=dict(spec), headers=headers)))
+
+    def fork(
+        self,
+        job_id: str,
+        version: int | str = "latest",
+        spec: Mapping[str, Any] | None = None,
+        optimizer: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Create a job that starts from a version of another; the key makes it one job however often it is sent.
+
+        Args:
+            version: its number, `latest` or `best`.
+            spec: fields of the JobSpec that change; the others are the parent's.
+            optimizer: `kept` or `fresh`; by default its state is kept where its settings stay the same.
+        """
+        document_sent = {"version": version, "spec": dict(spec or {}), "optimizer": optimizer}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        response = self._requests.repeatable("POST", _path(job_id, "fork"), json=document_sent, headers=headers)
+        return cast(Job, document(response))
+
+    def jobs(
+        self,
+        statuses: Sequence[str] = (),
+        queue: str | None = None,
+        limit: int | None = None,
+        search: str | None = None,
+        sort: JobSort | None = None,
+    ) -> Iterator[Job]:
+        """Jobs newest first, `limit` of them or all; further pages are fetched as they are needed.
+
+        Args:
+            search: only jobs with this text in their title, in upper or lower case, or with this id.
+            sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
+        """
+        filters = {"status": list(statuses) or None, "queue": queue, "search": search, "sort": sort}
+        return self._requests.listed("/v1/jobs", filters, limit)
+
+    def show(self, job_id: str) -> Job:
+        """One job."""
+        return cast(Job, document(self._requests.repeatable("GET", _path(job_id))))
+
+    def compare(self, job_ids: Sequence[str]) -> Comparison:
+        """Two to six jobs side by side: what came of each, and in what they differ."""
+        parameters = {"job": list(job_ids)}
+        return cast(Comparison, document(self._requests.repeatable("GET", "/v1/compare", params=parameters)))
+
+    def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> Job:
+        """Let a queued or running job rest, at once or once its round is done; what its workers did stays.
+
+        Args:
+            hours: after which it goes on by itself; None: once it is resumed.
+        """
+        parameters: dict[str, Any] = {"after": "round"} if after_round else {}
+        parameters |= {"hours": hours} if hours is not None else {}
+        return cast(Job, document(self._requests.once("POST", _path(job_id, "pause"), params=parameters)))
+
+    def resume(self, job_id: str) -> Job:
+        """Let a paused job go on where it was."""
+        return cast(Job, document(self._requests.once("POST", _path(job_id, "resume"))))
+
+    def retry(self, job_id: str) -> Job:
+        """Let a failed job go on from its last checkpoint."""
+        return cast(Job, document(self._requests.once("POST", _path(job_id, "retry"))))
+
+    def workers(self, job_id: str) -> list[JobWorker]:
+        """Who takes or took part in a job."""
+        return items(self._requests.repeatable("GET", _path(job_id, "workers")))[0]
+
+    def unban(self, job_id: str, worker_id: str) -> dict[str, Any]:
+        """Let a worker that was banned from a job take part again; returns its part in the job."""
+        return document(self._requests.once("POST", _path(job_id, "workers", quote(worker_id, safe=""), "unban")))
+
+    def prioritise(self, job_id: str, priority: int) -> Job:
+        """Give a job that has not ended another priority."""
+        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"priority": priority})))
+
+    def rename(self, job_id: str, name: str) -> Job:
+        """Give a job another name; an empty one: what it trains names it."""
+        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"name": name})))
+
+    def fleet(self, offline: bool = False) -> list[dict[str, Any]]:
+        """The workers that are online; with `offline` also those that were in the last 30 days."""
+        return items(self._requests.repeatable("GET", "/v1/workers", params={"offline": offline}))[0]
+
+    def drain(self, worker_id: str) -> dict[str, Any]:
+        """Give a worker no more work; it finishes its work unit."""
+        return document(self._requests.repeatable("POST", _worker_path(worker_id, "drain")))
+
+    def undrain(self, worker_id: str) -> dict[str, Any]:
+        """Give a drained worker work again."""
+        return document(self._requests.repeatable("POST", _worker_path(worker_id, "undrain")))
+
+    def remove(self, worker_id: str) -> None:
+        """Have a worker finish its work unit and end; forget one that is offline."""
+        self._requests.once("DELETE", _worker_path(worker_id))
+
+    def queues(self) -> list[dict[str, Any]]:
+        """The queues that have workers or jobs, each with its jobs in the order in which they are served."""
+        return items(self._requests.repeatable("GET", "/v1/queues"))[0]
+
+    def cancel(self, job_id: str) -> Job:
+        """Stop a job for good."""
+        return cast(Job, document(self._requests.once("POST", _path(job_id, "cancel"))))
+
+    def delete(self, job_id: str) -> None:
+        """Forget a job that has ended, and its checkpoints."""
+        self._requests.once("DELETE", _path(job_id))
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """The versions that can be downloaded, newest first."""
+        return items(self._requests.repeatable("GET", _path(job_id, "checkpoints")))[0]
+
+    def versions(self, job_id: str, first: int, last: int) -> Iterator[Version]:
+        """The versions that stand from `first` to `last`, each with what it was made of; fetched as they are needed."""
+        since: int | None = first - 1
+        while since is not None and since < last:
+            parameters = {"since": since, "limit": min(PAGE, last - since)}
+            page = document(self._requests.repeatable("GET", _path(job_id, "versions"), params=parameters))
+            yield from cast(list[Version], page["items"])
+            since = page["next_since"]
+
+    def state(self, job_id: str, version: int) -> bytes:
+        """The reducer's state that goes with a checkpoint's weights: optimizer, full-precision parameters."""
+        return self._requests.repeatable("GET", _path(job_id, "checkpoints", str(version), "state")).content
+
+    def metrics(
+        self, job_id: str, since: int = 0, until: int | None = None, points: int = 1000
+    ) -> dict[str, list[dict[str, Any]]]:
+        """A job's series by name, each a list of points by version: of those above `since`, up to `until`.
+
+        Args:
+            points: about so many a series; of more versions than that, some are left out evenly.
+        """
+        parameters = given(since=since, until=until, points=points)
+        response = self._requests.repeatable("GET", _path(job_id, "metrics"), params=parameters)
+        return cast(dict[str, list[dict[str, Any]]], document(response))
+
+    def metrics_csv(self, job_id: str) -> str:
+        """Every version of a job and its values, as CSV; `at` is in seconds since the epoch."""
+        return self._requests.repeatable("GET", _path(job_id, "metrics.csv")).text
+
+    def estimate(self, job_id: str) -> Estimate:
+        """How many times as fast a job would be with one more worker."""
+        return cast(Estimate, document(self._requests.repeatable("GET", _path(job_id, "estimate"))))
+
+    def ledger(self, job_id: str) -> list[EpochLedger]:
+        """How often each sample of each epoch counted."""
+        return cast(list[EpochLedger], document(self._requests.repeatable("GET", _path(job_id, "ledger")))["epochs"])
+
+    def submissions(
+        self, job_id: str, limit: int | None = PAGE, outcome: str | None = None, worker: str | None = None
+    ) -> Iterator[Submission]:
+        """The submissions of a job newest first, `limit` of them or all, with where each one's time went.
+
+        Args:
+            outcome: only those of this outcome.
+            worker: only those of the worker with this id.
+        """
+        return self._requests.listed(_path(job_id, "submissions"), {"outcome": outcome, "worker": worker}, limit)
+
+    def release(self) -> dict[str, Any]:
+        """The control plane's `version` and the `protocol` that it speaks."""
+        return document(self._requests.repeatable("GET", "/v1/version"))
+
+    def ready(self) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """What `/readyz` says, ready or not, and the answer's headers."""
+        response = self._requests.get("/readyz")
+        if response.status_code != 503:
+            raise_for_problem(response)
+        return document(response), response.headers
+
+    def events(self, job_id: str, after: int | None = None) -> Iterator[Event]:
+        """A job's events above the id `after`, until this one connection ends (see `follow`)."""
+        yield from self._requests.listen(_path(job_id, "events"), after, {})
+
+    def follow(self, job: Job, after: int | None = None) -> Iterator[Event]:
+        """Events from now, or from the event `after` on, until the job has ended, over as many connections as it takes.
+
+        A lost connection yields an event `lost` and is reopened, later and later up to 5 s, where it broke off.
+        """
+        course = Course.of(job, after)
+        while not course.ended:
+            lost = CLOSED
+            try:
+                for event in self.events(job["id"], course.last):
+                    course.saw(event)
+                    yield event
+            except (NoServer, Problem) as error:
+                lost = course.cut(error)
+            if not course.ended:
+                yield course.lost(lost)
+                time.sleep(course.pause())
+
+    def logs(
+        self, job_id: str, worker: str | None = None, level: str | None = None, limit: int | None = 100
+    ) -> Iterator[LogLine]:
+        """The newest `limit` lines of a job's log (None: all of them), ascending.
+
+        Args:
+            worker: only those of this one: its id or its name.
+            level: only those of at least this level: debug, info, warning or error.
+        """
+        wanted, path = given(worker=worker, level=level), _path(job_id, "logs")
+        if limit is None:
+            yield from self._all_lines(path, wanted)
+            return
+        pages: list[list[LogLine]] = []
+        before: int | None = None
+        while limit > 0:
+            parameters = given(**wanted, limit=min(limit, _LINES), before=before)
+            page = document(self._requests.repeatable("GET", path, params=parameters))
+            pages.append(page["items"])
+            limit, before = limit - len(page["items"]), page["previous"]
+            if before is None:
+                break
+        for lines in reversed(pages):
+            yield from lines
+
+    def follow_logs(
+        self,
+        job_id: str,
+        worker: str | None = None,
+        level: str | None = None,
+        after: int = 0,
+        lost: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[LogLine]:
+        """Lines of a job's log above the id `after`, then those that come, until the job has ended.
+
+        A lost connection is reopened, later and later up to 5 s, where it broke off; `lost` is told why.
+        """
+        course, wanted = Course(after), given(worker=worker, level=level)
+        while True:
+            reason = CLOSED
+            try:
+                for event in self._requests.listen(_path(job_id, "logs", "stream"), course.last, wanted):
+                    if event.type == "end":
+                        return
+                    course.saw(event)
+                    yield cast(LogLine, event.data)
+            except (NoServer, Problem) as error:
+                reason = passing(error)
+            lost(reason)
+            time.sleep(course.pause())
+
+    def download(self, job_id: str, version: int, path: Path, progress: Progress | None = None) -> str:
+        """Write a version's weights (safetensors) to `path`, which is complete or untouched; returns their sha256.
+
+        Raises: ArtifactError: `path` cannot be written, or what came has not the sha256 that the answer names.
+        """
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            etag = self._requests.save(_path(job_id, "checkpoints", str(version)), partial, progress)
+            sha256 = etag.removeprefix("W/").strip('"')
+            _check_weights(partial, sha256)
+            os.replace(partial, path)
+        except OSError as error:
+            raise ArtifactError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return sha256
+
+    def _all_lines(self, path: str, wanted: Mapping[str, Any]) -> Iterator[LogLine]:
+        after = 0
+        while True:
+            lines, _ = items(self._requests.repeatable("GET", path, params={**wanted, "limit": _LINES, "after": after}))
+            yield from lines
+            if len(lines) < _LINES:
+                return
+            after = lines[-1]["id"]
+
+
+def _path(job_id: str, *parts: str) -> str:
+    return "/".join(["/v1/jobs", quote(job_id, safe=""), *parts])
+
+
+def _worker_path(worker_id: str, *parts: str) -> str:
+    return "/".join(["/v1/workers", quote(worker_id, safe=""), *parts])
+
+
+def _check_weights(path: Path, sha256: str) -> None:
+    """Raises ArtifactError unless the file is whole and holds the weights that the control plane announced."""
+    if weights_digest(path) != sha256:
+        raise ArtifactError("the weights are not those the control plane announced: download them again")

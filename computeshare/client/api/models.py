@@ -1,0 +1,293 @@
+"""What the REST API answers, as its clients see it: jobs, checkpoints, events, problems."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import httpx2
+
+from computeshare.errors import ApiError
+from computeshare.runtime.log_lines import Level
+from computeshare.types import JobStatus, Kind, Outcome
+
+ICONS: dict[str, str] = {
+    "queued": "○",
+    "running": "▶",
+    "paused": "‖",
+    "completed": "✓",
+    "failed": "✗",
+    "cancelled": "■",
+}
+"""A job's state as one character."""
+
+
+class Problem(ApiError):
+    """The control plane refused; `errors` are the fields it names, each with what is wrong with it."""
+
+    def __init__(self, detail: str, status: int, errors: Sequence[tuple[str, str]] = ()) -> None:
+        named = [f"{field}: {message}" if field else message for field, message in errors]
+        super().__init__("\n".join(named) or detail, status)
+        self.detail = detail
+        self.errors = tuple(errors)
+
+
+class Reducer(TypedDict):
+    """The process that makes a job's versions, and its machine's kind where that was recorded."""
+
+    host: str
+    pid: int
+    kind: NotRequired[Kind | None]
+
+
+class ForkedFrom(TypedDict):
+    """The version of another job that a job started from."""
+
+    job_id: str
+    version: int
+    sha256: str
+    optimizer: str
+
+
+class Job(TypedDict):
+    """A job; times are ISO 8601, sizes bytes, `accuracy` a fraction."""
+
+    id: str
+    name: str
+    title: NotRequired[str]
+    queue: str
+    priority: NotRequired[int]
+    spec: dict[str, Any]
+    status: JobStatus
+    reason: str | None
+    error: str | None
+    version: int
+    rounds_total: int
+    epoch: int
+    loss: float | None
+    accuracy: float | None
+    best_version: int | None
+    best_accuracy: NotRequired[float | None]
+    durable_version: int
+    weights_sha256: str | None
+    samples_per_s: float
+    reducer: NotRequired[Reducer | None]
+    forked_from: NotRequired[ForkedFrom | None]
+    workers: int
+    accepted: int
+    stale: int
+    duplicate: int
+    lease_lost: NotRequired[int]
+    fenced: NotRequired[int]
+    refused: NotRequired[int]
+    bytes_up: int
+    bytes_down: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    paused_at: NotRequired[str | None]
+    stopped_s: NotRequired[float]
+    left_s: NotRequired[float | None]
+    last_event_id: NotRequired[int]
+
+
+def trouble(job: Job) -> str | None:
+    """What is wrong with a job, without the traceback that may follow its error after an empty line."""
+    return job["error"].partition("\n\n")[0] if job["error"] else job["reason"]
+
+
+class Checkpoint(TypedDict):
+    """A version whose weights can be downloaded."""
+
+    version: int
+    sha256: str
+    bytes: int
+    accuracy: float | None
+    best: bool
+
+
+class JobWorker(TypedDict):
+    """A worker's part in a job; `share` is a fraction of all counted samples, `banned` says why it may not go on."""
+
+    id: str
+    name: str
+    device: str
+    kinds: NotRequired[list[Kind]]
+    active: bool
+    left_reason: str | None
+    samples_per_s: float
+    samples: int
+    share: float
+    accepted: int
+    stale: int
+    refused: int
+    refused_reason: str | None
+    banned: str | None
+    unfit: NotRequired[str | None]
+    memory_bytes: NotRequired[int | None]
+    bytes_up: int
+    bytes_down: int
+    joined_at: str | None
+    left_at: str | None
+    last_seen: str
+
+
+class Seconds(TypedDict):
+    """Where a worker's time for one submission went."""
+
+    waiting: float
+    computing: float
+    encoding: float
+    uploading: float
+
+
+class Submission(TypedDict):
+    """One message of a worker, and what became of it."""
+
+    id: int
+    at: str
+    worker: str
+    nonce: str
+    outcome: Outcome
+    reason: str | None
+    base_version: int | None
+    current_version: int | None
+    micro_batches: list[int]
+    samples: int
+    bytes_up: int
+    bytes_down: int
+    seconds: Seconds
+    voided: bool
+
+
+class Estimate(TypedDict):
+    """How many times as fast a job would be with one more worker, likely and within a range; or why nothing is said."""
+
+    low: float | None
+    likely: float | None
+    high: float | None
+    reason: str | None
+
+
+class ComparedJob(TypedDict):
+    """What came of one of several jobs side by side."""
+
+    id: str
+    title: str
+    status: JobStatus
+    version: int
+    rounds_total: int
+    best_accuracy: float | None
+    best_version: int | None
+    accuracy: float | None
+    lowest_test_loss: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    accepted: int
+    dropped: int
+    seconds: float | None
+
+
+class Comparison(TypedDict):
+    """Jobs side by side; `differences` are dotted fields of their specifications, with each job's value."""
+
+    items: list[ComparedJob]
+    differences: dict[str, list[Any]]
+
+
+class EpochLedger(TypedDict):
+    """How often each sample of an epoch counted; every number is in samples."""
+
+    epoch: int
+    samples: int
+    counted: int
+    missing: int
+    reassigned: int
+    duplicates_refused: int
+
+
+class Version(TypedDict):
+    """A version that stands; `counted` holds unit, worker and samples of each part it was made of, `staleness` how many
+    versions before its base each was computed on (nothing: all on its base).
+    """
+
+    version: int
+    sha256: str | None
+    counted: list[tuple[int, str, int]]
+    staleness: NotRequired[list[int]]
+
+
+class LogLine(TypedDict):
+    """A line of a job's log; `data` are its fields, `exception` among them a traceback."""
+
+    id: int
+    at: str
+    worker: str
+    name: str
+    level: Level
+    text: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An entry of a job's event stream; `job` carries the whole job, `lost` says that the stream is being reopened."""
+
+    id: int
+    type: str
+    data: dict[str, Any]
+
+
+def event(message: httpx2.ServerSentEvent) -> Event:
+    """Read a server-sent event; one without an id has 0."""
+    try:
+        data = message.json()
+    except ValueError:
+        data = message.data
+    number = int(message.id) if message.id.isascii() and message.id.isdecimal() else 0
+    return Event(number, message.event, data if isinstance(data, dict) else {"value": data})
+
+
+def document(response: httpx2.Response) -> dict[str, Any]:
+    """The JSON object of an answer. Raises Problem where there is none."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
+    return found
+
+
+def items(response: httpx2.Response) -> tuple[list[Any], str | None]:
+    """The items of a list's page, and the cursor of the next one. Raises Problem where there are none."""
+    page = document(response)
+    if not isinstance(page.get("items"), list):
+        raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
+    return page["items"], page.get("next_cursor")
+
+
+def raise_for_problem(response: httpx2.Response) -> None:
+    """Raises Problem for any answer but success."""
+    if response.is_success:
+        return
+    if response.is_redirect:
+        where = response.headers.get("Location", "elsewhere")
+        raise Problem(f"{response.url} redirects to {where}: is COMPUTESHARE_URL right?", response.status_code)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    body = body if isinstance(body, dict) else {}
+    detail = str(body.get("detail") or body.get("title") or f"{response.status_code} {response.reason_phrase}")
+    if response.status_code == 401:
+        detail += ": set COMPUTESHARE_TOKEN to the control plane's token (the file HOME/token on its machine)"
+    raise Problem(detail, response.status_code, list(_field_errors(body.get("errors"))))
+
+
+def _field_errors(errors: object) -> Iterator[tuple[str, str]]:
+    """Field and message of each of a problem's `errors`, whose field may be a JSON pointer."""
+    for error in errors if isinstance(errors, list) else ():
+        if isinstance(error, dict):
+            field = str(error.get("field") or error.get("pointer") or "").lstrip("#/").replace("/", ".")
+            yield field.removeprefix("body."), str(error.get("message") or error.get("detail") or "is wrong")

@@ -1,0 +1,57 @@
+"""What of `computeshare doctor` needs torch: `python -m computeshare.doctor.probe DATA` prints a line of JSON."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from computeshare.errors import ComputeShareError
+from computeshare.jobspec.catalog import catalog
+
+
+def probe(data_dir: Path) -> dict[str, Any]:
+    """Device, threads, seconds that torch takes to load, what is wrong with torchvision and with each data set.
+
+    `sources` are where those that are missing can be downloaded from.
+    """
+    started = time.perf_counter()
+    import torch
+
+    from computeshare.tasks import datasets
+    from computeshare.training import devices
+
+    seconds = time.perf_counter() - started
+    found = devices.describe(devices.choose(os.environ.get("COMPUTESHARE_DEVICE")))
+    try:
+        import torchvision  # noqa: F401
+
+        trouble = ""
+    except (ImportError, RuntimeError) as error:
+        trouble = str(error)
+    sets = {name: _trouble(datasets.open_split, name, data_dir) for name in catalog().datasets}
+    missing = [name for name, why in sets.items() if why == "missing" and not trouble]
+    return {
+        "device": found,
+        "threads": torch.get_num_threads(),
+        "seconds": seconds,
+        "torchvision": trouble,
+        "data_sets": sets,
+        "sources": {name: datasets.sources(name) for name in missing},
+    }
+
+
+def _trouble(open_split: Callable[..., object], name: str, data_dir: Path) -> str:
+    """What is wrong with a data set: nothing, that it is missing, or how it is damaged."""
+    try:
+        for split in ("train", "test"):
+            open_split(name, split, data_dir, catalog().datasets[name].shape)
+    except ComputeShareError as error:
+        return "missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe(Path(sys.argv[1]))))

@@ -1,0 +1,233 @@
+"""The evaluator process: scores each checkpoint on the test set."""
+
+import contextlib
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+from pydantic import ValidationError
+from redis import Redis
+from redis.exceptions import RedisError
+
+from computeshare.checkpoints.store import Artifacts
+from computeshare.errors import ArtifactError, ShapeError
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import handshake
+from computeshare.protocol.channel import Scripts
+from computeshare.protocol.job_log import JobLog
+from computeshare.protocol.keys import EVALUATOR
+from computeshare.protocol.round_store import RoundStore, published_jobs
+from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
+from computeshare.runtime.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
+from computeshare.settings import Settings
+from computeshare.terminal.command import run_command
+from computeshare.transport.connections import connect
+from computeshare.types import Token
+
+CLAIM_MS = 10_000
+RENEW_S = 2.0
+SET_ASIDE_S = 60.0
+"""How long a checkpoint that could not be scored waits until it is tried again."""
+LOOK_S = 0.5
+
+Due = tuple[str, Token]
+"""A job's id and a checkpoint of it."""
+log = structlog.get_logger()
+
+
+def in_turn(
+    waiting: Mapping[str, Collection[Token]], last: Mapping[str, int], served: Mapping[str, int]
+) -> Iterator[Due]:
+    """The order in which checkpoints are to be scored. Pure.
+
+    Jobs whose last version waits come first, then those that were served longest ago; of each job one checkpoint, the
+    newest, before any job gets a second one.
+
+    Args:
+        waiting: checkpoints without a score, by job.
+        last: the number of each job's last version.
+        served: when each job was served last, as a number that grows; not in it: never.
+    """
+    newest_first = {job: sorted(tokens, key=_newness, reverse=True) for job, tokens in waiting.items() if tokens}
+
+    def urgency(job: str) -> tuple[bool, int]:
+        return newest_first[job][0].version < last[job], served.get(job, -1)
+
+    jobs = sorted(newest_first, key=urgency)
+    for turn in range(max(map(len, newest_first.values()), default=0)):
+        for job in jobs:
+            if turn < len(newest_first[job]):
+                yield job, newest_first[job][turn]
+
+
+def _newness(token: Token) -> tuple[int, int]:
+    return token.version, token.incarnation
+
+
+class Evaluator:
+    """Scores the checkpoints that jobs ask for; any number of evaluators may run."""
+
+    def __init__(self, redis: Redis, artifacts: Path, data_dir: Path, stop: threading.Event) -> None:
+        self.redis, self.root, self.data_dir, self.stop = redis, artifacts, data_dir, stop
+        self.id = uuid.uuid4().hex
+        self._scripts = Scripts(redis)
+        self._claimed = ""
+        self._announced: set[Due] = set()
+        self._set_aside: dict[Due, float] = {}
+        self._served: dict[str, int] = {}
+        self._turns = 0
+        self._specs: dict[str, JobSpec | None] = {}
+        self._loaded: tuple[str, Any] | None = None
+        self._remarks = Seldom(REMARK_EVERY_S)
+
+    def run(self) -> None:
+        """Score until told to stop; an outage of the broker is waited out."""
+        threading.Thread(target=self._stay_known, name="alive", daemon=True).start()
+        while not self.stop.is_set():
+            try:
+                if not self._turn():
+                    self.stop.wait(LOOK_S)
+            except RedisError as error:
+                kind = type(error).__name__
+                self._remarks.tell(log.warning, "broker away, or it refuses", kind, error=str(error))
+                self.stop.wait(random.uniform(0.5, 1.5))
+
+    def _stay_known(self) -> None:
+        """Say that an evaluator is alive, and keep the claim on the checkpoint that is being scored."""
+        while True:
+            with contextlib.suppress(RedisError):  # full or away: the next time
+                self.redis.set(EVALUATOR, self.id, px=CLAIM_MS)
+                if claimed := self._claimed:
+                    self._scripts.call("renew", [claimed], [self.id, CLAIM_MS])
+            if self.stop.wait(RENEW_S):
+                return
+
+    def _turn(self) -> bool:
+        """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
+        handshake.check(self.redis, "evaluator")
+        waiting, last = self._waiting(published_jobs(self.redis))
+        for job_id, token in in_turn(waiting, last, self._served):
+            spec = self._specs[job_id]
+            if spec and self._settle(Artifacts(self.root, job_id), job_id, spec, token):
+                self._turns += 1
+                self._served[job_id] = self._turns
+                return True
+        return False
+
+    def _waiting(self, job_ids: Sequence[str]) -> tuple[dict[str, list[Token]], dict[str, int]]:
+        """The checkpoints that are to be scored or announced, and the number of the last version, by job."""
+        self._announced = {due for due in self._announced if due[0] in job_ids}
+        self._set_aside = {due: until for due, until in self._set_aside.items() if until > time.monotonic()}
+        done = self._announced | self._set_aside.keys()
+        specs = {job_id: spec for job_id in job_ids if (spec := self._spec(job_id))}
+        waiting: dict[str, list[Token]] = {}
+        for job_id, spec in specs.items():
+            tokens = (token for token in Artifacts(self.root, job_id).tokens() if spec.wants_score(token.version))
+            waiting[job_id] = [token for token in tokens if (job_id, token) not in done]
+        return waiting, {job_id: spec.rounds_total for job_id, spec in specs.items()}
+
+    def _spec(self, job_id: str) -> JobSpec | None:
+        if job_id not in self._specs and (raw := RoundStore(self.redis, job_id).spec()):
+            try:
+                spec = JobSpec.model_validate_json(raw)
+                if spec.codec == "auto":
+                    return None  # until it is chosen, and with it how many rounds there are
+                self._specs[job_id] = spec
+            except ValidationError as error:  # another release's, for one: the other jobs can be scored
+                log.error("cannot read the specification", job=job_id, error=str(error))
+                self._specs[job_id] = None
+        return self._specs.get(job_id)
+
+    def _settle(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> bool:
+        """Score a checkpoint, unless another evaluator is at it, and tell the control plane; False if that failed."""
+        rounds = RoundStore(self.redis, job_id)
+        score = artifacts.score(token)
+        if score is None:
+            claim = rounds.keys.scoring(str(token))
+            if not self.redis.set(claim, self.id, nx=True, px=CLAIM_MS):
+                self.redis.pexpire(claim, CLAIM_MS, lt=True)  # the broker's clock may have been set back
+                return False
+            self._claimed = claim
+            try:
+                score = self._score(artifacts, job_id, spec, token)
+            except Exception as error:  # the data set, the disk, a job deleted meanwhile: the others can be scored
+                self._pass_over(rounds, spec, token, error)
+                return False
+            finally:
+                self._claimed = ""
+        rounds.append("scored", {"token": str(token), "version": token.version, **score})
+        self._announced.add((job_id, token))
+        return True
+
+    def _pass_over(self, rounds: RoundStore, spec: JobSpec, token: Token, error: Exception) -> None:
+        """Try again later; a job does not wait for the score of a version on its way that cannot be read at all."""
+        reason = f"{type(error).__name__}: {error}"
+        log.error("cannot score", job=rounds.job_id, token=str(token), error=reason)
+        self._set_aside[rounds.job_id, token] = time.monotonic() + SET_ASIDE_S
+        if isinstance(error, ArtifactError | ShapeError) and token.version < spec.rounds_total:
+            rounds.append("damaged", {"token": str(token), "version": token.version, "error": str(error)})
+            self._announced.add((rounds.job_id, token))
+
+    def _score(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> dict[str, Any]:
+        from computeshare.tasks import datasets, models
+        from computeshare.tasks.metrics import score
+
+        if self._loaded is None or self._loaded[0] != job_id:
+            datasets.prepare(spec.dataset, self.data_dir)
+            split = datasets.open_split(spec.dataset, "test", self.data_dir, spec.shape)
+            module = models.of(spec)
+            self._loaded = (job_id, (module, models.layout_of(module), split))
+        module, layout, split = self._loaded[1]
+        result = score(module, layout, layout.gather(artifacts.tensors(token)), split)
+        scored = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+        artifacts.save_score(token, scored)
+        log.info("scored", job=job_id, version=token.version, accuracy=round(result.accuracy, 4))
+        return scored
+
+
+def serve(settings: Settings) -> None:
+    """Run one evaluator in this process until a signal ends it."""
+    import torch
+
+    stop = stop_event()
+    end_soon_after(stop)
+    url = settings.resolve_redis_url()
+    with JobLog(url, Writer("evaluator", hostname())) as job_log:
+        configure_logging(job_log.capture)
+        os.nice(5)  # scoring can wait, training cannot
+        torch.set_num_threads(1)
+        redis = connect(url)
+        log.info("evaluator ready", pid=os.getpid())
+        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop).run()
+
+
+def child(values: dict[str, str]) -> None:
+    """Entry point for `computeshare up`: as `serve`, ending with the process that started it."""
+    os.environ.update(values)
+    exit_with_parent()
+    serve(Settings())
+
+
+def command(
+    redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of checkpoints and run.json.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
+) -> None:
+    """Score every checkpoint on its job's test set."""
+    serve(Settings.given(redis_url=redis_url, home=home, data=data))
+
+
+def main() -> None:
+    """The command `computeshare-evaluator`."""
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Looking at clock, power and sleep, and remembering what was decided."""
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import psutil
+import structlog
+
+from computeshare.host import linux_power
+from computeshare.host.rest_policy import Decision, Manners, Power, may_work
+
+LONG_SLEEP_S = 10.0
+"""After a longer one the leases are gone, and nobody knows what became of the connections."""
+log = structlog.get_logger()
+
+
+def read_power() -> Power:
+    """This machine's power as the system tells it; a machine without a battery has none to tell of."""
+    try:
+        if sys.platform == "linux":
+            return linux_power.read(linux_power.FOLDER)
+        found = psutil.sensors_battery()
+    except (AttributeError, OSError, TypeError, ValueError):  # no such call there, or nothing that can be read
+        return Power()
+    return Power(found.power_plugged, min(100.0, max(0.0, float(found.percent)))) if found else Power()
+
+
+class Minder:
+    """Whether this machine's worker is to rest, looked at every few seconds."""
+
+    def __init__(
+        self,
+        manners: Manners | None = None,
+        read: Callable[[], Power] = read_power,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.manners, self._read, self._now = manners or Manners(), read, now
+        self.power = Power()
+        self.asleep = False
+        """The machine is about to sleep, or has not said that it is awake again."""
+        self._decision = Decision(True)
+
+    @property
+    def resting(self) -> str:
+        """Why the worker rests; empty while it works."""
+        return "its machine sleeps" if self.asleep else self._decision.reason
+
+    def look(self) -> None:
+        """Decide anew."""
+        before = self._decision
+        self.power = self._read()
+        self._decision = may_work(self.manners, self.power, self._now(), before)
+        if self._decision.reason and self._decision.reason != before.reason:
+            log.info("resting", reason=self._decision.reason)
+        elif self._decision.work and not before.work:
+            log.info("working again")
+
+
+class Naps:
+    """Tells how long the machine has slept, from a clock that goes on meanwhile and one that does not (seconds)."""
+
+    def __init__(self, always: Callable[[], float] | None = None, awake: Callable[[], float] = time.monotonic) -> None:
+        self._always, self._awake = always or _clock_through_sleep(), awake
+        self._difference = self._always() - self._awake()
+
+    def slept_s(self) -> float:
+        """For how long since this was last asked."""
+        before, self._difference = self._difference, self._always() - self._awake()
+        return max(0.0, self._difference - before)
+
+
+def _clock_through_sleep() -> Callable[[], float]:
+    """A clock that nobody sets and that does not stop in sleep, as `time.monotonic` does on Linux and macOS."""
+    clock = time.CLOCK_MONOTONIC if sys.platform == "darwin" else getattr(time, "CLOCK_BOOTTIME", time.CLOCK_REALTIME)
+    return lambda: time.clock_gettime(clock)

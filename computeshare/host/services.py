@@ -1,0 +1,169 @@
+"""A worker as a service of its machine: files for launchd and systemd. Pure."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from computeshare.errors import SettingsError
+from computeshare.transport.addresses import has_secret
+
+NAME = "computeshare-worker"
+LABEL = "computeshare.worker"
+FLAG = "--print-service"
+KINDS = ("launchd", "systemd")
+ENVIRONMENT = ".config/computeshare/worker.env"
+"""Below the home folder: variables that are not for everybody's eyes."""
+_PLAIN = re.compile(r"[A-Za-z0-9@%+=:,./_-]+")
+_UNTIL_USELESS = (
+    '"$0" "$@" & trap "kill $!" TERM; wait $!; code=$?; while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; '
+    "case $code in 2|5|6) exit 0;; esac; exit $code"
+)
+"""Runs a worker, and ends well where another start would change nothing: launchd starts again what did not."""
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """A command line in which a bare `--print-service` has its value, `auto`."""
+    found = []
+    for index, argument in enumerate(arguments):
+        bare = argument == FLAG and (index + 1 == len(arguments) or arguments[index + 1] not in (*KINDS, "auto"))
+        found.append(f"{FLAG}=auto" if bare else argument)
+    return found
+
+
+def flags(given: Mapping[str, Any]) -> list[str]:
+    """Flags as they would be typed, paths made absolute: a service runs in another folder.
+
+    Args:
+        given: flag to value; a list for one that was given several times, True for a switch.
+    """
+    found: list[str] = []
+    for flag, value in given.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            found += [flag] if one is True else [flag, _typed(one)]
+    return found
+
+
+def _typed(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value.expanduser().absolute())
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def refuse_secrets(arguments: Sequence[str]) -> None:
+    """Raises SettingsError if an address among the arguments has a password in it: everyone may read those."""
+    for argument in arguments:
+        if "://" in argument and has_secret(argument):
+            raise SettingsError(
+                "a service's file can be read by others, so no password goes into it: leave --redis-url out, and write "
+                f"COMPUTESHARE_REDIS_URL='...' into ~/{ENVIRONMENT} (mode 600), which the service reads"
+            )
+
+
+def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid: Sequence[str] = ()) -> str:
+    """The file of a service that runs the worker with these arguments.
+
+    Args:
+        kind: `launchd` or `systemd`.
+        python: the interpreter's absolute path.
+        home: the user's home folder.
+        unsaid: variables of this shell that the service will not have.
+    Raises: SettingsError: `kind` is none of them, or there is a secret among the arguments.
+    """
+    if kind not in KINDS:
+        raise SettingsError(f"{FLAG} {kind}: say launchd (macOS) or systemd (Linux)")
+    refuse_secrets(arguments)
+    command = [python, "-m", "computeshare.worker.process", *arguments]
+    missing = f"The service does not see what this shell has: write {', '.join(unsaid)} there, too." if unsaid else ""
+    return _launchd(command, home, missing) if kind == "launchd" else _systemd(command, missing)
+
+
+def _systemd(command: Sequence[str], missing: str) -> str:
+    lines = [
+        f"Save this as ~/.config/systemd/user/{NAME}.service, then:",
+        f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME}",
+        f"Its log: journalctl --user -u {NAME} -f. To keep it running while you are logged out: loginctl enable-linger",
+        f"The broker's address with its password: COMPUTESHARE_REDIS_URL='...' in ~/{ENVIRONMENT} (mode 600).",
+        *([missing] if missing else []),
+    ]
+    return "\n".join(
+        [
+            *(f"# {line}" for line in lines),
+            "[Unit]",
+            "Description=ComputeShare worker",
+            "StartLimitIntervalSec=0",
+            "",
+            "[Service]",
+            f"EnvironmentFile=-%h/{ENVIRONMENT}",
+            f"ExecStart={' '.join(map(_quoted, command))}",
+            "# 2: the flags are wrong; 5: the control plane is of another version, start it again after the upgrade",
+            "# 6: a user removed this worker, which is no failure",
+            "Restart=on-failure",
+            "RestartPreventExitStatus=2 5",
+            "SuccessExitStatus=6",
+            "RestartSec=10",
+            "# The worker alone is told to stop: it finishes its work unit first.",
+            "KillMode=mixed",
+            "TimeoutStopSec=120",
+            "",
+            "[Install]",
+            "WantedBy=default.target",
+            "",
+        ]
+    )
+
+
+def _quoted(argument: str) -> str:
+    """An argument as systemd reads it."""
+    escaped = "".join(_ESCAPES.get(c, c) for c in argument)
+    return escaped if _PLAIN.fullmatch(argument) else f'"{escaped}"'
+
+
+def _launchd(command: Sequence[str], home: Path, missing: str) -> str:
+    secrets = shlex.quote(str(home / ENVIRONMENT))
+    script = f"if [ -r {secrets} ]; then set -a; . {secrets}; set +a; fi; {_UNTIL_USELESS}"
+    path = f"~/Library/LaunchAgents/{LABEL}.plist"
+    lines = [
+        f"Save this as {path}, then:",
+        f"  launchctl bootstrap gui/$(id -u) {path}",
+        f"Its log: ~/Library/Logs/{NAME}.log. To stop it: launchctl bootout gui/$(id -u)/{LABEL}",
+        f"The broker's address with its password: COMPUTESHARE_REDIS_URL='...' in ~/{ENVIRONMENT} (mode 600).",
+        *([missing] if missing else []),
+    ]
+    log = escape(str(home / "Library" / "Logs" / f"{NAME}.log"))
+    arguments = "".join(f"    <string>{escape(one)}</string>\n" for one in ["/bin/sh", "-c", script, *command])
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<!--
+{chr(10).join(lines)}
+-->
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<plist version="1.0">
+<dict>
+  <key>Label</key>
+  <string>{LABEL}</string>
+  <key>ProgramArguments</key>
+  <array>
+{arguments}  </array>
+  <key>RunAtLoad</key>
+  <true/>
+  <key>KeepAlive</key>
+  <dict>
+    <key>SuccessfulExit</key>
+    <false/>
+  </dict>
+  <key>ProcessType</key>
+  <string>Interactive</string>
+  <key>ThrottleInterval</key>
+  <integer>10</integer>
+  <key>ExitTimeOut</key>
+  <integer>120</integer>
+  <key>StandardOutPath</key>
+  <string>{log}</string>
+  <key>StandardErrorPath</key>
+  <string>{log}</string>
+</dict>
+</plist>
+"""

@@ -1,0 +1,31 @@
+"""Hearing of this machine's sleep, by whatever its system has for that."""
+
+import sys
+import threading
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.get_logger()
+
+
+def watch_sleep(before: Callable[[], None], after: Callable[[], None]) -> threading.Thread:
+    """Call `before` ahead of every sleep and `after` when it is over, in a thread; does nothing where it cannot hear.
+
+    A sleep that nobody announced is left to `minding.Naps`.
+    """
+
+    def follow() -> None:
+        try:
+            if sys.platform == "darwin":
+                from computeshare.host import iokit as system
+            else:
+                from computeshare.host import logind as system
+            system.follow(before, after)
+        except Exception as error:  # no bus, no logind, no permission: the clocks tell of a sleep once it is over
+            log.debug("sleep is noticed afterwards only", error=f"{type(error).__name__}: {error}")
+            after()  # should the one who announced a sleep be gone
+
+    thread = threading.Thread(target=follow, name="sleep", daemon=True)
+    thread.start()
+    return thread

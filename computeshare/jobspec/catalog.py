@@ -1,0 +1,93 @@
+"""The names, arguments, sizes and limits a job may use, from a committed table.
+
+The table (`catalog.json`) is generated from the installed torch, torchvision and the data sets' definitions by
+`python -m computeshare.tasks.catalog_table`, so that the control plane can check a job without importing torch.
+"""
+
+import json
+from functools import lru_cache
+from importlib import resources
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DatasetEntry(_Entry):
+    """A data set: `shape` is (channels, height, width) of one sample."""
+
+    shape: tuple[int, int, int]
+    classes: int
+    train: int
+    test: int
+    source: str
+    """`scikit-learn` (bundled) or `torchvision` (downloaded once)."""
+
+
+class ModelEntry(_Entry):
+    """A model: the smallest square input it takes, and its number of parameters at `reference_shape` and 10 classes."""
+
+    source: str
+    """`computeshare` or `torchvision`."""
+    min_size: int
+    batch_norm: bool
+    parameters: int
+    reference_shape: tuple[int, int, int]
+
+
+class RangeEntry(_Entry):
+    """What a number may be: at least or above one bound, at most or below another; null where that is allowed."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    nullable: bool = False
+
+    def holds(self, value: float | None) -> bool:
+        if value is None:
+            return self.nullable
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        words = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
+        text = " and ".join(f"{word} {bound:g}" for word, bound in words if bound is not None) or "a number"
+        return f"{text}, or null" if self.nullable else text
+
+
+class ArgumentEntry(_Entry):
+    """An optimizer's argument: `kind` is one of number, integer, boolean, string, numbers.
+
+    `ranges` holds what a number may be, or each of several numbers.
+    """
+
+    kind: str
+    default: float | int | bool | str | list[float | None] | None
+    nullable: bool = False
+    ranges: tuple[RangeEntry, ...] = ()
+
+
+class OptimizerEntry(_Entry):
+    arguments: dict[str, ArgumentEntry]
+
+
+class Catalog(_Entry):
+    torch: str
+    torchvision: str
+    datasets: dict[str, DatasetEntry]
+    models: dict[str, ModelEntry]
+    optimizers: dict[str, OptimizerEntry]
+
+
+@lru_cache(maxsize=1)
+def catalog() -> Catalog:
+    """The committed table."""
+    text = resources.files("computeshare.jobspec").joinpath("catalog.json").read_text()
+    return Catalog.model_validate(json.loads(text))

@@ -1,0 +1,68 @@
+"""How much memory a seat takes of what its device computes with, before anybody has measured it. Pure."""
+
+import re
+
+from computeshare.errors import SettingsError
+from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.strategy_fields import LocalStrategy
+
+TORCH_BYTES = 500_000_000
+"""What a process has resident once it has imported torch."""
+SMALLEST = 100_000_000
+"""Less than this runs nothing at all."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(|k|m|g|t)(i?)b?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from words such as `8GB`, `1.5g` or `512MiB` (a k is 1000, a Ki 1024).
+
+    Raises: SettingsError: it is no such size, or one too small to compute anything in.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise SettingsError(f"{text!r} is no size: write bytes, such as 8GB, 1.5GB or 512MiB")
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()])
+    if size < SMALLEST:
+        raise SettingsError(f"{text} is too little to compute in: allow 100MB or more, 1GB for most jobs on a CPU")
+    return size
+
+
+def allowed_bytes(text: str | None) -> int:
+    """What a worker's owner allows a seat to take, as `parse_size` reads it; 0, as much as there is, for none."""
+    return parse_size(text) if text else 0
+
+
+def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes: int = TORCH_BYTES) -> int:
+    """How much a seat will take at its peak, roughly.
+
+    Args:
+        device: its kind: `cpu`, `mps` or `cuda`. Beside the CPU, what the process itself has resident does not count.
+        saved_bytes: what the forward pass keeps of each sample for the backward pass, where that is known.
+        resident_bytes: what the process has resident before it has a model.
+    """
+    vectors = 4  # weights, the next ones on their way, the gradient, an update on its way
+    if isinstance(spec.strategy, LocalStrategy):
+        inner = spec.strategy.inner_optimizer
+        vectors += 2 + (1 if inner.name == "SGD" else 2)  # weights at the beginning, how far they led, inner state
+    own = resident_bytes if device == "cpu" else 0
+    return own + 4 * spec.parameters * vectors + saved_bytes * spec.micro_batch
+
+
+def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bool) -> str | None:
+    """Why a seat that takes so much does not fit, and what to do; None if it does."""
+    if needed_bytes <= room_bytes:
+        return None
+    takes = f"{'takes' if measured else 'would take about'} {_size(needed_bytes)}"
+    if by_flag:
+        return f"the job {takes}, more than its --max-memory of {_size(room_bytes)}: raise that, or lower micro_batch"
+    return f"the job {takes}, more than the {_size(room_bytes)} that its device has: lower micro_batch"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def device_type(described: str) -> str:
+    """The kind of a device in words such as `cpu (x86_64)` or `cuda:1`."""
+    return re.split("[ :]", described, maxsplit=1)[0]

@@ -1,0 +1,357 @@
+"""JobSpec: what a user asks for, checked completely before anything is stored.
+
+Knows no torch: names, arguments and sizes come from the committed `catalog`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.quorum import bad_values, tolerated
+from computeshare.jobspec.sampling import Plan, Round
+from computeshare.jobspec.strategy_fields import (
+    LARGEST_LOCAL_ROUND,
+    LARGEST_ROUND,
+    AsyncStrategy,
+    LocalStrategy,
+    OptimizerSpec,
+    Part,
+    Strategy,
+    SyncStrategy,
+    chosen,
+    wrong,
+)
+
+__all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy", "WorkerRange"]
+
+QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
+LARGEST_BYTES = 4_000_000_000
+"""Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
+INSTEAD = {
+    ("async", "micro_batches_per_round"): "its buffer says how many micro-batches make a version",
+    ("local", "micro_batches_per_round"): "a round is its replicas times its inner_steps",
+    ("local", "optimizer"): "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
+}
+"""What a strategy has in the place of a field that it does not take."""
+UNITS_FROM = {"sync": "micro_batches_per_round", "async": "strategy.buffer", "local": "strategy.replicas"}
+"""The field that says how many units a round of each strategy has, and so how many workers can work on it at a time."""
+LARGEST_PRIORITY = 100
+Count = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+def printable(name: str) -> str:
+    """A job's name. Raises ValueError."""
+    if re.search(r"[\x00-\x1f\x7f]", name):
+        raise ValueError("name must not hold control characters")
+    return name.strip()
+
+
+JobName = Annotated[str, Field(max_length=100), AfterValidator(printable)]
+
+
+class CodecSpec(Part):
+    """How vectors travel: `up` for updates, `down` for weights."""
+
+    up: CodecName = "float16"
+    down: CodecName = "float32"
+
+
+def travelling(value: Any) -> Any:
+    """How vectors travel by what a job asks for. Raises ValueError, ValidationError."""
+    if value == "auto" or isinstance(value, CodecSpec):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("codec must be an object with up and down, or auto")
+    return CodecSpec.model_validate(value)
+
+
+class WorkerRange(Part):
+    """How many workers a job waits for before it starts, and how many it takes at most."""
+
+    min: int = Field(1, ge=1, le=1024)
+    max: int = Field(8, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) must not be above max ({self.max})")
+        return self
+
+
+class KeepPolicy(Part):
+    """Which checkpoints are kept, beside the last version's: the newest, the best, and every so many versions one."""
+
+    last: Count = Field(5, description="the newest ones; while the job runs, two at least")
+    best: Count = Field(1, description="those of the highest accuracy")
+    every: Count = Field(0, description="versions from one that is kept for good to the next; 0: none is")
+
+
+RECORD_BYTES = 4_000_000
+"""Bytes of the broker's memory for 6,000 events of a job, after which submissions are folded into counts, and for 4,096
+answers to submissions."""
+
+
+class JobSpec(Part):
+    """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
+
+    name: JobName = ""
+    queue: str = Field("default", pattern=QUEUE_PATTERN)
+    dataset: str
+    model: str
+    input: tuple[int, int, int] | None = Field(
+        None, strict=False, description="channels, height, width; default the data set's"
+    )
+    micro_batch: int = Field(32, ge=1, le=65_536)
+    micro_batches_per_round: int = Field(
+        4, ge=1, le=LARGEST_LOCAL_ROUND, description="for sync; follows from other strategies"
+    )
+    rounds: int | None = Field(None, ge=1, le=100_000_000)
+    epochs: int | None = Field(None, ge=1, le=1_000_000)
+    strategy: Strategy = SyncStrategy()
+    optimizer: OptimizerSpec = Field(
+        default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
+        description="the server's optimizer; for local it follows from the strategy",
+    )
+    lr_scaling: Literal["none", "linear"] = "none"
+    codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling)] = Field(
+        CodecSpec(),
+        description="how updates and weights travel; auto: chosen once, by what the first workers measure, and with "
+        "strategy local the inner_steps, too",
+    )
+    workers: WorkerRange = WorkerRange()
+    priority: int = Field(
+        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="higher-priority jobs get workers first"
+    )
+    seed: int = Field(0, ge=0, lt=2**63)
+    threads: int = Field(0, ge=0, le=256)
+    checkpoint_every: Count = 100
+    evaluate_every: Count = 100
+    keep: KeepPolicy = KeepPolicy()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, data: Any) -> Any:
+        """Fills in what follows from the strategy, where it was left out."""
+        try:
+            return {**chosen(data.get("strategy", {})).implied, **data}
+        except (ValueError, AttributeError):  # said of the strategy, or of what is no object, later on
+            return data
+
+    @field_validator("dataset", "model")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        known: dict[str, Any] = catalog().datasets if info.field_name == "dataset" else dict(catalog().models)
+        if value not in known:
+            raise ValueError(f"unknown {info.field_name} {value!r}; allowed: {', '.join(sorted(known))}")
+        return value
+
+    @field_validator("input")
+    @classmethod
+    def _bounded(cls, value: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        if value and (value[0] not in (1, 3) or not all(1 <= side <= 1024 for side in value[1:])):
+            raise ValueError(f"input must be [channels, height, width], 1 or 3 channels, sides 1 to 1024, not {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.rounds is not None and self.epochs is not None:
+            raise ValueError("give rounds or epochs, not both")
+        self._consistent()
+        self._shared_out()
+        model, (_, height, width) = catalog().models[self.model], self.shape
+        if min(height, width) < model.min_size:
+            raise ValueError(
+                f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
+                f"{self.dataset} gives {height}x{width}: set input, for example [{self.shape[0]}, 32, 32], "
+                f"or take model mlp"
+            )
+        largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
+        if 4 * self.parameters * largest > LARGEST_BYTES:
+            raise ValueError(
+                f"model {self.model} has {self.parameters:,} parameters at this input; with {heaviest} models up to "
+                f"{LARGEST_BYTES // 4 // largest:,} can be trained: choose a smaller model or input"
+            )
+        if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
+            raise ValueError(
+                f"micro_batch {self.micro_batch} leaves a last micro-batch of one sample, "
+                f"which the batch normalisation of {self.model} cannot take: choose another"
+            )
+        self._bearable()
+        return self
+
+    def _consistent(self) -> None:
+        """Raises ValidationError where a field contradicts the strategy."""
+        kind = self.strategy.kind
+        for name, value in self.strategy.implied.items():
+            if getattr(self, name) != value:
+                raise wrong("JobSpec", name, f"strategy {kind} has no {name}: leave it out; {INSTEAD[kind, name]}")
+        if kind == "sync" and self.micro_batches_per_round > LARGEST_ROUND:
+            raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
+        if kind == "local" and self.lr_scaling != "none":
+            raise wrong("JobSpec", "lr_scaling", "strategy local scales no rate: set its inner_optimizer's lr instead")
+
+    def _shared_out(self) -> None:
+        """Raises ValidationError where the job would wait for more workers than a round has work for."""
+        units, named = self.plan.units_per_round, UNITS_FROM[self.strategy.kind]
+        what = "replicas" if self.strategy.kind == "local" else "micro-batches"
+        cause, way_out = f"a round has {units:,} {what}", f", or raise {named}"
+        if self.strategy.kind != "local" and self.plan.units_per_epoch < units:
+            units = self.plan.units_per_epoch
+            cause, way_out = f"an epoch has {units:,} {what}", ", or lower micro_batch"
+        if self.workers.min > units:
+            message = f"must be at most {units:,}: {cause}, so no more workers can work at a time. Lower it{way_out}"
+            raise wrong("JobSpec", ("workers", "min"), message)
+
+    def _bearable(self) -> None:
+        """Raises ValueError where a robust combination would not keep what it promises."""
+        strategy, per_round = self.strategy, self.micro_batches_per_round
+        if not isinstance(strategy, SyncStrategy) or strategy.combine == "mean":
+            return
+        if not self.sharers:
+            return
+        if strategy.quorum < 1:
+            raise ValueError(
+                f"combine {strategy.combine} with {self.sharers} workers bears bad ones in whole rounds only: "
+                f"set quorum to 1, or combine mean"
+            )
+        for count in sorted({per_round, self.plan.last_round_count}, reverse=True):
+            if 2 * bad_values(count, self.sharers) >= count:
+                where = "rounds" if count == per_round else "an epoch's last round"
+                raise ValueError(
+                    f"combine {strategy.combine} bears {tolerated(self.sharers)} of {self.sharers} workers only while "
+                    f"their shares are less than half of a round; {where} of {count} micro-batches cannot be shared "
+                    f"out so: make micro_batches_per_round a multiple of workers.min ({self.sharers})"
+                    + ("" if count == per_round else ", and choose micro_batch so that the last round is one, too")
+                )
+
+    @property
+    def codecs(self) -> CodecSpec:
+        """How updates and weights travel. Raises ValueError: that is still to be chosen."""
+        if isinstance(self.codec, CodecSpec):
+            return self.codec
+        raise ValueError("the job's codecs have not been chosen yet")
+
+    def chosen(self, codec: CodecSpec, inner_steps: int | None = None) -> "JobSpec":
+        """This specification with what was chosen for it. Raises ValidationError: that cannot be."""
+        document = self.model_dump(mode="json") | {"codec": codec.model_dump()}
+        if isinstance(self.strategy, LocalStrategy):
+            document.pop("micro_batches_per_round")  # which follows from the inner steps
+            document["strategy"]["inner_steps"] = inner_steps or self.strategy.inner_steps
+        return JobSpec.model_validate(document)
+
+    @property
+    def sharers(self) -> int:
+        """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
+        robust = isinstance(self.strategy, SyncStrategy) and self.strategy.combine != "mean"
+        return self.workers.min if robust and tolerated(self.workers.min) else 0
+
+    def quorum_of(self, version: int) -> float:
+        """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all, and
+        so do those of a strategy that has no quorum.
+        """
+        if not isinstance(self.strategy, SyncStrategy):
+            return 1.0
+        last = self.plan.ends_epoch(version) or version + 1 == self.rounds_total
+        return 1.0 if last else self.strategy.quorum
+
+    def round_from(self, version: int, carried: Sequence[int] = ()) -> Round:
+        """The round that starts from `version`, with what the one before left over."""
+        if isinstance(self.strategy, AsyncStrategy):
+            return self.plan.window(version)
+        return self.plan.round(version, carried)
+
+    @property
+    def recent(self) -> int:
+        """From how many versions, the current one among them, a submission may start."""
+        return 1 + (self.strategy.max_staleness if isinstance(self.strategy, AsyncStrategy) else 0)
+
+    @property
+    def scales_steps(self) -> bool:
+        """Whether a round is divided among its units by how fast their workers are."""
+        return isinstance(self.strategy, LocalStrategy) and self.strategy.scale_steps
+
+    @property
+    def title(self) -> str:
+        return self.name or f"{self.model} on {self.dataset}"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of what the model sees."""
+        return self.input or catalog().datasets[self.dataset].shape
+
+    @property
+    def parameters(self) -> int:
+        """The model's number of parameters, at most: the first dense layer of our own models grows with the input."""
+        model = catalog().models[self.model]
+        if model.source != "computeshare":
+            return model.parameters
+        size, reference = (c * h * w for c, h, w in (self.shape, model.reference_shape))
+        return max(model.parameters, -(-model.parameters * size // reference))
+
+    @property
+    def _travelling(self) -> list[OptimizerSpec]:
+        """The optimizers whose state goes from one process to another."""
+        strategy = self.strategy
+        if isinstance(strategy, LocalStrategy) and strategy.inner_state == "kept":
+            return [self.optimizer, strategy.inner_optimizer]
+        return [self.optimizer]
+
+    def _pieces(self, optimizer: OptimizerSpec) -> int:
+        """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
+        lossy = self.codec == "auto" or self.codec.down != "float32"
+        return (1 if optimizer.name == "SGD" else 3) + lossy
+
+    @property
+    def broker_bytes(self) -> int:
+        """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
+        after it; the updates of a round, and of the one before until its state is stored; for `local`, the inner state
+        that each replica's worker may hand over; events and answers (`RECORD_BYTES`).
+        """
+        codec = CodecSpec(up="float16", down="int8") if self.codec == "auto" else self.codec
+        up = 4 if codec.up == "float32" else 2
+        # Where versions are differences: three snapshots, one of them staged, and differences as large as two.
+        down = {"float32": 3 * 4, "float16": 3 * 2, "bfloat16": 3 * 2}.get(codec.down, 3 * 4 + 2 * 4)
+        units = self.plan.units_per_round
+        outer, *inner = (4 * self._pieces(one) for one in self._travelling)
+        return 1_000_000 + RECORD_BYTES + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
+
+    @property
+    def plan(self) -> Plan:
+        """The division of the job's samples into micro-batches, units and rounds."""
+        samples = catalog().datasets[self.dataset].train
+        steps = self.strategy.inner_steps if isinstance(self.strategy, LocalStrategy) else 1
+        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round, steps)
+
+    @property
+    def rounds_total(self) -> int:
+        if self.rounds is not None:
+            return self.rounds
+        return (self.epochs or 1) * self.plan.rounds_per_epoch
+
+    def wants_checkpoint(self, version: int) -> bool:
+        """Whether this version gets a checkpoint whatever the time."""
+        return self.wants_score(version) or _is_multiple(version, self.checkpoint_every)
+
+    def wants_score(self, version: int) -> bool:
+        """Whether this version is to be scored on the test set."""
+        return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
+
+
+def _is_multiple(version: int, every: int) -> bool:
+    return every > 0 and version > 0 and version % every == 0
+
+
+def fields_beside(path: Sequence[object], model: type[BaseModel] = JobSpec) -> list[str]:
+    """The fields that the object which holds the field at this path of a `model` may have."""
+    for part in path[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if inner is None:
+            break
+        model = inner
+    return sorted(model.model_fields)

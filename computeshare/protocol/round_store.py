@@ -1,0 +1,228 @@
+"""What the control plane does to a job's rounds, and reading their state."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import structlog
+from redis import Redis
+
+from computeshare.errors import DamagedRound
+from computeshare.protocol.channel import Scripts, pairs
+from computeshare.protocol.keys import JOBS, JobKeys
+from computeshare.types import ENDED, JOB_ID, Token
+
+log = structlog.get_logger()
+
+LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
+"""Lines of a job's log that wait for the control plane, and the bytes they take, about; the oldest give way."""
+STATUSES = ("running", "paused", "finished", *ENDED)
+FIELDS = [
+    "status",
+    "token",
+    "base",
+    "first",
+    "count",
+    "carried",
+    "needed",
+    "closed",
+    "opened",
+    "deadline",
+    "sizes",
+    "doubted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """A job's current round: `needed` of the units `carried` and of the `count` units from `first` on turn `token`'s
+    version into the next; once `closed`, those it has received do.
+    """
+
+    status: str
+    token: Token
+    base: Token | None
+    first: int
+    count: int
+    carried: tuple[int, ...] = ()
+    needed: int = 0
+    closed: bool = False
+    opened_ms: int = 0
+    """By the broker's clock."""
+    deadline_ms: float = 0.0
+    """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
+    sizes: tuple[int, ...] = ()
+    """Micro-batches of each of its units, where they are not as the plan has it."""
+    doubted: bool = False
+    """Whether a worker has read weights twice that do not match the token's digest."""
+
+    @property
+    def total(self) -> int:
+        return len(self.carried) + self.count
+
+    @property
+    def units(self) -> list[int]:
+        """All of them, ascending."""
+        return [*sorted(self.carried), *range(self.first, self.first + self.count)]
+
+    @property
+    def version(self) -> int:
+        return self.token.version
+
+    @classmethod
+    def parse(cls, values: Any) -> "RoundState | None":
+        """From the values of `FIELDS` in a round's hash; None if there is no such hash. Raises DamagedRound."""
+        if values[0] is None:
+            return None
+        try:
+            return cls._parsed(values)
+        except (ValueError, OverflowError) as error:
+            raise DamagedRound(f"the round cannot be read: {error}") from error
+
+    @classmethod
+    def _parsed(cls, values: Any) -> "RoundState":
+        status, token, base, first, count, carried, needed, closed, opened, deadline, sizes, doubted = (
+            bytes(value or b"").decode() for value in values
+        )
+        if status not in STATUSES:
+            raise ValueError(f"status {status[:100]!r}")
+        return cls(
+            status=status,
+            token=Token.parse(token),
+            base=Token.parse(base) if base else None,
+            first=int(first),
+            count=int(count),
+            carried=numbers_in(carried),
+            needed=int(needed),
+            closed=bool(closed),
+            opened_ms=int(opened or 0),
+            deadline_ms=float(deadline or 0),
+            sizes=numbers_in(sizes),
+            doubted=doubted == token,
+        )
+
+
+def published_jobs(redis: Redis) -> list[str]:
+    """The ids of the jobs that reducers and evaluators look after, sorted.
+
+    Whoever can write to the broker can write anything there: what is no job's id is removed and logged, because an id
+    becomes part of keys and of a folder's name.
+    """
+    members: Any = redis.smembers(JOBS)
+    named = {bytes(member): bytes(member).decode(errors="replace") for member in members}
+    if wrong := [member for member, text in named.items() if not JOB_ID.fullmatch(text)]:
+        redis.srem(JOBS, *wrong)
+        log.warning("removed entries that are not job ids", key=JOBS, entries=[repr(one[:100]) for one in wrong[:10]])
+    return sorted(text for member, text in named.items() if member not in wrong)
+
+
+class RoundStore:
+    """One job's keys, as the control plane sees them."""
+
+    def __init__(self, redis: Redis, job_id: str) -> None:
+        self.redis = redis
+        self.keys = JobKeys(job_id)
+        self.job_id = job_id
+        self.scripts = Scripts(redis)
+
+    def publish(self, spec_json: str, origin: str = "") -> None:
+        """Make the job known to reducers, which open it, from the checkpoint `origin` if it is a fork.
+
+        Doing so again changes nothing.
+        """
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.set(self.keys.spec(), spec_json)
+        if origin:
+            pipeline.set(self.keys.origin(), origin)
+        pipeline.sadd(JOBS, self.job_id)
+        pipeline.execute()
+
+    def spec(self) -> str | None:
+        """The JobSpec as JSON, or None if the job is not (or no longer) published."""
+        raw: Any = self.redis.get(self.keys.spec())
+        return None if raw is None else bytes(raw).decode()
+
+    def read(self) -> RoundState | None:
+        """The current round, or None while the job is not open. Raises DamagedRound."""
+        return RoundState.parse(self.redis.hmget(self.keys.round(), FIELDS))
+
+    def status(self) -> str | None:
+        """`running`, `paused`, `finished` (all rounds committed) or how it ended; None while it is not open."""
+        raw: Any = self.redis.hget(self.keys.round(), "status")
+        return None if raw is None else bytes(raw).decode()
+
+    def pause(self) -> bool:
+        """Hold the rounds: workers leave, what was accepted stays; False if they are not running."""
+        return bool(self.scripts.call("pause", [self.keys.round(), self.keys.versions()], []))
+
+    def resume(self) -> bool:
+        """Let paused rounds go on; False if they are not paused."""
+        return bool(self.scripts.call("resume", [self.keys.round(), self.keys.versions()], []))
+
+    def end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
+        """Stop the job's rounds for good: workers leave, reducers let go."""
+        self.scripts.call("finish", [self.keys.round(), self.keys.versions()], [status])
+        self.redis.srem(JOBS, self.job_id)
+
+    def remove_worker(self, worker_id: str, reason: str) -> None:
+        """End the session of a worker that died, and free its leases."""
+        leave(self.scripts, self.keys, worker_id, "*", reason)
+
+    def lift_ban(self, worker_id: str) -> bool:
+        """Let a banned worker join again, its strikes forgotten; False if it was not banned."""
+        names = [self.keys.spec(), self.keys.banned(), self.keys.strikes(), self.keys.events()]
+        return bool(self.scripts.call("pardon", names, [worker_id]))
+
+    def append(self, kind: str, event: dict[str, Any], fence: str = "") -> bool:
+        """Append an event to a job that is published still; with a fence, only while that is the newest."""
+        names = [self.keys.spec(), self.keys.fence(), self.keys.events()]
+        return bool(self.scripts.call("announce", names, [fence, kind, json.dumps(event)]))
+
+    def log(self, lines: Sequence[str]) -> bool:
+        """Append lines (JSON) to the log of a job that is published still; False if it is not."""
+        names = [self.keys.spec(), self.keys.logs()]
+        return bool(self.scripts.call("log", names, [LINES_KEPT, LINE_BYTES_KEPT, *lines]))
+
+    def take(self, position: str, most: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """The oldest events after a position, from the backlog on, for a control plane that is about to store them."""
+        names = [self.keys.events(), self.keys.backlog(), self.keys.taken()]
+        return [
+            (stream_id, dict(pairs(fields))) for stream_id, fields in self.scripts.call("take", names, [position, most])
+        ]
+
+    def is_stored(self) -> bool:
+        """Whether the control plane has stored all events and lines of the log that were written so far."""
+        return not any(map(self.redis.xlen, (self.keys.events(), self.keys.backlog(), self.keys.logs())))
+
+    def reset(self) -> None:
+        """Delete every key of the job but its newest fence, which locks out a reducer that looked after it, and
+        the seats it has given, so that their workers may join again.
+        """
+        self.purge(keep=(self.keys.fence(), self.keys.seats()))
+
+    def purge(self, keep: Iterable[str] = ()) -> None:
+        """Delete every key of the job but these. The spec goes first, so that no script brings one back."""
+        self.redis.unlink(self.keys.spec(), self.keys.round())
+        self.redis.srem(JOBS, self.job_id)
+        for key in self.redis.scan_iter(self.keys.pattern(), count=1000):
+            if bytes(key).decode() not in keep:
+                self.redis.unlink(key)
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    """Micro-batches as the scripts write them: by commas."""
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Micro-batches as the scripts read them: by commas."""
+    return ",".join(map(str, numbers))
+
+
+def leave(scripts: Scripts, keys: JobKeys, worker_id: str, session: str, reason: str) -> int:
+    """End a session; returns the number of micro-batches it hands back, -1 if it had ended already."""
+
+    event = json.dumps({"worker": worker_id, "reason": reason})
+    names = [keys.round(), keys.sessions(), keys.leases(), keys.backups(), keys.free(), keys.versions(), keys.events()]
+    return int(scripts.call("leave", names, [worker_id, session, event]))

@@ -1,0 +1,1 @@
+"""The reducer: averages updates and commits versions."""

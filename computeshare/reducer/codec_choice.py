@@ -1,0 +1,74 @@
+"""Has what a job leaves open chosen, once: waits for the workers' measurements, keeps the choice, publishes it."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from computeshare.checkpoints.store import Artifacts
+from computeshare.codecs.policy import Choice, Measured, choose
+from computeshare.errors import LostClaim
+from computeshare.jobspec.spec import CodecSpec, JobSpec
+from computeshare.protocol.reducer_session import Claim
+
+GRACE_S = 2.0
+"""How long the others may still measure once there are as many workers as the job waits for."""
+log = structlog.get_logger()
+
+
+class Undecided(Exception):
+    """Workers are still measuring."""
+
+
+class Decider:
+    """One job's choice, in the hands of the reducer that is about to open it."""
+
+    def __init__(self, rounds: Claim, artifacts: Artifacts) -> None:
+        self._rounds, self._artifacts = rounds, artifacts
+        self._enough_at: float | None = None
+
+    def decide(self, spec: JobSpec) -> JobSpec:
+        """The specification with everything chosen.
+
+        A choice that was made before holds, whatever the broker has lost since. Raises Undecided, LostClaim, OSError.
+        """
+        if spec.codec != "auto":
+            return spec
+        choice = self._artifacts.choice()
+        if choice is None:
+            measured = self._measured()
+            if not self._is_time(len(measured), spec):
+                raise Undecided
+            found = choose(spec, measured)
+            choice = _told(found)
+            log.info("chosen", job=self._rounds.job_id, reason=found.reason)
+            self._artifacts.keep_choice(choice)
+        decided = spec.chosen(CodecSpec.model_validate(choice["codec"]), choice["inner_steps"])
+        if not self._rounds.announce("chosen", choice):
+            raise LostClaim("another reducer has taken over, or the job is gone")
+        self._rounds.publish(decided.model_dump_json())
+        return decided
+
+    def _measured(self) -> list[Measured]:
+        found = []
+        for worker, text in sorted(self._rounds.measured().items()):
+            try:
+                found.append(Measured.model_validate_json(text))
+            except ValidationError as error:
+                log.warning("measurement passed over", job=self._rounds.job_id, worker=worker, error=str(error))
+        return found
+
+    def _is_time(self, measured: int, spec: JobSpec) -> bool:
+        if measured < spec.workers.min:
+            self._enough_at = None
+            return False
+        self._enough_at = self._enough_at or time.monotonic()
+        return measured >= spec.workers.max or time.monotonic() >= self._enough_at + GRACE_S
+
+
+def _told(choice: Choice) -> dict[str, Any]:
+    """A choice as the event and the file have it."""
+    told = asdict(choice) | {"codec": choice.codec.model_dump(), "slowest": choice.slowest.model_dump()}
+    return told | {"reason": choice.reason}

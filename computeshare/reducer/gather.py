@@ -1,0 +1,236 @@
+"""A round's updates in a reducer: read in pieces, checked one by one, refused where they are not right."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from computeshare.codecs import Codec
+from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
+from computeshare.errors import CodecError, Diverged
+from computeshare.jobspec.quorum import largest_share, tolerated
+from computeshare.jobspec.sampling import Plan, Round
+from computeshare.protocol.reducer_session import Claim, Fault, Received, Suspicion
+from computeshare.protocol.round_store import RoundState
+from computeshare.strategies.sync import Mean
+from computeshare.tensors.layout import Layout
+from computeshare.types import Message, Token, Vector
+
+ROOM_BYTES = 4096
+"""For the headers of a bucket's frames."""
+PIECE_BYTES = 1 << 20
+"""Smaller updates are read several at a time, as many as are together of this size."""
+NOT_FINITE_TIMES = 3
+"""A micro-batch sent this often with values that are not finite by the only worker there is nobody's fault."""
+log = structlog.get_logger()
+
+
+class Refused(Exception):
+    """Some of a round's updates were refused: the round goes on."""
+
+
+class Gatherer:
+    """Reads one job's updates."""
+
+    def __init__(
+        self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, helper: Executor, sharers: int = 0
+    ) -> None:
+        """`helper`: reads ahead; `sharers`: as in `Terms`."""
+        self.rounds, self.codec, self.layout, self.plan, self.sharers = rounds, codec, layout, plan, sharers
+        self.bearable = tolerated(sharers)
+        """How many bad workers the job's combination bears; 0 if none."""
+        self.limit = largest_update(layout)
+        longest = max(layout.bucket_sizes)
+        self._values = np.empty(longest, np.float32)
+        self._room_bytes = min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES)
+        self._rooms = [self._room() for _ in range(2)]
+        """For what is being decoded, and for what is read meanwhile."""
+        self._reading = _ReadAhead(self._read, helper)
+        self.ahead: dict[tuple[str, int], Message] = {}
+        """Messages that were read already."""
+
+    def checked(self, base: RoundState, parts: dict[int, Received], bucket: int, buffers: Mean) -> Iterator[Vector]:
+        """This bucket of the updates in the order of units, each checked before it is given out; with the last bucket,
+        `buffers` adds up their buffers.
+
+        One vector serves for all of them: what is given out holds until the next is asked for.
+
+        Raises Refused: some were not what they should be (this bucket of every one has been looked at by then);
+        Diverged: that is nobody's fault.
+        """
+        wrong_ones = self._above_limits(parts, base.total)
+        for m, reason in wrong_ones.items():
+            self._refuse(base, parts[m], reason, "damaged")
+        refused = bool(wrong_ones)
+        for m, frames in self._frames([parts[m] for m in sorted(parts.keys() - wrong_ones.keys())], bucket):
+            try:
+                values, buffer = self._decode(frames, parts[m], bucket)
+            except _Wrong as wrong:
+                self._refuse(base, parts[m], wrong.reason, wrong.fault)
+                refused = True
+                continue
+            if not refused:
+                if bucket == len(self.layout.buckets) - 1:
+                    buffers.add(buffer, self.plan.unit_size(m, base.sizes))
+                yield values
+        if refused:
+            raise Refused
+
+    def _above_limits(self, parts: dict[int, Received], total: int) -> dict[int, str]:
+        """The updates that the job's terms do not allow, ascending, with the reason.
+
+        `submit.lua` lets none of them in, but whoever has the broker's password can write past it.
+        """
+        share = largest_share(total, self.sharers or 1)
+        counts, found = Counter[str](), dict[int, str]()
+        for m in sorted(parts):
+            counts[parts[m].worker] += 1
+            if parts[m].size > self.limit:
+                found[m] = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
+            elif counts[parts[m].worker] > share:
+                found[m] = f"more than a worker's share of a round that {self.sharers} workers must make: {share}"
+        return found
+
+    def again(self, one: tuple[str, int], bucket: int) -> Vector | None:
+        """This bucket of an update that was checked before, until the next one is read; None if it is gone."""
+        (frames,) = self._read(_Wanted(bucket, (one,)))
+        if isinstance(frames, CodecError):
+            raise frames
+        return None if frames is None else self._decoded(frames, bucket)[0]
+
+    def _frames(self, parts: Sequence[Received], bucket: int) -> Iterator[tuple[int, Message | CodecError | None]]:
+        """The frames of this bucket of each update, until the next are asked for; None where none is there, an error
+        where they are longer than they can be.
+        """
+        missing = [part for part in parts if (part.base, part.micro_batch) not in self.ahead]
+        if not missing:
+            wanted = parts_of(self.layout, bucket)
+            yield from ((part.micro_batch, _some(self.ahead[part.base, part.micro_batch], wanted)) for part in parts)
+            return
+        buckets = len(self.layout.buckets)
+        pieces = [tuple((part.base, part.micro_batch) for part in some) for some in _pieces(parts, buckets)]
+        coming = [_Wanted(b, names) for b in range(bucket, buckets)[:2] for names in pieces]
+        for one, following in zip(coming[: len(pieces)], [*coming[1:], None], strict=False):
+            messages = self._reading.take(one, following)
+            yield from ((micro_batch, message) for (_, micro_batch), message in zip(one.names, messages, strict=True))
+
+    def settle(self) -> None:
+        """Have done with reading: what was read ahead is not asked for."""
+        self._reading.settle()
+
+    def _read(self, wanted: "_Wanted") -> list[Message | CodecError | None]:
+        self._rooms.reverse()
+        into = self._rooms[:1] if len(wanted.names) == 1 else [self._room() for _ in wanted.names]
+        return self.rounds.updates(wanted.names, parts_of(self.layout, wanted.bucket), into)
+
+    def _room(self) -> memoryview:
+        """Memory for a bucket's frames."""
+        return np.empty(self._room_bytes, np.uint8).data
+
+    def _decoded(self, frames: Message, bucket: int) -> tuple[Vector, Vector]:
+        return decode_bucket(self.codec, frames, self.layout, bucket, self._values[: self.layout.bucket_sizes[bucket]])
+
+    def _decode(self, frames: Message | CodecError | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
+        if isinstance(frames, CodecError):
+            raise _Wrong(str(frames), "damaged")
+        if frames is None and self.rounds.has_update(part.base, part.micro_batch):
+            raise _Wrong(f"truncated: it has no frame for bucket {bucket}", "damaged")
+        if frames is None:
+            raise _Wrong("the broker has lost the blob", "lost")
+        try:
+            values, buffer = self._decoded(frames, bucket)
+        except CodecError as error:
+            raise _Wrong(str(error), "damaged") from error
+        if not (np.isfinite(values).all() and np.isfinite(buffer).all() and np.isfinite(part.loss)):
+            raise _Wrong("values that are not finite", "not_finite")
+        return values, buffer
+
+    def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:
+        found = self.rounds.refuse(base.token, part, reason, fault)
+        about = {"worker": part.worker, "micro_batch": part.micro_batch, "reason": reason}
+        log.warning("refused an update", job=self.rounds.job_id, version=base.version, **about)
+        if is_divergence(found, self.bearable):
+            workers = f"{found.sessions} worker{'' if found.sessions == 1 else 's'}"
+            raise Diverged(
+                f"Training diverged at version {base.version}: micro-batch {part.micro_batch} produced NaN or infinity "
+                f"{found.times} times ({workers}). Try a lower learning rate."
+            )
+
+    def expected(self, base: Token, following: Round) -> list[tuple[str, int]]:
+        """The updates that are worth asking for before it is known that they have come."""
+        if self.limit * following.total > PIECE_BYTES:
+            return []
+        return [(str(base), unit) for unit in following.units]
+
+
+def _some(message: Message, wanted: range) -> Message:
+    """Those frames of a whole message."""
+    return [message[index] for index in wanted]
+
+
+def _pieces(parts: Sequence[Received], buckets: int) -> Iterator[list[Received]]:
+    """The updates whose bucket is read at once, of updates that have so many."""
+    some: list[Received] = []
+    for part in parts:
+        if some and sum(one.size for one in some) + part.size > buckets * PIECE_BYTES:
+            yield some
+            some = []
+        some.append(part)
+    if some:
+        yield some
+
+
+def is_divergence(found: Suspicion, bearable: int) -> bool:
+    """Whether values that are not finite are nobody's fault: workers agree on them, or nobody is there to disagree.
+
+    Args:
+        bearable: how many bad workers the job bears (0: unknown); where more than these sent some, honest ones did.
+    """
+    alone = found.there <= 1 and found.times >= NOT_FINITE_TIMES
+    return found.sessions >= 2 or alone or (bearable > 0 and found.senders > bearable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A bucket of some updates, named as in `Claim.updates`."""
+
+    bucket: int
+    names: tuple[tuple[str, int], ...]
+
+
+class _ReadAhead:
+    """Reads what is asked for next while what was asked for last is worked on."""
+
+    def __init__(self, read: Callable[[_Wanted], list[Message | CodecError | None]], helper: Executor) -> None:
+        self._read, self._helper = read, helper
+        self._coming: tuple[_Wanted, Future[list[Message | CodecError | None]]] | None = None
+
+    def take(self, wanted: _Wanted, following: _Wanted | None) -> list[Message | CodecError | None]:
+        """What is wanted; what will be wanted next is read from now on."""
+        coming = self._coming
+        if coming is None or coming[0] != wanted:
+            self.settle()
+            found = self._read(wanted)
+        else:
+            self._coming = None
+            found = coming[1].result()
+        if following:
+            self._coming = following, self._helper.submit(self._read, following)
+        return found
+
+    def settle(self) -> None:
+        """Wait until nothing is being read."""
+        if self._coming:
+            wait([self._coming[1]])
+        self._coming = None
+
+
+class _Wrong(Exception):
+    """What is wrong with an update, and whose fault that is."""
+
+    def __init__(self, reason: str, fault: Fault) -> None:
+        super().__init__(reason)
+        self.reason, self.fault = reason, fault

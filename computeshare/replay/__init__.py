@@ -1,0 +1,1 @@
+"""Recomputing a job from its log."""

@@ -1,0 +1,319 @@
+"""Recomputing a job from its log: every gradient again, combined and stepped as recorded, every digest compared.
+
+Who computed what when the job ran does not matter; which micro-batches each version was made of does, and is taken
+from the ledger. Bits are the same on machines of one kind only, so that a mismatch is excused, and said to prove
+nothing, where the log names another kind for one of those who took part.
+"""
+
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ValidationError
+
+from computeshare.client import Client
+from computeshare.client.api.models import Job, Version
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import decode_update, encode_update
+from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
+from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.strategy_fields import LocalStrategy
+from computeshare.tensors.layout import Weights
+from computeshare.types import ENDED, Kind, Vector
+
+if TYPE_CHECKING:
+    import torch
+
+    from computeshare.training.server_step import Held
+
+Outcome = Literal["matches", "mismatch", "other kind"]
+MOST_THREADS = 256
+REDUCING: Kind = {"device": "cpu"}
+"""What every reducer steps on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A version's digest as the log has it (None where that was lost) and as it came out here."""
+
+    version: int
+    recorded: str | None
+    computed: str
+    workers: frozenset[str]
+
+    @property
+    def differs(self) -> bool:
+        return self.recorded is not None and self.recorded != self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a replay found; `differences` say in what this machine is of another kind than those of the job."""
+
+    outcome: Outcome
+    matched: int
+    unrecorded: int
+    mismatches: tuple[Checked, ...]
+    differences: tuple[str, ...]
+
+    @property
+    def first_mismatch(self) -> int | None:
+        return self.mismatches[0].version if self.mismatches else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The kinds of a job's machines as recorded: its workers' by id, and its reducer's."""
+
+    workers: Mapping[str, Sequence[Kind]]
+    reducer: Kind | None
+
+    @property
+    def all(self) -> list[Kind]:
+        return [kind for kinds in self.workers.values() for kind in kinds]
+
+    def of(self, workers: frozenset[str]) -> list[Kind]:
+        """The kinds of these workers."""
+        return [kind for worker in sorted(workers) for kind in self.workers.get(worker, ())]
+
+
+def judge(checked: Sequence[Checked], kinds: Kinds, here: Kind, reducing: Kind) -> Verdict:
+    """Whether the job's versions are what its log says, and if not, whether this machine could have told.
+
+    Args:
+        here: the kind of this machine when it computes gradients, and `reducing` when it steps.
+    Excused is a first mismatch to which somebody of another kind contributed since the last version that matched.
+    """
+    mismatches = tuple(one for one in checked if one.differs)
+    matched = sum(one.recorded == one.computed for one in checked)
+    unrecorded = sum(one.recorded is None for one in checked)
+    if not mismatches:
+        return Verdict("matches", matched, unrecorded, (), ())
+    suspects: frozenset[str] = frozenset()
+    for one in checked:
+        suspects = frozenset() if one.recorded == one.computed else suspects | one.workers
+        if one.differs:
+            break
+    found = {line: None for kind in kinds.of(suspects) for line in differences(here, kind)}
+    if kinds.reducer:
+        found |= dict.fromkeys(f"reducer's {line}" for line in differences(reducing, kinds.reducer))
+    return Verdict("other kind" if found else "mismatch", matched, unrecorded, mismatches, tuple(found))
+
+
+def differences(here: Kind, there: Kind) -> list[str]:
+    """In what two kinds differ, a line each."""
+    names = sorted(here.keys() | there.keys())
+    return [
+        f"{n}: {here.get(n, 'none')} here, {there.get(n, 'none')} there" for n in names if here.get(n) != there.get(n)
+    ]
+
+
+class Replay:
+    """One job's recomputation from version `first` to `last`, on this machine."""
+
+    def __init__(self, client: Client, job_id: str, data_dir: Path, first: int = 0, last: int | None = None) -> None:
+        """Reads the job. Raises SpecError: it cannot be replayed, or not these versions; the message says why."""
+        self._client, self._data_dir = client, data_dir
+        self.job = client.show(job_id)
+        self.first, self.last = bounds(self.job, first, last)
+        self.spec = _spec(self.job)
+        if remembered := _remembered(self.spec):
+            raise SpecError(
+                f"job {job_id} cannot be recomputed: its updates depend on {remembered}, which no log holds"
+            )
+        workers = {worker["id"]: worker.get("kinds") or [] for worker in client.workers(job_id)}
+        reducer = self.job.get("reducer")
+        self.kinds = Kinds(workers, reducer.get("kind") if reducer else None)
+        self._device, self._threads = _device(self.kinds.all), _threads(self.spec, self.kinds.all)
+        self.here, self.reducing = _kind(self._device, self._threads), _kind(_device([REDUCING]), 1)
+        self.checked: list[Checked] = []
+
+    def run(self) -> Iterator[Checked]:
+        """Recompute one version after the other. Raises ReplayError: the log has a gap."""
+        with _using(self._threads):
+            machine = _Machine(self.spec, self._data_dir, self._device)
+            held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
+            for version in self._client.versions(self.job["id"], self.first + 1, self.last):
+                held = machine.step(version["version"], held, _parts(version), version.get("staleness", ()))
+                digest = machine.layout.digest(held.weights)
+                workers = frozenset(worker for _, worker, _ in version["counted"])
+                self.checked.append(Checked(version["version"], version["sha256"], digest, workers))
+                yield self.checked[-1]
+
+    def verdict(self) -> Verdict:
+        """What to make of the versions checked so far. Raises ReplayError: there was nothing to compare."""
+        if not any(one.recorded for one in self.checked):
+            raise ReplayError(f"no digest is recorded from version {self.first + 1} to {self.last}: replay further")
+        return judge(self.checked, self.kinds, self.here, self.reducing)
+
+    @property
+    def _from_seed(self) -> bool:
+        return self.first == 0 and not self.job.get("forked_from")
+
+    def _from_checkpoint(self, machine: "_Machine") -> "Held":
+        """The version to start from, by its files. Raises SpecError: it has none, ReplayError: they are damaged."""
+        from safetensors.numpy import load_file
+
+        job_id, kept = self.job["id"], sorted(c["version"] for c in self._client.checkpoints(self.job["id"]))
+        if self.first not in kept:
+            there = ", ".join(map(str, sorted({*kept, *([] if self.job.get("forked_from") else [0])})))
+            raise SpecError(f"version {self.first} was not kept: a replay can start from {there}")
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "weights.safetensors"
+                self._client.download(job_id, self.first, path)
+                weights = machine.layout.gather(load_file(path))
+            return machine.start(weights, self._client.state(job_id, self.first))
+        except (ArtifactError, ShapeError, struct.error) as error:
+            raise ReplayError(f"the checkpoint of version {self.first} is damaged ({error}): take another") from error
+
+
+class _Machine:
+    """A worker and a reducer in one: the model, the data, the codecs, the step."""
+
+    def __init__(self, spec: JobSpec, data_dir: Path, device: "torch.device") -> None:
+        from computeshare.tasks import datasets, models
+        from computeshare.training import devices
+        from computeshare.training.server_step import Steps
+        from computeshare.training.work_units import replica_of
+
+        devices.make_deterministic(device)
+        datasets.prepare(spec.dataset, data_dir)
+        split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
+        module = models.of(spec)
+        self.layout = models.layout_of(module)
+        self.initial: Weights = models.weights_of(module, self.layout)
+        self._replica = replica_of(spec, module, self.layout, split, device)
+        self._up, self._plan = CODECS[spec.codecs.up], spec.plan
+        self._scaled = spec.scales_steps
+        self._before: deque[Weights] = deque(maxlen=spec.recent)
+        self._loaded: Weights | None = None
+        self.steps = Steps(spec, self.layout)
+
+    def start(self, weights: Weights, state: bytes = b"") -> "Held":
+        """The version that a replay begins at, from its files or from the seed. Raises as `Steps.load`."""
+        held = self.steps.load(weights, state)
+        return self.steps.blob(held.master, held.weights)[1]
+
+    def step(
+        self, version: int, base: "Held", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()
+    ) -> "Held":
+        """The version with this number, after `base`, made of these units, each with its samples.
+
+        Args:
+            staleness: how many versions before `base` each was computed on; none: all on `base`.
+        """
+        self._before.append(base.weights)
+        late = staleness or [0] * len(parts)
+        if max(late) >= len(self._before):
+            raise ReplayError(
+                f"version {version} counts an update computed on version {version - 1 - max(late)}, from before the "
+                f"replay's beginning: start from an earlier checkpoint, or from 0"
+            )
+        sizes = self._sizes(parts)
+        updates = [self._update(unit, behind, sizes) for (unit, _), behind in zip(parts, late, strict=True)]
+        with _using(1):  # thread, as every reducer steps
+            return self.steps.step(version, base, updates, [count for _, count in parts], staleness)
+
+    def _sizes(self, parts: Sequence[tuple[int, int]]) -> list[int]:
+        """The sizes of a round's units, where they were made for its workers: as their samples tell."""
+        if not self._scaled:
+            return []
+        return [-(-samples // self._plan.micro_batch) for _, samples in parts]
+
+    def _update(self, unit: int, behind: int, sizes: Sequence[int]) -> tuple[Vector, Vector]:
+        """A unit's update and buffers as they reach a reducer."""
+        from computeshare.training.work_units import compute
+
+        weights = self._before[-1 - behind]
+        if weights is not self._loaded:
+            self._replica.load(weights)
+            self._loaded = weights
+        update = compute(self._replica, unit, sizes)
+        seed = self._plan.generator_seed(unit)
+        sent = encode_update(self._up, update.vector, update.buffers, self.layout, seed)
+        return decode_update(self._up, sent, self.layout)
+
+
+def bounds(job: Job, first: int, last: int | None) -> tuple[int, int]:
+    """From which version to which: to the newest that cannot be done again. Raises SpecError."""
+    newest = job["version"] if job["status"] in ENDED else job["durable_version"]
+    last = newest if last is None else last
+    if newest == 0:
+        raise SpecError(f"job {job['id']} has no durable version yet: there is nothing to replay")
+    if not 0 <= first < last <= newest:
+        raise SpecError(f"a replay goes from a version to a later one, up to {newest}: not from {first} to {last}")
+    return first, last
+
+
+def _spec(job: Job) -> JobSpec:
+    try:
+        return JobSpec.model_validate(job["spec"])
+    except ValidationError as error:
+        raise ReplayError(f"this release cannot read the job's specification: {error}") from error
+
+
+def _remembered(spec: JobSpec) -> str | None:
+    """What the job's updates depend on that only their workers knew; None: nothing."""
+    if CODECS[spec.codecs.up].residual:
+        return f"what each worker still owed of those before (codec {spec.codecs.up})"
+    if isinstance(spec.strategy, LocalStrategy) and spec.strategy.inner_state == "kept":
+        return "the inner states that workers kept"
+    return None
+
+
+def _parts(version: Version) -> list[tuple[int, int]]:
+    """The micro-batches of a version, ascending, with their samples. Raises ReplayError: they are not known."""
+    parts = sorted((micro_batch, samples) for micro_batch, _, samples in version["counted"])
+    if not parts or sum(samples for _, samples in parts) <= 0:
+        number = version["version"]
+        raise ReplayError(f"the ledger has no micro-batches of version {number}: start from a later checkpoint")
+    return parts
+
+
+def _device(kinds: Sequence[Kind]) -> "torch.device":
+    """A device of the kind that the job's workers had, if they had one kind and it is here."""
+    from computeshare.training import devices
+
+    types = {str(kind.get("device")) for kind in kinds}
+    try:
+        return devices.choose(types.pop() if len(types) == 1 else None)
+    except SettingsError:
+        return devices.choose()
+
+
+def _kind(device: "torch.device", threads: int) -> Kind:
+    """What this machine is with so many threads."""
+    from computeshare.training import devices
+
+    with _using(threads):
+        return devices.kind(device)
+
+
+def _threads(spec: JobSpec, kinds: Sequence[Kind]) -> int:
+    """The number of CPU threads that the job's workers had; this machine's own choice where they differed."""
+    import torch
+
+    recorded = {int(kind["threads"]) for kind in kinds if isinstance(kind.get("threads"), int)}
+    common = recorded.pop() if len(recorded) == 1 else torch.get_num_threads()
+    return spec.threads or min(max(1, common), MOST_THREADS)
+
+
+@contextmanager
+def _using(count: int) -> Iterator[None]:
+    """That many threads of torch within the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    if before != count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if before != count:
+            torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""What every process of ComputeShare needs: signals, logs, failpoints."""

@@ -1,0 +1,124 @@
+"""The control plane's SQLite file: whether it is whole, its daily copies, and what to do where it is damaged."""
+
+import errno
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from computeshare.errors import DatabaseDamaged
+from computeshare.runtime.durability import flush
+
+CHECK_S = 3.0
+"""How long a start looks for damage: a gigabyte that is in memory, a few hundred megabytes that are not."""
+KEPT = 3
+"""Copies that are kept."""
+DAY_S = 24 * 3600.0
+BUSY_S = 5.0
+_STEPS = 10_000
+"""Steps of SQLite's virtual machine between looks at the clock: a few milliseconds."""
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether this error of the driver says that the file itself is damaged."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFile:
+    """A file, and the folder of its copies."""
+
+    path: Path
+    backups: Path
+
+    def damage(self, patience_s: float) -> str | None:
+        """What SQLite finds wrong with the file; None where it finds nothing in the time it is given, or no file."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return None
+        found: list[str] = []
+        # A thread, for only newer releases of SQLite let themselves be interrupted while they walk through a tree.
+        look = threading.Thread(target=self._look, args=(found, time.monotonic() + patience_s), daemon=True)
+        look.start()
+        look.join(patience_s)
+        return "; ".join(found) or None
+
+    def _look(self, found: list[str], deadline: float) -> None:
+        try:
+            with closing(_open_for_reading(self.path, BUSY_S)) as connection:
+                connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+                for (line,) in connection.execute("PRAGMA quick_check(3)"):
+                    if line != "ok":
+                        found.append(" ".join(line.split()))
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode not in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_BUSY):  # no time, no look
+                found.append(str(error))
+
+    def require_whole(self, patience_s: float) -> None:
+        """Raises DatabaseDamaged, with what to do, where damage is found in this time."""
+        if trouble := self.damage(patience_s):
+            raise DatabaseDamaged(f"{self.path} is damaged ({trouble}): {self.advice()}")
+
+    def advice(self) -> str:
+        """How to go on from a damaged file."""
+        files = f"{self.path.name}, {self.path.name}-wal and {self.path.name}-shm"
+        return f"stop computeshare, move {files} out of {self.path.parent}, {self.way_back()}, and start it again"
+
+    def way_back(self) -> str:
+        """What takes the place of a file that is gone."""
+        if copy := self.newest_copy():
+            made = time.strftime("%Y-%m-%d %H:%M", time.localtime(copy.stat().st_mtime))
+            return f"restore the newest copy, of {made} (cp {copy} {self.path})"
+        return f"restore a copy of your own if you have one ({self.backups} holds none yet)"
+
+    def copies(self) -> list[Path]:
+        """The oldest first."""
+        return sorted(self.backups.glob(f"{self.path.stem}-*.db"))
+
+    def newest_copy(self) -> Path | None:
+        return next(reversed(self.copies()), None)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the newest copy is a day old by this clock (or from a time still to come), or there is none."""
+        newest = self.newest_copy()
+        return newest is None or not 0 <= now_s - newest.stat().st_mtime < DAY_S
+
+    def copy(self, now_s: float, stopping: Callable[[], bool] = lambda: False) -> Path:
+        """Make a copy and drop those that are too many; nobody's reading or writing waits for it.
+
+        Raises: sqlite3.Error: the file cannot be read to its end, or this process is `stopping`. OSError: no room.
+        Either way the copies before stay.
+        """
+        self.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._require_room()
+        for left in self.backups.glob(f"{self.path.stem}-*.partial"):
+            left.unlink(missing_ok=True)
+        made = self.backups / f"{self.path.stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now_s))}.db"
+        partial = made.with_suffix(".partial")
+        partial.touch(0o600)  # before SQLite does: it holds secrets
+        try:
+            with closing(_open_for_reading(self.path, BUSY_S)) as connection:
+                connection.set_progress_handler(stopping, _STEPS)
+                connection.execute("VACUUM INTO ?", (str(partial),))
+            flush(partial)  # SQLite leaves that to others
+            partial.replace(made)
+            flush(self.backups)
+        finally:
+            partial.unlink(missing_ok=True)
+        for old in self.copies()[:-KEPT]:
+            old.unlink(missing_ok=True)
+        return made
+
+    def _require_room(self) -> None:
+        """Raises OSError where a copy would leave less room than it takes: jobs need the rest."""
+        needed = 2 * self.path.stat().st_size
+        if shutil.disk_usage(self.backups).free < needed:
+            raise OSError(errno.ENOSPC, f"a copy needs {needed:,} free bytes", str(self.backups))
+
+
+def _open_for_reading(path: Path, patience_s: float) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=patience_s, isolation_level=None)

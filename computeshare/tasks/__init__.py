@@ -1,0 +1,1 @@
+"""What is trained: data sets, models, loss and metrics. Importing this package imports no torch."""

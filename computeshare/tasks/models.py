@@ -1,0 +1,232 @@
+"""Models by name, and their weights as flat vectors.
+
+Every model maps float32 images (n, channels, height, width) to logits (n, classes). Initialisation is PyTorch's or
+torchvision's own, drawn from the job's seed, so every machine with the same torch starts from the same weights.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from computeshare.errors import SpecError
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tensors.layout import Kind, Layout, Weights
+
+Shape = tuple[int, int, int]
+_drawing = threading.Lock()
+"""Held while weights are drawn: torch's generator is the process's, and a reducer has a thread for each job."""
+
+
+def of(spec: JobSpec) -> nn.Module:
+    """The model that a job trains, on the CPU, as its seed initialises it. Raises SpecError, as `build`."""
+    return build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
+
+
+def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """The model called `name`, on the CPU, initialised from `seed`; the global generators are left as they were.
+
+    Args:
+        name: one of the catalog's models.
+        shape: channels, height and width of its input.
+        classes: length of its logits.
+        seed: 0 to 2**63 - 1.
+    Raises: SpecError: the name is unknown, or the model cannot take this shape.
+    """
+    with _drawing, torch.random.fork_rng(devices=[]):  # only the CPU's generator is drawn from, and put back
+        torch.default_generator.manual_seed(seed)
+        return OWN[name](shape, classes) if name in OWN else _torchvision_model(name, shape, classes)
+
+
+def outline(name: str, shape: Shape, classes: int) -> nn.Module:
+    """As `build`, on the meta device, where tensors have shapes and no values: that takes no time and no memory."""
+    with ParametersOnMeta(), torch.no_grad():
+        return build(name, shape, classes, 0).to("meta")
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Makes only what is uninitialised, so the parameters, on the meta device: RegNets compute widths in tensors."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function is torch.empty:
+            options["device"] = "meta"
+        return function(*args, **options)
+
+
+def layout_for(spec: JobSpec) -> Layout:
+    """How the weights of a job's model lie, without making them. Raises SpecError, as `build` and `layout_of`."""
+    return layout_of(outline(spec.model, spec.shape, catalog().datasets[spec.dataset].classes))
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Two hidden layers, for anything that fits in a vector."""
+    return _sequential(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(int(np.prod(shape)), 128),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(128, 64),
+        relu2=nn.ReLU(),
+        fc3=nn.Linear(64, classes),
+    )
+
+
+def lenet5(shape: Shape, classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max pooling: 61,706 parameters on 1x28x28 and 10 classes.
+
+    Source: LeCun et al., "Gradient-based learning applied to document recognition", 1998.
+    """
+    height, width = ((side // 2 - 4) // 2 for side in shape[1:])
+    _check_size("lenet5", shape, 12)
+    return _sequential(
+        conv1=nn.Conv2d(shape[0], 6, 5, padding=2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * height * width, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(84, classes),
+    )
+
+
+def simplenet(shape: Shape, classes: int) -> nn.Module:
+    """The small net of PyTorch's early MNIST example: 21,840 parameters on 1x28x28 and 10 classes."""
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    _check_size("simplenet", shape, 16)
+    return _sequential(
+        conv1=nn.Conv2d(shape[0], 10, 5),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(10, 20, 5),
+        drop2=nn.Dropout2d(),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(20 * height * width, 50),
+        relu3=nn.ReLU(),
+        drop3=nn.Dropout(),
+        fc2=nn.Linear(50, classes),
+    )
+
+
+OWN: dict[str, Callable[[Shape, int], nn.Module]] = {"mlp": mlp, "lenet5": lenet5, "simplenet": simplenet}
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """How the module's `state_dict` lies in flat vectors.
+
+    Raises: SpecError: a tensor is shared by two names, or is neither float32 nor, as a buffer, int64.
+    """
+    return Layout.build((name, tuple(tensor.shape), kind) for name, tensor, kind in entries(module))
+
+
+def weights_of(module: nn.Module, layout: Layout) -> Weights:
+    """A copy of the module's state. Raises ShapeError where `layout` is another module's."""
+    state = module.state_dict()
+    weights = Weights(
+        np.empty(layout.parameters, np.float32),
+        np.empty(layout.buffers, np.float32),
+        np.empty(layout.counters, np.int64),
+    )
+    for name, view in layout.views(weights).items():
+        view[...] = state[name].cpu().numpy()
+    return weights
+
+
+def load_weights(module: nn.Module, layout: Layout, weights: Weights) -> None:
+    """Copy `weights` into the module. Raises ShapeError where they are not of its layout."""
+    views = layout.views(weights)
+    with torch.no_grad():
+        for name, tensor, _ in entries(module):
+            tensor.copy_(torch.tensor(views[name]))  # a copy: torch warns of NumPy arrays it must not write to
+
+
+def entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, Kind]]:
+    """The live tensors of the `state_dict`, in its order, each with its kind. Raises SpecError as `layout_of` does."""
+    seen: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if (first := seen.setdefault(id(tensor), name)) != name:
+            raise SpecError(f"the model's {name} and {first} are one tensor; shared weights are not supported")
+        yield name, tensor, _kind(name, tensor)
+
+
+def _kind(name: str, tensor: torch.Tensor) -> Kind:
+    parameter = isinstance(tensor, nn.Parameter)
+    if tensor.dtype == torch.float32:
+        return "parameter" if parameter else "buffer"
+    if tensor.dtype == torch.int64 and not parameter:
+        return "counter"
+    raise SpecError(f"the model's {name} is {tensor.dtype}; only float32, and int64 for buffers, are supported")
+
+
+def _sequential(**layers: nn.Module) -> nn.Module:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _check_size(name: str, shape: Shape, smallest: int) -> None:
+    if min(shape[1:]) < smallest:
+        raise SpecError(
+            f"{name} needs an input of at least {smallest}x{smallest}, not {shape[1]}x{shape[2]}: set input"
+        )
+
+
+# Transformers whose weights fix the input size, and the number of pixels it must be a multiple of.
+_GRAINS = {"vit_b_16": 16, "vit_b_32": 32, "vit_l_16": 16, "vit_l_32": 32, "vit_h_14": 14, "maxvit_t": 224}
+
+
+def _torchvision_model(name: str, shape: Shape, classes: int) -> nn.Module:
+    from torchvision import models  # seconds to import: only where one of its models is asked for
+
+    if name not in models.list_models(module=models):
+        raise SpecError(f"unknown model {name!r}")
+    options: dict[str, Any] = {"num_classes": classes}
+    if name in ("googlenet", "inception_v3"):  # their auxiliary heads would change what the model returns
+        options |= {"aux_logits": False, "init_weights": True}
+    grain = _GRAINS.get(name)
+    if grain:
+        _check_size(name, shape, grain)
+        side = -(-max(shape[1:]) // grain) * grain
+        options |= {"input_size": (side, side)} if name == "maxvit_t" else {"image_size": side}
+    model: nn.Module = models.get_model(name, weights=None, **options)
+    _fit_channels(model, shape[0])
+    if grain and shape[1:] != (side, side):
+        model.register_forward_pre_hook(_padding(side - shape[1], side - shape[2]))
+    return model
+
+
+def _fit_channels(model: nn.Module, channels: int) -> None:
+    """Give the first convolution `channels` inputs, everything else about it unchanged."""
+    name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    if old.in_channels == channels:
+        return
+    new = nn.Conv2d(
+        channels,
+        old.out_channels,
+        old.kernel_size,  # type: ignore[arg-type]
+        old.stride,  # type: ignore[arg-type]
+        old.padding,  # type: ignore[arg-type]
+        old.dilation,  # type: ignore[arg-type]
+        old.groups,
+        old.bias is not None,
+        old.padding_mode,
+    )
+    model.set_submodule(name, new)
+
+
+def _padding(rows: int, columns: int) -> Callable[[nn.Module, tuple[torch.Tensor]], torch.Tensor]:
+    def pad(_: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        return functional.pad(inputs[0], (0, columns, 0, rows))
+
+    return pad

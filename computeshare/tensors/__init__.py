@@ -1,0 +1,1 @@
+"""Flat vectors: how a model's `state_dict` lies in them, and safetensors files."""

@@ -1,0 +1,1 @@
+"""How commands end, and how values look in a terminal."""

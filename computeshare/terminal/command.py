@@ -1,0 +1,89 @@
+"""How every command of the package ends: an exit code, and one clear line where it failed."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.text import Text
+
+from computeshare.client import NoServer
+from computeshare.errors import (
+    ApiError,
+    BrokerError,
+    ComputeShareError,
+    NoToken,
+    SettingsError,
+    SpecError,
+    Unreachable,
+    VersionError,
+)
+from computeshare.terminal.output import plain
+
+FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
+REMOVED = 6
+"""A user removed this worker: whatever watches it is not to start it again."""
+DETACHED = 130
+"""Ctrl-C: what was watched goes on."""
+
+
+def exit_code(error: ComputeShareError) -> int:
+    """The exit code that tells a script what kind of error this is."""
+    match error:
+        case NoServer() | BrokerError() | Unreachable():
+            return NO_SERVER
+        case ApiError(status=401 | 403) | NoToken():
+            return NOT_ALLOWED
+        case ApiError(status=status) if status >= 500:
+            return NO_SERVER
+        case VersionError():
+            return OTHER_VERSION
+        case ApiError() | SpecError() | SettingsError():
+            return USAGE
+        case _:
+            return FAILED
+
+
+def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Run a typer app to its end; errors of this package become a line on standard error, never a traceback.
+
+    Args:
+        arguments: as on the command line, without the program's name; default those of this process.
+    Returns: the exit code.
+    """
+    try:
+        app(args=arguments)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except ComputeShareError as error:
+        report(str(error))
+        return exit_code(error)
+    except ValidationError as error:
+        if error.title != "Settings":
+            raise
+        report("\n".join(f"COMPUTESHARE_{name.upper()}: {message}" for name, message in validation_errors(error)))
+        return USAGE
+    return 0
+
+
+def run_command(function: Callable[..., Any]) -> None:
+    """Run a single function as this process's command, and exit with its code."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(function)
+    sys.exit(run(app))
+
+
+def report(message: str) -> None:
+    """Say on standard error what went wrong."""
+    lines = "\n".join(plain(line) for line in message.splitlines())
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), lines), soft_wrap=True)
+
+
+def validation_errors(error: ValidationError) -> list[tuple[str, str]]:
+    """Dotted field and message of each of pydantic's errors."""
+    found = []
+    for each in error.errors(include_url=False, include_context=False):
+        found.append((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")))
+    return found

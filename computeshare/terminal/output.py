@@ -1,0 +1,178 @@
+"""How values, jobs and documents look in a terminal. Pure but for `console` and `print_json`.
+
+What comes from a control plane may hold anything: it is shown as plain text, never as markup or control sequences.
+"""
+
+import json
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from rich import filesize
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from computeshare import types
+from computeshare.client.api.models import ICONS, ComparedJob, Job
+
+NOTHING = "–"
+plain = types.plain
+_PIPE_WIDTH = 200
+_STYLES = {
+    "queued": "yellow",
+    "running": "cyan",
+    "paused": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "dim",
+}
+
+
+def console(stderr: bool = False) -> Console:
+    """Where people read; a pipe gets long lines rather than broken ones."""
+    found = Console(stderr=stderr, highlight=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+
+
+def print_json(document: object) -> None:
+    """One JSON document on standard output."""
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def how_to_help(queue: str) -> str:
+    """What to type for one more worker of a queue."""
+    name = shlex.quote(plain(queue))
+    return f"here computeshare-worker --queue {name}, elsewhere what computeshare workers invite --queue {name} prints"
+
+
+def title(job: Job) -> str:
+    """What the job is called."""
+    return plain(job.get("title") or job["name"] or f"{job['spec'].get('model')} on {job['spec'].get('dataset')}")
+
+
+def status(job: Job | ComparedJob) -> Text:
+    """The job's state as icon and word."""
+    return Text(f"{ICONS.get(job['status'], '?')} {plain(job['status'])}", _STYLES.get(job["status"], ""))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def percent(fraction: float | None) -> str:
+    return NOTHING if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def size(count: int) -> str:
+    return filesize.decimal(count)
+
+
+def duration(seconds: float | None) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds is None:
+        return NOTHING
+    total = max(0, round(seconds))
+    for unit, name, below, below_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if total >= unit:
+            return f"{total // unit} {name} {total % unit // below} {below_name}"
+    return f"{total} s"
+
+
+def instant(text: str | None) -> datetime | None:
+    """An ISO 8601 time of the API; None for what is none."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def age(text: str | None, now: datetime) -> str:
+    """How long ago a time of the API was."""
+    moment = instant(text)
+    return duration((now - moment).total_seconds() if moment else None)
+
+
+def elapsed(job: Job, now: datetime) -> str:
+    """How long the job has been, or was, at work, its pauses left out."""
+    started = instant(job["started_at"])
+    if started is None:
+        return duration(None)
+    until = instant(job["finished_at"]) or instant(job.get("paused_at")) or now
+    return duration((until - started).total_seconds() - job.get("stopped_s", 0.0))
+
+
+def job_table(jobs: list[Job], now: datetime) -> Table:
+    """Jobs, one a row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("Job", "Name", "State", "Queue"):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    for heading in ("Version", "Loss", "Accuracy", "Workers", "Age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for job in jobs:
+        table.add_row(
+            Text(plain(job["id"])),
+            Text(title(job)),
+            status(job),
+            Text(plain(job["queue"])),
+            f"{job['version']}/{job['rounds_total']}",
+            number(job["loss"]),
+            percent(job["accuracy"]),
+            str(job["workers"]),
+            age(job["created_at"], now),
+        )
+    return table
+
+
+def job_details(job: Job, page: str, now: datetime) -> Table:
+    """One job, a fact a row, what is wrong first."""
+    rows: list[tuple[str, Any]] = [("Job", Text.assemble(plain(job["id"]), "  ", status(job)))]
+    if job["error"]:
+        rows.append(("Error", Text("\n".join(map(plain, job["error"].splitlines())), "red")))
+    if job["reason"]:
+        rows.append(("Reason", plain(job["reason"])))
+    best = f", best {percent(job.get('best_accuracy'))} at {job['best_version']}" if job["best_version"] else ""
+    rows.append(("Name", title(job)))
+    if origin := job.get("forked_from"):
+        told = f"version {origin['version']} of job {origin['job_id']}, with {origin['optimizer']} optimizer"
+        rows.append(("Forked from", plain(told)))
+    rows += [
+        ("Page", plain(page)),
+        ("Queue", f"{plain(job['queue'])}, priority {job.get('priority', 0)}"),
+        ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),
+        ("Epoch", str(job["epoch"] + 1)),
+        ("Loss", number(job["loss"])),
+        ("Accuracy", percent(job["accuracy"]) + best),
+        ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),
+        ("Elapsed", elapsed(job, now)),
+        ("Left", duration(job.get("left_s"))),
+        ("Submissions", submissions(job)),
+        ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
+        ("Weights", plain(job["weights_sha256"] or NOTHING)),
+        ("Spec", plain(json.dumps(job["spec"]))),
+    ]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value) if isinstance(value, str) else value)
+    return table
+
+
+def submissions(job: Job) -> str:
+    """A job's submissions by outcome; the rarer ones are named where there were any."""
+    told = cast(dict[str, Any], job)
+    found = [(outcome, told.get(outcome, 0)) for outcome in get_args(types.Outcome)]
+    shown = [one for one in found if one[1] or one[0] in ("accepted", "stale", "duplicate")]
+    return ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in shown)
+
+
+def target(output: Path | None, name: str) -> Path:
+    """The file to write: `output`, or `name` in it where it is a folder, or in the current one."""
+    if output is None:
+        return Path(name)
+    return output / name if output.is_dir() else output

@@ -1,0 +1,159 @@
+"""A replica of local SGD: weights in, several steps of an inner optimizer, and how far they led out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from computeshare.errors import ArtifactError, Interrupted
+from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.strategy_fields import OptimizerSpec
+from computeshare.tasks.datasets import Split
+from computeshare.tensors.layout import Layout, Weights
+from computeshare.training.optimizers import build, dump_state, load_state, try_out
+from computeshare.training.replica import Replica, Take
+from computeshare.types import Blob, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUpdate:
+    """What one unit yields.
+
+    `vector` (d,) is the pseudo-gradient, the loaded parameters minus those after the last step; `buffers` (b,)
+    are those after it, having moved with every step; `loss` is the mean over the unit's samples, each
+    at the step that it was used in. The vectors are copies of their own.
+    """
+
+    vector: Vector
+    buffers: Vector
+    loss: float
+
+
+class LocalReplica:
+    """Takes inner steps through micro-batches of `plan` on `split`, from the weights loaded last.
+
+    With `kept` false the inner optimizer starts afresh with every unit. Then what a unit yields depends on the weights
+    and its micro-batches alone, on one kind of machine. With `kept` true the inner state goes on from unit to unit,
+    whichever those are, and can be handed over. It takes `module` over.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        plan: Plan,
+        split: Split,
+        device: torch.device,
+        inner: OptimizerSpec,
+        kept: bool = False,
+    ) -> None:
+        """Raises SpecError where torch refuses the arguments of `inner`."""
+        try_out(inner, 1.0)
+        self._replica = Replica(module, layout, plan, split, device)
+        self._parameters = list(module.parameters())
+        self._base: Vector = self._replica.parameters.read()
+        self._plan, self._buckets, self._inner, self._keep = plan, layout.buckets, inner, kept
+        self._kept: torch.optim.Optimizer | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the inner state goes on from unit to unit."""
+        return self._keep
+
+    @property
+    def room(self) -> Vector:
+        """As `Replica.room`."""
+        return self._base
+
+    def load(self, weights: Weights) -> None:
+        """Start the following units from `weights`, which are copied. Raises ShapeError."""
+        self._replica.load(weights)
+        if weights.parameters is not self._base:
+            np.copyto(self._base, weights.parameters)
+
+    def compute(
+        self,
+        unit: int,
+        goes_on: Callable[[], bool] = lambda: True,
+        sizes: Sequence[int] = (),
+        take: Take | None = None,
+    ) -> LocalUpdate:
+        """The steps of the unit with this number, in a round of these `sizes`, as `walk`.
+
+        Args:
+            take: is given each bucket of the update.
+        """
+        update = self.walk(self._plan.micro_batches(unit, sizes), goes_on)
+        if take:
+            for bucket, where in enumerate(self._buckets):
+                take(bucket, update.vector[where])
+        return update
+
+    def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
+        """One step on each micro-batch, in the order given.
+
+        Args:
+            micro_batches: those of a unit (`Plan.micro_batches`), or the first of them; at least one.
+            goes_on: asked before every step.
+        Raises Interrupted: `goes_on` was false; a kept inner state stays as far as it got.
+        """
+        replica, optimizer, losses = self._replica, self._optimizer(), []
+        replica.parameters.fill(self._base)
+        replica.rewind()
+        for micro_batch in micro_batches:
+            if not goes_on():
+                raise Interrupted("the work was called off")
+            losses.append(replica.backward(micro_batch))
+            optimizer.step()
+        vector = replica.parameters.read()
+        np.subtract(self._base, vector, out=vector)
+        sizes = [self._plan.size(m) for m in micro_batches]
+        loss = float(np.average(torch.stack(losses).tolist(), weights=sizes))
+        return LocalUpdate(vector, replica.buffers.read(), loss)
+
+    def dump(self) -> list[Blob] | None:
+        """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""
+        return None if self._kept is None else dump_state(self._inner.name, self._kept)
+
+    def restore(self, state: Blob) -> None:
+        """Go on from what another worker's `dump` gave, with this job's own settings.
+
+        Raises: ArtifactError: it is none of this optimizer and model, or not finite; the inner state is as it was then.
+        """
+        optimizer = self._fresh()
+        settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+        load_state(self._inner.name, optimizer, state)
+        optimizer.param_groups[0].update(settings)
+        self._check(optimizer)
+        self._kept = optimizer
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises ArtifactError where the state is not like one that a step on copies of the tensors leaves."""
+        copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        stepped = build(self._inner, 1.0, copies)
+        stepped.step()
+        for parameter, copy in zip(self._parameters, copies, strict=True):
+            state = optimizer.state.get(parameter, {})
+            if optimizer.state and _forms(state) != _forms(stepped.state.get(copy, {})):
+                raise ArtifactError("the inner state is of another model: start this replica's afresh")
+            if not all(bool(torch.isfinite(v).all()) for v in state.values() if isinstance(v, torch.Tensor)):
+                raise ArtifactError("the inner state is not finite: start this replica's afresh")
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._kept or self._fresh()
+        if self._keep:
+            self._kept = optimizer
+        return optimizer
+
+    def _fresh(self) -> torch.optim.Optimizer:
+        return build(self._inner, 1.0, self._parameters)  # not a cleared one: some make their state when they are built
+
+
+def _forms(state: dict[str, Any]) -> dict[str, object]:
+    """Shape and kind of number of each tensor, type of everything else."""
+    return {k: (v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for k, v in state.items()}

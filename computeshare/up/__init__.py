@@ -1,0 +1,1 @@
+"""`computeshare up`: everything on this machine."""

@@ -1,0 +1,128 @@
+"""A worker's sign of life: what it does just now, and what it is asked to do in return."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+from redis import Redis
+from redis.exceptions import RedisError
+
+from computeshare.errors import VersionError
+from computeshare.host.availability import Minder
+from computeshare.protocol import handshake
+from computeshare.queue import Orders, WorkerInfo, read_orders, register, unregister
+from computeshare.queue.roster import HEARTBEAT_S
+from computeshare.runtime.log_lines import Seldom
+from computeshare.terminal.command import OTHER_VERSION, REMOVED
+from computeshare.worker.rq_worker import SeatWorker
+from computeshare.worker.sleep_guard import Sleeper
+
+REMIND_S = 60.0
+"""How often an outage is told again."""
+LAST_BEAT_S = 1.0
+"""How long a goodbye waits for the beat at hand."""
+log = structlog.get_logger()
+
+
+class Outage:
+    """Tells that nobody hears this worker: at once, then seldom, and when it is over."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seldom: Seldom | None = None
+
+    def lasts(self, error: Exception) -> None:
+        """It began with this error, or goes on."""
+        self._seldom = self._seldom or Seldom(REMIND_S, self._clock)
+        what = "broker away" if isinstance(error, RedisError) else "no sign of life"
+        if self._seldom.passes(what) is not None:
+            log.warning(what, error=str(error) or type(error).__name__)
+
+    def is_over(self) -> None:
+        """It is over, or there was none."""
+        if self._seldom:
+            self._seldom = None
+            log.info("the broker hears this worker again")
+
+
+class Heartbeat(threading.Thread):
+    """Says that the worker is alive, with the seat it has, until stopped; has it rest when its owner wants that.
+
+    Args:
+        redis: a connection that reports an outage at once.
+        hasty: one that also waits for no answer for long: before the machine sleeps, seconds count.
+    """
+
+    def __init__(self, redis: Redis, hasty: Redis, worker: WorkerInfo, minder: Minder | None = None) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.redis, self.worker, self.minder = redis, worker, minder or Minder()
+        self.sleeper = Sleeper(self.minder, lambda: self.rq_worker, lambda: self.beat(hasty), hasty)
+        self.rq_worker: SeatWorker | None = None
+        self.refusal: VersionError | None = None
+        self.dismissed = False
+        self.obeyed = Orders()
+        self._outage = Outage()
+        self._stop_request = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop_request.is_set():
+            try:
+                self.sleeper.look()
+                self.minder.look()
+                self.beat(self.redis)
+                self._outage.is_over()
+            except VersionError as refusal:  # another control plane has come, or this one was upgraded
+                self.refusal = refusal
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            except Exception as error:  # whatever it is, the next one may get through
+                with contextlib.suppress(Exception):  # a log on a full disk
+                    self._outage.lasts(error)
+            if self.minder.resting and self.rq_worker:  # which the control plane knows by now
+                self.rq_worker.ask_to_leave()
+            self._stop_request.wait(HEARTBEAT_S)
+
+    def beat(self, redis: Redis) -> None:
+        """Register once. Raises VersionError if the control plane is of another version by now."""
+        handshake.check(redis, "worker")
+        seat, resting = self.rq_worker.current_seat if self.rq_worker else None, self.minder.resting
+        state = "resting" if resting else "busy" if seat else "idle"
+        power = self.minder.power
+        register(redis, replace(self.worker, seat=seat, state=state, resting=resting, power=power))
+        self._obey(read_orders(redis, self.worker.id))
+
+    def _obey(self, orders: Orders) -> None:
+        """Do once what the control plane asks; in either case the work unit at hand is finished first."""
+        if orders == self.obeyed:
+            return
+        if orders.dismissed and not self.dismissed:
+            log.info("leaving for good", reason=orders.dismissed)
+            self.dismissed = True  # before the signal, which may end this process soon
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif orders.leave and self.rq_worker and orders.leave == self.rq_worker.current_seat:
+            log.info("leaving a seat", seat=orders.leave)
+            self.rq_worker.ask_to_leave()
+        else:
+            return
+        self.obeyed = orders
+
+    def exit_code(self) -> int:
+        """What this process is to end with, which tells whatever watches it whether to start it again."""
+        if self.refusal:
+            return OTHER_VERSION
+        return REMOVED if self.dismissed else 0
+
+    def stop(self) -> None:
+        """Stop and say goodbye; a worker that was refused stays to be seen for a moment."""
+        self._stop_request.set()
+        self.join(LAST_BEAT_S)  # else its last beat would undo the goodbye
+        with contextlib.suppress(RedisError):  # it expires by itself
+            if self.refusal:
+                register(self.redis, replace(self.worker, state="refused"))
+            else:
+                unregister(self.redis, self.worker.id)

@@ -1,0 +1,16 @@
+"""`python -m computeshare.worker.horse`: the process of one seat."""
+
+import os
+
+from computeshare.host.awake import stay_awake
+from computeshare.runtime.processes import exit_with_parent
+
+if __name__ == "__main__":
+    exit_with_parent()  # before anything that takes time
+    if nice := int(os.environ.get("COMPUTESHARE_NICE", "0")):
+        os.nice(nice)
+    awake = stay_awake()
+
+    from computeshare.worker.rq_worker import run_horse
+
+    run_horse()

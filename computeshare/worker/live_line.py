@@ -1,0 +1,113 @@
+"""What a worker shows: one live line in a terminal, plain lines elsewhere."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from computeshare.runtime.processes import configure_logging
+from computeshare.terminal.output import plain, size
+from computeshare.worker.seat.progress_pipe import Progress, SeatLink, Speed
+
+_STATES = {"loading": ("…", "yellow"), "waiting": ("▷", "cyan"), "working": ("▶", "green")}
+
+
+class PlainFace:
+    """Where there is no terminal: a line for what is said, nothing to leave as it was."""
+
+    def say(self, text: str) -> None:
+        """Tell something, from a signal handler even, which may have struck amid another print."""
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            os.write(sys.stderr.fileno(), f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+
+class LiveFace:
+    """One line that stays at the terminal's bottom, below whatever is logged.
+
+    Args:
+        screen: the terminal.
+        link: to the seat.
+        resting: why the worker rests; empty while it does not.
+    """
+
+    def __init__(self, screen: Console, link: SeatLink, resting: Callable[[], str]) -> None:
+        self._link, self._resting = link, resting
+        self._screen = screen
+        self._said = ""
+        self._closing = threading.Lock()
+        self._live = Live(console=screen, refresh_per_second=4, transient=True, get_renderable=self._line)
+
+    def __enter__(self) -> "LiveFace":
+        self._live.start(refresh=True)
+        self._link.echo = self._echo
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def say(self, text: str) -> None:
+        """Show something on the line from now on; the screen's own thread draws it."""
+        self._said = text
+
+    def close(self) -> None:
+        """Leave the terminal as it was found, the last words above the prompt; once, whoever comes first."""
+        if self._closing.acquire(blocking=False):
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+                self._live.stop()
+                if self._said:
+                    self._screen.print(Text(self._said))
+
+    def _line(self) -> Text:
+        return live_line(self._link.progress, self._link.speed(), self._resting(), self._said)
+
+    def _echo(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._screen.print(Text(plain(text)), soft_wrap=True)
+
+
+def live_line(progress: Progress | None, speed: Speed, resting: str, said: str = "") -> Text:
+    """What a worker does, on one line: its job, version, samples and bytes per second, or why there is none. Pure.
+
+    Args:
+        progress: of its seat; None where it has none.
+        resting: why it rests; empty while it does not.
+        said: what is to be read before anything else.
+    """
+    line = Text(no_wrap=True, overflow="ellipsis", end="")
+    if said:
+        line.append(f"{plain(said)}  ", "bold yellow")
+    if resting:
+        line.append(f"‖ resting: {plain(resting)}  ", "yellow")
+    if progress is None:
+        return line if resting or said else line.append("○ waiting for a seat", "dim")
+    icon, style = _STATES.get(progress.state, ("?", ""))
+    line.append(f"{icon} ", style).append(plain(progress.title) or "a job", "bold")
+    if progress.state == "loading":
+        return line.append("  loading", style)
+    line.append(f"  version {progress.version:,} of {progress.rounds:,}  {speed.samples:,.0f} samples/s")
+    return line.append(f"  ↑ {size(round(speed.bytes_up))}/s  ↓ {size(round(speed.bytes_down))}/s", "dim")
+
+
+@contextmanager
+def shown(link: SeatLink, resting: Callable[[], str]) -> Iterator[LiveFace | PlainFace]:
+    """A live line where standard error is a terminal, plain lines elsewhere, until the end of the block."""
+    screen = Console(stderr=True, highlight=False)
+    if not sys.stderr.isatty() or screen.is_dumb_terminal:
+        yield PlainFace()
+        return
+    with LiveFace(screen, link, resting) as face:
+        configure_logging()  # what is logged goes above the line
+        yield face
+    configure_logging()

@@ -1,0 +1,257 @@
+"""The worker of one machine: registers itself, waits for seats, runs each in a process of its own."""
+
+import contextlib
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import structlog
+import typer
+from redis import Redis
+from redis.exceptions import RedisError
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from computeshare import __version__
+from computeshare.errors import SettingsError, Unreachable, VersionError
+from computeshare.host import services
+from computeshare.host.availability import Minder
+from computeshare.host.rest_policy import manners_of
+from computeshare.host.sleep_events import watch_sleep
+from computeshare.jobspec.memory_estimate import allowed_bytes
+from computeshare.jobspec.spec import QUEUE_PATTERN
+from computeshare.protocol import handshake
+from computeshare.queue import WorkerInfo, register
+from computeshare.queue.roster import HEARTBEAT_S
+from computeshare.queue.seats import SeatJob
+from computeshare.runtime.processes import configure_logging, exit_with_parent, hostname, when_asked_to_end
+from computeshare.settings import Settings
+from computeshare.terminal.command import run_command
+from computeshare.training import devices
+from computeshare.transport.addresses import has_secret
+from computeshare.transport.connections import connect
+from computeshare.transport.rate_limit import parse_rate
+from computeshare.worker.heartbeat import Heartbeat, Outage
+from computeshare.worker.invite import broker_url
+from computeshare.worker.invite import join as accept
+from computeshare.worker.live_line import shown
+from computeshare.worker.rq_worker import SeatWorker
+from computeshare.worker.seat.progress_pipe import SeatLink
+
+HASTE_S = 1.0
+"""How long an answer of the broker may take while the machine is about to sleep."""
+log = structlog.get_logger()
+
+
+def describe(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0) -> WorkerInfo:
+    """This machine as a worker, under a new id."""
+    versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
+    return WorkerInfo(
+        id=secrets.token_hex(6),
+        name=name,
+        device=device,
+        queues=queues,
+        versions={"computeshare": __version__, "python": ".".join(map(str, sys.version_info[:3])), **versions},
+        memory_bytes=psutil.virtual_memory().total,
+        host=hostname(),
+        pid=os.getpid(),
+        max_memory_bytes=max_memory_bytes,
+    )
+
+
+def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> None:
+    """Compare versions before anything else, however long the broker is away, unless this worker is leaving.
+
+    Raises: VersionError: the control plane's is another; the workers' page says so for a while.
+    """
+    outage = Outage()
+    while not leaving.is_set():
+        try:
+            handshake.check(redis, "worker")
+            outage.is_over()
+            return
+        except RedisError as error:
+            outage.lasts(error)
+            leaving.wait(HEARTBEAT_S)
+        except VersionError:
+            with contextlib.suppress(RedisError):
+                register(redis, replace(worker, state="refused"))
+            raise
+    sys.exit(0)
+
+
+def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
+    """Take seats until a signal ends it; whatever else goes wrong is logged and tried again.
+
+    Raises: VersionError: the control plane is of another version.
+    """
+    leaving = threading.Event()
+
+    def leave(*_: object) -> None:
+        leaving.set()
+        sys.exit(0)  # which is lost where it strikes a finalizer
+
+    when_asked_to_end(leave)  # until RQ has handlers of its own
+    redis, impatient = connect(redis_url), connect(redis_url, retries=0)
+    shake_hands(impatient, worker, leaving)
+    heartbeat = Heartbeat(impatient, connect(redis_url, retries=0, timeout_s=HASTE_S), worker, minder)
+    link = SeatLink()
+    with shown(link, lambda: minder.resting) as face:
+        heartbeat.start()
+        watch_sleep(heartbeat.sleeper.before, heartbeat.sleeper.after)
+        queues = ",".join(worker.queues)
+        log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
+        try:
+            given = {"redis_url": redis_url, "link": link, "face": face, "exit_code": heartbeat.exit_code}
+            make = partial(_rq_worker, redis, worker, **given)
+            _take_seats(heartbeat, make, leaving, leave)
+        finally:
+            heartbeat.stop()
+            if heartbeat.refusal:
+                raise heartbeat.refusal
+            sys.exit(heartbeat.exit_code())
+
+
+def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
+    queue = Queue(worker.id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
+    return SeatWorker([queue], worker.id, connection=redis, **named)
+
+
+def _take_seats(
+    heartbeat: Heartbeat, make: Callable[[], SeatWorker], leaving: threading.Event, leave: Callable[..., None]
+) -> None:
+    """Serve seats with one RQ worker after another, until one was told to leave, or `leave` was between them."""
+    pause_s = 0.5
+    while True:
+        started = time.monotonic()
+        rq_worker = None
+        try:
+            rq_worker = heartbeat.rq_worker = make()
+            rq_worker.work(logging_level="WARNING")
+        except Exception as error:  # whatever it is, this machine is to be there again afterwards
+            log.warning("interrupted", error=f"{type(error).__name__}: {error}")
+        finally:
+            if rq_worker:
+                rq_worker.kill_horse()
+        when_asked_to_end(leave)  # RQ's handlers are those of a worker that is gone
+        if rq_worker and rq_worker.leaving:
+            return
+        pause_s = 0.5 if time.monotonic() - started > 60 else min(30.0, 2 * pause_s)
+        log.warning("starting over", in_s=pause_s)
+        if leaving.wait(pause_s):
+            return
+
+
+def command(
+    context: typer.Context,
+    queue: Annotated[list[str] | None, typer.Option(help="Queue to serve; may be given several times.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="URL", help="An invite's link, from a job's page, instead of the broker.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the pages call this machine; default: its host name.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of run.json.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
+    max_up: Annotated[
+        str | None, typer.Option(help="How fast to send at most, in bits per second: 5mbit, 800kbit.")
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", envvar="COMPUTESHARE_MAX_MEMORY", help="What a job may take of the memory: 8GB, 512MiB."
+        ),
+    ] = None,
+    nice: Annotated[int | None, typer.Option(min=0, max=19, help="CPU priority: 0 normal, 19 lowest.")] = None,
+    only_on_power: Annotated[bool, typer.Option("--only-on-power", help="Rest while on battery.")] = False,
+    battery_stop: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Rest from this percentage of the battery down ...")
+    ] = None,
+    battery_start: Annotated[
+        float | None, typer.Option(min=0, max=100, help="... until it is at this one again; default: 10 more.")
+    ] = None,
+    hours: Annotated[
+        list[str] | None, typer.Option(help="Local hours to work in: 22-07, 22:30-07; several by commas.")
+    ] = None,
+    print_service: Annotated[
+        str | None,
+        typer.Option(services.FLAG, metavar="[launchd|systemd]", help="Print a service with these flags; start none."),
+    ] = None,
+    child: Annotated[bool, typer.Option("--child", hidden=True, help="End with the process that started it.")] = False,
+) -> None:
+    """Train on this machine, for the jobs of the queues it serves."""
+    if child:
+        exit_with_parent()
+    for name_of_queue in queue or []:
+        if not re.fullmatch(QUEUE_PATTERN, name_of_queue):
+            raise SettingsError(f"queue {name_of_queue!r}: letters, digits, - and _ are allowed, 64 at most")
+    minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
+    if max_up:
+        parse_rate(max_up)
+    max_memory_bytes = allowed_bytes(max_memory)
+    settings = Settings.given(redis_url=redis_url, home=home, data=data)
+    if join:
+        settings = settings.model_copy(update={"redis_url": accept(join, name or hostname(), settings.home)})
+    if print_service:  # an invite has been taken up by now: its link lets nobody in any more
+        sys.stdout.write(_service(print_service, context))
+        _warn_where_no_broker_is_known(settings)
+        return
+    configure_logging()
+    url = broker_url(settings)
+    if redis_url and has_secret(redis_url):
+        log.warning("everybody here can read the password in --redis-url: set COMPUTESHARE_REDIS_URL instead")
+    os.environ.update(settings.child_environment())
+    os.environ.pop("COMPUTESHARE_REDIS_URL", None)
+    if device:
+        devices.check(device)
+        os.environ["COMPUTESHARE_DEVICE"] = device
+    if max_up:
+        os.environ["COMPUTESHARE_MAX_UP"] = max_up
+    if max_memory:
+        os.environ["COMPUTESHARE_MAX_MEMORY"] = max_memory
+    os.environ["COMPUTESHARE_NICE"] = str(nice or 0)
+    worker = describe(name or hostname(), device or devices.guess(), tuple(queue or ["default"]), max_memory_bytes)
+    os.environ["COMPUTESHARE_NAME"] = worker.name
+    serve(url, worker, minder)
+
+
+def _service(kind: str, context: typer.Context) -> str:
+    """The file of a service that runs this worker with the flags it was given. Raises SettingsError."""
+    if kind == "auto":
+        kind = "launchd" if sys.platform == "darwin" else "systemd"
+    given = {
+        parameter.opts[0]: context.params[name]
+        for parameter in context.command.params
+        if (name := parameter.name) and (source := context.get_parameter_source(name))
+        if source.name == "COMMANDLINE" and parameter.opts[0] != services.FLAG
+    }
+    unsaid = sorted(name for name in os.environ if name.startswith("COMPUTESHARE_"))
+    return services.printed(kind, services.flags(given), sys.executable, Path.home(), unsaid)
+
+
+def _warn_where_no_broker_is_known(settings: Settings) -> None:
+    try:
+        broker_url(settings)
+    except Unreachable as error:
+        elsewhere = f"until then the service waits, unless ~/{services.ENVIRONMENT} names one"
+        print(f"warning: {error}; {elsewhere}", file=sys.stderr)
+
+
+def main() -> None:
+    """The command `computeshare-worker`."""
+    sys.argv[1:] = services.spelled_out(sys.argv[1:])
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What a worker measures before a job's codecs are chosen: its link to the broker, its speed, what an update takes."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from computeshare.codecs import CODECS, Codec
+from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
+from computeshare.codecs.policy import CANDIDATES, Coded, Measured
+from computeshare.protocol.worker_session import Member
+from computeshare.tensors.layout import Layout
+from computeshare.types import Vector
+
+LARGEST_PROBE = 8 << 20
+SMALLEST_PROBE = 64 << 10
+LONG_ENOUGH_S = 1.0
+MOST_MICRO_BATCHES = 64
+
+Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
+"""The update (d,) and buffers (b,) that some micro-batches end with."""
+
+
+def measure(member: Member, compute: Compute, layout: Layout) -> Measured:
+    """Compute micro-batches, encode and decode what they end with by every candidate, and try the link."""
+    compute([0])  # the first one takes longer
+    count, took = 1, 0.0
+    while took < LONG_ENOUGH_S and count < MOST_MICRO_BATCHES:
+        count *= 4
+        began = time.perf_counter()
+        vector, buffers = compute(range(count))
+        took = time.perf_counter() - began
+    messages = {name: coded(CODECS[name], vector, buffers, layout) for name in CANDIDATES}
+    up, down = link(member)
+    return Measured(compute_s=took / count, up_bytes_per_s=up, down_bytes_per_s=down, messages=messages)
+
+
+def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Coded:
+    """An update (d,) with its buffers (b,) encoded and decoded: the second time, as what comes first takes longer."""
+    encoder, out = UpdateEncoder(codec, layout, feedback_of(codec, layout)), np.empty_like(vector)
+    for _ in range(2):
+        began = time.perf_counter()
+        message = encoder.whole(vector, buffers, 0)
+        encoded = time.perf_counter()
+        decode_update(codec, message, layout, out)
+        decoded = time.perf_counter()
+    return Coded(size=sum(map(len, message)), encode_s=encoded - began, decode_s=decoded - encoded)
+
+
+def link(member: Member) -> tuple[float, float]:
+    """Bytes per second to the broker and back: ever larger probes, until one takes long enough to tell."""
+    data = memoryview(os.urandom(LARGEST_PROBE))
+    size, took = SMALLEST_PROBE, 0.0
+    while True:
+        began = time.perf_counter()
+        member.put_probe(data[:size])
+        took = time.perf_counter() - began
+        if took >= LONG_ENOUGH_S or size == LARGEST_PROBE:
+            break
+        size = min(LARGEST_PROBE, size * (2 if took > LONG_ENOUGH_S / 8 else 8))
+    up = size / took
+    began = time.perf_counter()
+    member.take_probe()
+    return up, size / (time.perf_counter() - began)
