@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import structlog
 from redis import ConnectionPool, Redis
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -20,6 +20,12 @@ from computeshare.transport.addresses import without_secret
 BLOCK_MS = 4000
 """Longest single blocking wait, in milliseconds; below the socket's timeout."""
 LONGEST_PAUSE_S = 5.0
+RETRIES, FIRST_RETRY_S, LAST_RETRY_S = 150, 0.2, 2.0
+"""How often a call is repeated while the broker is away, and how long the pauses between are at most: at first, and
+after a few of them.
+"""
+_BUSY = re.compile(r"(^|caused error: )BUSY ")
+"""How the broker refuses everything while a script keeps it busy; a pipeline puts words of its own before."""
 _CUT_SHORT = re.compile(r"rediss?://[^/?#]*[/?#].*@", re.DOTALL)
 """An address of which a part of the password would be taken for the host."""
 
@@ -73,8 +79,26 @@ def by_loopback(redis: Redis) -> Redis:
     return Redis(connection_pool=ConnectionPool(**there)) if found.get("run_id") == about.get("run_id") else redis
 
 
-def connect(url: str, retries: int = 60, timeout_s: float = BLOCK_MS / 1000 + 6) -> Redis:
-    """A client that rides out an outage of the broker: `retries` attempts with jitter, 5 s apart at most.
+class OutageRetry(Retry):
+    """Repeats what an outage of the broker kept from being done; a broker busy with a script is away, too.
+
+    It refuses a command before it does anything, and to the callers it makes no difference why nobody serves them.
+    """
+
+    def call_with_retry(self, do: Callable[[], Answer], *arguments: Any, **named: Any) -> Answer:
+        def do_unless_busy() -> Answer:
+            try:
+                return do()
+            except ResponseError as error:
+                if _BUSY.search(str(error)):
+                    raise BusyLoadingError(str(error)) from error
+                raise
+
+        return super().call_with_retry(do_unless_busy, *arguments, **named)
+
+
+def connect(url: str, retries: int = RETRIES, timeout_s: float = BLOCK_MS / 1000 + 6) -> Redis:
+    """A client that rides out an outage of the broker: `retries` attempts with jitter, 2 s apart at most.
 
     Args:
         url: `redis://`, `rediss://` or `unix://`, with the password inside.
@@ -85,7 +109,7 @@ def connect(url: str, retries: int = 60, timeout_s: float = BLOCK_MS / 1000 + 6)
     named = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": min(5.0, timeout_s),
-        "retry": Retry(ExponentialWithJitterBackoff(base=0.2, cap=5), retries),
+        "retry": OutageRetry(ExponentialWithJitterBackoff(base=FIRST_RETRY_S, cap=LAST_RETRY_S), retries),
         "health_check_interval": 0,
     }
     try:

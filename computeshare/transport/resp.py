@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis._parsers import BaseParser  # the only place that knows which error is which exception
-from redis.exceptions import InvalidResponse
+from redis.exceptions import BusyLoadingError, InvalidResponse
 
 from computeshare.errors import CodecError
 
@@ -152,7 +152,10 @@ class Replies:
         raise ValueError
 
     def _failure(self, text: bytes) -> Exception:
-        return self._note(BaseParser.parse_error(text.decode(errors="replace")))  # type: ignore[no-untyped-call]
+        said = text.decode(errors="replace")
+        if said.startswith("BUSY "):  # with a script, and away for everybody else
+            return self._note(BusyLoadingError(said))
+        return self._note(BaseParser.parse_error(said))  # type: ignore[no-untyped-call]
 
     def _note(self, error: Exception) -> Exception:
         self._errors.append((len(self._found), error))

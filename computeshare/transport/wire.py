@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -83,7 +84,8 @@ class Wire:
             into: for each command None, or a writable buffer into which the strings of its reply are received, one
                 after another; they are views of it in the reply. One that does not fit is a CodecError in its place.
             raise_errors: whether to raise the first error among the replies, nested ones included, after the last of
-                them was received; else they are exceptions in their places.
+                them was received; else they are exceptions in their places. A broker that a script keeps busy is
+                always raised.
             following: commands that are sent with these; `rest` waits for their replies, another exchange does without.
             meanwhile: called once all is sent, before replies are waited for.
         Returns: a reply for each command: bytes, int, None, list; with RESP3 also float, bool, dict.
@@ -123,7 +125,7 @@ class Wire:
         self._outgoing = outgoing if self._replies.expected else None
         if outgoing.left and self._outgoing is None:  # the broker has answered all of it, and listens no more
             self.close()
-        if error and raise_errors:
+        if error and (raise_errors or isinstance(error, BusyLoadingError)):
             if self._outgoing:  # nobody will ask for what follows
                 self.close()
             raise error

@@ -12,6 +12,7 @@ import pytest
 from control_plane import DIGITS_MLP, ControlPlane, control_plane
 
 from computeshare.settings import RunFile
+from tests.runaway import busy_broker
 
 pytestmark = pytest.mark.e2e
 SPEC: dict[str, Any] = {
@@ -21,6 +22,9 @@ SPEC: dict[str, Any] = {
     "keep": {"every": 100},
     "rounds": 600,
 }
+BUSY_S = 20.0
+"""Longer than a worker that nobody hears of is taken to be alive, and than the expiry of each claim and lease."""
+GOES_ON_WITHIN_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +110,21 @@ def test_up_and_api_killed_together_leave_no_broker(tmp_path: Path) -> None:
         os.kill(plane.pids("api")[0], signal.SIGKILL)
         plane.process.wait()
         assert psutil.wait_procs(brokers, timeout=8)[1] == [] and len(brokers) == 1
+
+
+def test_a_job_goes_on_as_soon_as_a_broker_that_a_script_kept_busy_is_free(
+    plane: ControlPlane, calm: dict[str, Any]
+) -> None:
+    job_id = plane.create(**{**SPEC, "rounds": 100_000})
+    plane.reach(job_id, 100)
+    workers = plane.pids("worker")
+    with busy_broker(run_file(plane).redis_url):
+        time.sleep(BUSY_S)
+    freed = time.monotonic()
+    plane.reach(job_id, plane.job(job_id)["version"] + 5)
+    assert time.monotonic() - freed < GOES_ON_WITHIN_S
+    assert plane.pids("worker") == workers
+    plane.reach(job_id, 600)
+    assert plane.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
+    (found,) = plane.get(f"/v1/jobs/{job_id}/versions", since=599, limit=1)["items"]
+    assert found["sha256"] == calm["weights_sha256"]

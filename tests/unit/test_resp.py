@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import (
+    BusyLoadingError,
     InvalidResponse,
     NoPermissionError,
     NoScriptError,
@@ -127,6 +128,12 @@ def test_errors_are_exceptions_of_their_kind_wherever_they_stand() -> None:
     assert [type(error) for error in errors] == kinds and str(errors[5]) == "f\r\nzz"
     assert fine == b"fine" and type(nested) is ResponseError and str(nested) == "WRONGTYPE g"
     assert noted is errors[0]
+
+
+def test_a_broker_busy_with_a_script_is_one_that_is_away_but_a_group_that_exists_is_an_error() -> None:
+    (busy, group), noted = read(b"-BUSY Valkey is busy\r\n-BUSYGROUP exists\r\n", [None] * 2).take(2)
+    assert type(busy) is BusyLoadingError and noted is busy
+    assert type(group) is ResponseError
 
 
 @pytest.mark.parametrize("size", [1, 1000])
