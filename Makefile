@@ -40,13 +40,13 @@ lint: install ## Format, lint, types, direction of imports
 	$(BIN)/lint-imports
 
 check: lint ## The same, migrations and fast tests
-	$(BIN)/python -m pytest -n auto tests/unit tests/integration/test_api_database.py
+	$(BIN)/python -m pytest -n auto tests/unit tests/integration/api/test_database.py
 
 e2e: install ## Run the tests that start processes and a browser
 	$(BIN)/python -m pytest tests/e2e
 
 pictures: install ## Take the README's pictures anew
-	$(BIN)/python -m pytest -q tests/e2e/test_readme_pictures.py -k taken
+	$(BIN)/python -m pytest -q tests/e2e/pages/test_readme_pictures.py -k taken
 	cp artifacts/screenshots/readme/*.png docs/images/
 
 bench: install ## Measure beside torch DistributedDataParallel, over thin links too (as root), into bench-results; ONLY="PART ..."

@@ -53,10 +53,10 @@ class Part:
 
 PARTS: dict[str, Part] = {
     "script mutants": Part(
-        "tests/integration/test_script_mutants.py",
+        "tests/integration/protocol/test_script_mutants.py",
         1000,  # more than there are
         1000,
-        (*ROUNDS, *BROKER, "tests/integration/*.py"),
+        (*ROUNDS, *BROKER, "tests/integration/protocol/**/*.py", "tests/support/*.py"),
         "COMPUTESHARE_MUTANTS",
         "survivors",
     ),
@@ -68,7 +68,7 @@ PARTS: dict[str, Part] = {
         "COMPUTESHARE_SCHEDULES",
     ),
     "damaged blobs": Part(
-        "tests/integration/test_blob_fuzz.py",
+        "tests/integration/codecs/test_blob_fuzz.py",
         200_000,
         20_000,
         ("computeshare/codecs/*.py", "computeshare/tensors/layout.py"),
@@ -76,15 +76,15 @@ PARTS: dict[str, Part] = {
         "crashes, bad accepts, growth over 64 MB",
     ),
     "outbox kill points": Part(
-        "tests/integration/test_outbox_kills.py",
+        "tests/integration/api/publication/test_outbox_kills.py",
         250,
         50,
-        (*CONTROL, *BROKER, "computeshare/runtime/failpoints.py", "tests/integration/outbox_trial.py"),
+        (*CONTROL, *BROKER, "computeshare/runtime/failpoints.py", "tests/support/outbox_trial.py"),
         "COMPUTESHARE_KILL_POINTS",
         "missing seats, duplicate seats",
     ),
     "append-only cuts": Part(
-        "tests/integration/test_append_only.py",
+        "tests/integration/api/projection/test_append_only.py",
         300,
         50,
         (*TRAINING, *CONTROL, *BROKER),
@@ -92,7 +92,7 @@ PARTS: dict[str, Part] = {
         "mixed branches",
     ),
     "API fuzz": Part(
-        "tests/integration/test_api_schema.py",
+        "tests/integration/api/test_schema.py",
         50_000,
         5_000,
         (*CONTROL, *BROKER, "computeshare/jobspec/*"),
@@ -100,7 +100,7 @@ PARTS: dict[str, Part] = {
         "answers of 5xx",
     ),
     "kill schedules": Part(
-        "tests/chaos/test_kill_schedules.py",
+        "tests/e2e/test_kill_schedules.py",
         300,
         25,
         (*TRAINING, *CONTROL, "bench/stage.py", "bench/faults.py"),

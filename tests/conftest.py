@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import structlog
 
-from tests.lacking import lacking
+from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")

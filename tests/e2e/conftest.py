@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from watching import WINDOWS, Site, Watched, Window, picture_of_test, wait_until
 
 from api.main import create_app
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
-from tests.lacking import lacking
+from tests.support.browser import WINDOWS, Site, Watched, Window, picture_of_test, wait_until
+from tests.support.requirements import lacking
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_ON_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"

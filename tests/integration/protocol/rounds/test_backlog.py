@@ -1,0 +1,208 @@
+"""What becomes of a job's events while no control plane takes them: one test per rule of the scripts."""
+
+import json
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from computeshare.protocol import reducer_session
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from tests.support.rounds import ONE, ZERO, Join, commit, events, fill
+
+SECONDS = {"waiting": 0.1, "computing": 0.2, "encoding": 0.01, "uploading": 0.02}
+RIGHT: dict[str, Any] = {"outcome": "stale", "worker": "a", "nonce": "n", "base": str(ZERO), "current": str(ONE)}
+RIGHT |= {"micro_batches": [1], "counted": [], "bytes_up": 10, "bytes_down": 20, "seconds": SECONDS}
+
+
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reducer_session, "EVENTS_KEPT", 4)
+    monkeypatch.setattr(reducer_session, "EVENTS_FOLDED", 3)
+
+
+@pytest.fixture
+def quiet(claim: Claim) -> Claim:
+    """A reducer whose job has told of nothing that is still there, on a broker that it knows."""
+    claim.fold()
+    claim.take("0-0", 100)
+    claim.redis.xtrim(claim.keys.events(), 0, approximate=False)
+    claim.redis.unlink(claim.keys.backlog())
+    return claim
+
+
+def tell(store: RoundStore, kind: str = "submission", /, at: int = 7, **data: Any) -> str:
+    fields: Any = {"type": kind, "at": at, "data": json.dumps((RIGHT if kind == "submission" else {}) | data)}
+    return str(store.redis.xadd(store.keys.events(), fields).decode())  # type: ignore[union-attr]
+
+
+def all_of(store: RoundStore) -> list[tuple[str, str]]:
+    """Id and type of everything, the oldest first."""
+    keys = (store.keys.backlog(), store.keys.events())
+    entries: list[Any] = [entry for key in keys for entry in store.redis.xrange(key)]  # type: ignore[union-attr]
+    return [(stream_id.decode(), fields[b"type"].decode()) for stream_id, fields in entries]
+
+
+def folded(store: RoundStore) -> dict[str, Any]:
+    """The only counts that were folded."""
+    entries: Any = store.redis.xrange(store.keys.backlog())
+    (only,) = [json.loads(fields[b"data"]) for _, fields in entries if fields[b"type"] == b"folded"]
+    return dict(only)
+
+
+def test_events_beyond_the_bound_are_folded_into_counts_in_their_place(quiet: Claim) -> None:
+    first = tell(quiet, worker="a", outcome="accepted", counted=[1], micro_batches=[1, 2, 3], late=[2])
+    version = tell(quiet, "version")
+    last = tell(quiet, worker="b", bytes_up=2**29 + 1, at=9)
+    kept = [tell(quiet) for _ in range(3)]
+    assert quiet.fold() == 0
+    kept.append(tell(quiet))
+    assert quiet.fold() == 3 and quiet.fold() == 0
+    assert all_of(quiet) == [(version, "version"), (last, "folded"), *((one, "submission") for one in kept)]
+    assert quiet.redis.xrange(quiet.keys.backlog())[-1][1][b"at"] == b"9"  # type: ignore[index]
+    of_a = {"accepted": 1, "bytes_up": 10, "bytes_down": 20}
+    of_b = {"stale": 1, "bytes_up": 2**29 + 1, "bytes_down": 20}
+    counts = {"first": first, "submissions": 2, "workers": {"a": of_a, "b": of_b}, "again": [[3, 1]]}
+    assert folded(quiet) == counts
+
+
+def test_what_came_again_counts_for_nothing_each_time(quiet: Claim) -> None:
+    for _ in range(2):
+        tell(quiet, outcome="duplicate", micro_batches=[5, 5])
+    for _ in range(5):
+        tell(quiet)
+    quiet.fold()
+    assert folded(quiet)["again"] == [[5, 2]]
+    assert folded(quiet)["workers"]["a"] == {"duplicate": 2, "stale": 1, "bytes_up": 30, "bytes_down": 60}
+
+
+def test_what_was_read_or_lay_there_when_the_broker_started_is_moved_as_it_is(redis: Redis, quiet: Claim) -> None:
+    read = [tell(quiet) for _ in range(2)]
+    assert len(quiet.take("0-0", 100)) == 2
+    unread = tell(quiet)
+    for _ in range(4):
+        tell(quiet)
+    quiet.fold()
+    assert all_of(quiet)[:3] == [*((one, "submission") for one in read), (unread, "folded")]
+    redis.hset(quiet.keys.taken(), "run", "the one before")
+    for _ in range(3):
+        tell(quiet)
+    quiet.fold()
+    assert [kind for _, kind in all_of(quiet)[3:6]] == ["submission"] * 3
+    assert redis.hget(quiet.keys.taken(), "run") == redis.info("server")["run_id"].encode()  # type: ignore[index]
+
+
+def test_what_is_read_again_from_the_beginning_was_read_up_to_where_it_was_before(redis: Redis, quiet: Claim) -> None:
+    told = [tell(quiet) for _ in range(10)]
+    assert [stream_id.decode() for stream_id, _ in quiet.take("0-0", 100)] == told
+    assert [stream_id.decode() for stream_id, _ in quiet.take(told[0], 2)] == told[1:3]
+    assert redis.hget(quiet.keys.taken(), "upto") == told[-1].encode()
+    assert quiet.take(told[-1], 2) == []
+
+
+def test_the_backlog_is_read_first(quiet: Claim) -> None:
+    for _ in range(8):
+        tell(quiet, "version")
+    quiet.fold()
+    found = quiet.take("0-0", 5)
+    assert [stream_id.decode() for stream_id, _ in found] == [stream_id for stream_id, _ in all_of(quiet)[:5]]
+    assert found[0][1] == {b"type": b"version", b"at": b"7", b"data": b"{}"}
+
+
+def test_a_refused_submission_is_counted_as_refused_and_one_that_may_be_is_not_folded(
+    claim: Claim, join: Join, quiet: Claim
+) -> None:
+    member = join("a")
+    claim.take("0-0", 100)
+    report = {"bytes_up": 6, "bytes_down": 7, "seconds": SECONDS}
+    for nonce, micro_batch in (("good", 0), ("bad", 1), ("open", 2)):
+        member.lease(str(ZERO))
+        assert member.submit(str(ZERO), nonce, [(micro_batch, [b"update"], 0.5)], report).outcome == "accepted"
+    received = claim.progress()[1]
+    claim.redis.hdel(claim.keys.received(), "0")  # as a commit counts it
+    for _ in range(4):
+        tell(claim, "version")
+    claim.refuse(ZERO, received[1], "checksum", "lost")
+    claim.redis.xtrim(claim.keys.events(), 8, approximate=False)  # without who joined
+    claim.fold()
+    assert folded(claim)["workers"] == {"a": {"accepted": 1, "refused": 1, "bytes_up": 12, "bytes_down": 14}}
+    assert [kind for _, kind in all_of(claim)][:2] == ["folded", "submission"]
+
+
+def test_a_fenced_reducer_folds_nothing(redis: Redis, quiet: Claim) -> None:
+    for _ in range(10):
+        tell(quiet)
+    assert quiet.renew(0) and Claim(redis, quiet.job_id, "second").claim("host", 2, 60_000)
+    assert quiet.fold() == 0 and redis.xlen(quiet.keys.events()) == 11
+
+
+def test_a_stream_whose_ids_went_back_is_left_alone(redis: Redis, quiet: Claim) -> None:
+    redis.xadd(quiet.keys.backlog(), {"type": "version"}, id="99999999999999-0")
+    for _ in range(10):
+        tell(quiet)
+    assert quiet.fold() == 0 and redis.xlen(quiet.keys.events()) == 10
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"worker": "\x00"},
+        {"worker": "w" * 101},
+        {"worker": 5},
+        {"nonce": None},
+        {"bytes_up": 2**30},
+        {"bytes_up": -1},
+        {"bytes_down": 0.5},
+        {"seconds": 1},
+        {"seconds": SECONDS | {"waiting": "long"}},
+        {"micro_batches": [-1]},
+        {"micro_batches": "all"},
+        {"counted": None},
+        {"late": "some"},
+        {"outcome": "odd"},
+        {"base": "1.2.short"},
+        {"at": "never"},
+    ],
+)
+def test_a_submission_that_is_not_as_it_should_be_spoils_no_counts(quiet: Claim, odd: dict[str, Any]) -> None:
+    tell(quiet)
+    strange = tell(quiet, **odd)
+    for _ in range(5):
+        tell(quiet)
+    quiet.fold()
+    assert (strange, "submission") in all_of(quiet)
+    assert folded(quiet)["workers"] == {"a": {"stale": 2, "bytes_up": 20, "bytes_down": 40}}
+
+
+# What a checkpoint reads
+
+
+def test_commits_are_read_on_from_where_they_were_read_to_and_let_go_of_once_stored(
+    redis: Redis, claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    unaltered = claim._events
+    monkeypatch.setattr(claim, "_events", lambda start: read.append(start) or unaltered(start))
+    assert claim.commits(1) == ([], False)  # of version 0, without an incarnation
+    fill(join, claim)
+    commit(claim, ONE)
+    assert [entry["data"]["version"] for entry in claim.commits(1)[0]] == [1]
+    claim.fold()
+    newest = claim.redis.xinfo_stream(claim.keys.events())["last-generated-id"].decode()  # type: ignore[index]
+    read.clear()
+    assert [entry["data"]["version"] for entry in claim.commits(1)[0]] == [1] and read == [f"({newest}"]
+    redis.xtrim(claim.keys.events(), 0, approximate=False)
+    redis.xtrim(claim.keys.backlog(), 0, approximate=False)
+    assert claim.commits(1) == ([], False)
+    assert events(claim, "version") == []
+
+
+def test_commits_of_a_broker_that_went_back_are_read_anew(redis: Redis, claim: Claim, join: Join) -> None:
+    fill(join, claim)
+    commit(claim, ONE)
+    before = claim.commits(1)[0]
+    entries: Any = redis.xrange(claim.keys.events())
+    redis.delete(claim.keys.events())
+    redis.xadd(claim.keys.events(), entries[0][1], id="1-0")
+    assert before and claim.commits(1)[0] == []

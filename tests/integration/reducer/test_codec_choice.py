@@ -1,0 +1,137 @@
+"""Who chooses a job's codecs, when, and that a choice holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from api.projection.event_parser import Entry
+from api.projection.event_projection import Fold, JobState
+from api.projection.rates import Rates
+from computeshare.checkpoints.store import Artifacts
+from computeshare.codecs.policy import Coded, Measured
+from computeshare.errors import LostClaim
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Member
+from computeshare.reducer import codec_choice
+from computeshare.reducer.codec_choice import Decider, Undecided
+from computeshare.worker.seat.link_benchmark import link
+from tests.support.rounds import events
+
+SPEC = JobSpec.model_validate(
+    {
+        "dataset": "digits",
+        "model": "mlp",
+        "codec": "auto",
+        "strategy": {"kind": "local", "inner_steps": 3, "replicas": 2},
+        "epochs": 2,
+        "workers": {"min": 2, "max": 3},
+    }
+)
+MEASURED = Measured(
+    compute_s=0.03,
+    up_bytes_per_s=2_500_000,
+    down_bytes_per_s=2_500_000,
+    messages={
+        name: Coded(size=size, encode_s=0.0001, decode_s=0.0001)
+        for name, size in {"float32": 69_000, "float16": 35_000, "int8": 17_000, "topk": 400}.items()
+    },
+)
+
+
+@pytest.fixture
+def store(redis: Redis, job_id: str) -> RoundStore:
+    store = RoundStore(redis, job_id)
+    store.publish(SPEC.model_dump_json())
+    return store
+
+
+@pytest.fixture
+def claim(redis: Redis, store: RoundStore) -> Claim:
+    claim = Claim(redis, store.job_id, "first")
+    assert claim.claim("host", 1, 60_000)
+    return claim
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_choice, "GRACE_S", 0.0)
+
+
+def report(store: RoundStore, worker: str, measured: str = MEASURED.model_dump_json()) -> None:
+    Member(store.redis, store.job_id, worker, f"session of {worker}").report(measured)
+
+
+def test_as_many_workers_measure_as_the_job_waits_for(claim: Claim, tmp_path: Path) -> None:
+    decider = Decider(claim, Artifacts(tmp_path, claim.job_id))
+    report(claim, "a")
+    report(claim, "liar", '{"compute_s": -1}')
+    with pytest.raises(Undecided):
+        decider.decide(SPEC)
+    assert claim.spec() == SPEC.model_dump_json() and events(claim, "chosen") == []
+    report(claim, "b")
+    decided = decider.decide(SPEC)
+    assert decided.codecs.up == "int8" and decided.plan.inner_steps > 3
+    assert JobSpec.model_validate_json(claim.spec() or "") == decided
+    assert decider.decide(decided) is decided and len(events(claim, "chosen")) == 1
+
+
+def test_others_may_still_measure_for_a_while(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_choice, "GRACE_S", 3600.0)
+    decider = Decider(claim, Artifacts(tmp_path, claim.job_id))
+    for worker in ("a", "b"):
+        report(claim, worker)
+    with pytest.raises(Undecided):
+        decider.decide(SPEC)
+    report(claim, "c")  # as many as the job takes
+    assert decider.decide(SPEC).codec != "auto"
+
+
+def test_a_choice_holds_whatever_the_broker_loses(claim: Claim, tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, claim.job_id)
+    for worker in ("a", "b"):
+        report(claim, worker)
+    first = Decider(claim, artifacts).decide(SPEC)
+    claim.redis.delete(claim.keys.measured(), claim.keys.events())
+    claim.publish(SPEC.model_dump_json())  # by a control plane that has not heard of it
+    report(claim, "d", MEASURED.model_copy(update={"up_bytes_per_s": 1e12}).model_dump_json())
+    assert Decider(claim, artifacts).decide(SPEC) == first
+    assert len(events(claim, "chosen")) == 1  # for that control plane
+
+
+def test_only_the_active_reducer_chooses(claim: Claim, tmp_path: Path) -> None:
+    for worker in ("a", "b"):
+        report(claim, worker)
+    assert claim.renew(0)
+    other = Claim(claim.redis, claim.job_id, "other")
+    assert other.claim("host", 2, 60_000)
+    with pytest.raises(LostClaim):
+        Decider(claim, Artifacts(tmp_path, claim.job_id)).decide(SPEC)
+    assert claim.spec() == SPEC.model_dump_json()
+
+
+def test_the_control_plane_takes_the_choice_over_once(claim: Claim, tmp_path: Path) -> None:
+    for worker in ("a", "b"):
+        report(claim, worker)
+    decided = Decider(claim, Artifacts(tmp_path, claim.job_id)).decide(SPEC)
+    (event,) = events(claim, "chosen")
+    columns: dict[str, Any] = {"spec": SPEC.model_dump_json(), "rounds_total": SPEC.rounds_total, "chosen": None}
+    state = JobState(claim.job_id, SPEC.plan, columns)
+    Fold(state, Rates()).take(Entry("1-0", "chosen", 0, event))
+    assert JobSpec.model_validate_json(state["spec"]) == decided
+    assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
+    assert state["chosen"] == event["reason"]
+    Fold(state, Rates()).take(Entry("2-0", "chosen", 0, event | {"codec": {"up": "float32"}, "reason": "later"}))
+    assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]
+    assert json.loads(state["spec"])["codec"] == {"up": "int8", "down": "int8"}
+
+
+def test_a_link_is_measured_both_ways_and_nothing_is_left_behind(claim: Claim) -> None:
+    member = Member(claim.redis, claim.job_id, "a", "s")
+    up, down = link(member)
+    assert up > 1e6 and down > 1e6
+    assert not claim.redis.exists(claim.keys.probe("s"))

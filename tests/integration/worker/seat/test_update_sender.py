@@ -1,0 +1,199 @@
+"""Updates that are sent part by part while the rest is computed."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.exceptions import OutOfMemoryError
+
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import UpdateEncoder, encode_update, feedback_of
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.worker_session import Member
+from computeshare.tensors.layout import Layout
+from computeshare.types import Vector
+from computeshare.worker.seat.update_sender import Outbox
+from tests.support.rounds import PLAN, ZERO, Join, parts
+
+BUCKETS = 3
+CODEC = CODECS["float32"]
+RNG = np.random.default_rng(0)
+VECTORS = [RNG.random(BUCKETS * 1000 - 10).astype(np.float32) for _ in range(2)]
+BUFFERS = RNG.random(7).astype(np.float32)
+
+
+@pytest.fixture
+def layout(monkeypatch: pytest.MonkeyPatch) -> Layout:
+    """A model of a few buckets, each large enough to be sent by itself."""
+    monkeypatch.setattr("computeshare.tensors.layout.BUCKET", 1000)
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.AHEAD_BYTES", 2000)
+    return Layout.build(iter([("w", (BUCKETS * 1000 - 10,), "parameter"), ("b", (7,), "buffer")]))
+
+
+def outbox_of(member: Member, layout: Layout) -> Outbox:
+    return Outbox(member, UpdateEncoder(CODEC, layout))
+
+
+def take(outbox: Outbox, layout: Layout, unit: int, vector: Vector) -> None:
+    """As the backward pass does: the last bucket first, and in memory that is used again."""
+    room = np.empty(1000, np.float32)
+    taker = outbox.taker(unit, PLAN.generator_seed(unit))
+    for bucket, where in reversed([*enumerate(layout.buckets)]):
+        values = room[: where.stop - where.start]
+        np.copyto(values, vector[where])
+        taker(bucket, values)
+        room.fill(-1)
+    outbox.complete(unit, BUFFERS, 0.5)
+
+
+def submit(outbox: Outbox) -> str:
+    return outbox.submit(str(ZERO), {}, None).outcome
+
+
+def staged(claim: Claim, outbox: Outbox, unit: int) -> set[int]:
+    """The parts of a unit's update that have arrived."""
+    names: Any = claim.redis.hkeys(claim.keys.staged(f"{outbox.nonce}:{unit}"))
+    return set(map(int, names))
+
+
+def held(claim: Claim, layout: Layout) -> list[Any]:
+    wanted = [(part.base, part.micro_batch) for part in parts(claim)]
+    return claim.updates(wanted, range(BUCKETS + 1))
+
+
+def messages(layout: Layout) -> list[Any]:
+    """What comes to the reducer, sent in one piece."""
+    return [
+        [bytes(part) for part in encode_update(CODEC, vector, BUFFERS, layout, PLAN.generator_seed(unit))]
+        for unit, vector in enumerate(VECTORS)
+    ]
+
+
+def test_what_is_large_has_arrived_before_it_is_submitted(
+    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, _ = join("a"), join("another")
+    assert member.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = outbox_of(member, layout)
+    for unit, vector in enumerate(VECTORS):
+        take(outbox, layout, unit, vector)
+    submitted, send = list[Any](), member.submit
+
+    def note(token: str, nonce: str, updates: Any, *rest: Any) -> Any:
+        submitted.append(updates)
+        assert [staged(claim, outbox, unit) for unit in (0, 1)] == [{*range(BUCKETS)}] * 2
+        return send(token, nonce, updates, *rest)
+
+    monkeypatch.setattr(member, "submit", note)
+    assert outbox.bytes == sum(len(part) for message in messages(layout) for part in message)
+    assert submit(outbox) == "accepted"
+    assert [[part is None for part in message] for _, message, _ in submitted[0]] == [[True] * BUCKETS + [False]] * 2
+    assert held(claim, layout) == messages(layout)
+
+
+def test_what_the_broker_did_not_take_ahead_goes_with_the_submission(
+    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, _ = join("a"), join("another")
+    stage, sent = member.stage, list[int]()
+
+    def refuse(nonce: str, unit: int, index: int, part: Any) -> None:
+        sent.append(index)
+        if len(sent) == 2:
+            raise OutOfMemoryError("no room")
+        stage(nonce, unit, index, part)
+
+    monkeypatch.setattr(member, "stage", refuse)
+    assert member.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = outbox_of(member, layout)
+    for unit, vector in enumerate(VECTORS):
+        take(outbox, layout, unit, vector)
+    assert submit(outbox) == "accepted"
+    assert sent == [2, 1] and held(claim, layout) == messages(layout)
+
+
+def test_who_finds_no_room_holds_nothing_while_waiting_for_it(
+    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, _ = join("a"), join("another")
+    member.lease(str(ZERO))
+    outbox = outbox_of(member, layout)
+    for unit, vector in enumerate(VECTORS):
+        take(outbox, layout, unit, vector)
+    with monkeypatch.context() as patch:
+        patch.setattr(member, "submit", full)
+        with pytest.raises(OutOfMemoryError):
+            submit(outbox)
+    assert [staged(claim, outbox, unit) for unit in (0, 1)] == [set(), set()]
+    assert submit(outbox) == "accepted"
+    assert held(claim, layout) == messages(layout)
+
+
+def full(*_: object) -> None:
+    raise OutOfMemoryError("no room")
+
+
+def test_updates_of_one_bucket_go_in_one_exchange(claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("computeshare.worker.seat.update_sender.AHEAD_BYTES", 1)
+    member = join("a")
+    monkeypatch.setattr(member, "stage", full)
+    assert member.lease(str(ZERO)).answer == "leased"
+    outbox = outbox_of(member, Layout.build(iter([("w", (5000,), "parameter")])))
+    outbox.taker(0, 0)(0, np.ones(5000, np.float32))
+    outbox.complete(0, np.empty(0, np.float32), 0.5)
+    assert submit(outbox) == "accepted"
+
+
+def test_updates_that_are_dropped_leave_the_wire_to_others_and_the_broker_empty(
+    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = join("a")
+    stage, sent, goes_on = member.stage, list[int](), threading.Event()
+
+    def hold(nonce: str, unit: int, index: int, part: Any) -> None:
+        sent.append(index)
+        assert goes_on.wait(10)
+        stage(nonce, unit, index, part)
+
+    monkeypatch.setattr(member, "stage", hold)
+    member.lease(str(ZERO))
+    outbox = outbox_of(member, layout)
+    take(outbox, layout, 0, VECTORS[0])
+    threading.Timer(0.1, goes_on.set).start()
+    outbox.drop()
+    assert sent == [2] and staged(claim, outbox, 0) == {2}  # the one under way
+    outbox.forget()
+    assert staged(claim, outbox, 0) == set()
+    assert member.lease(str(ZERO)).answer == "wait"
+    nonce = outbox.nonce
+    outbox.begin()
+    assert outbox.nonce != nonce
+    for unit, vector in enumerate(VECTORS):
+        take(outbox, layout, unit, vector)
+    assert submit(outbox) == "accepted"
+    assert held(claim, layout) == messages(layout)
+
+
+def test_parts_that_the_broker_lost_cost_the_lease_and_no_more(claim: Claim, join: Join, layout: Layout) -> None:
+    member, _ = join("a"), join("another")
+    assert member.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = outbox_of(member, layout)
+    for unit, vector in enumerate(VECTORS):
+        take(outbox, layout, unit, vector)
+    outbox.drop()
+    outbox._goes_ahead = True
+    claim.redis.unlink(claim.keys.staged(f"{outbox.nonce}:0"))
+    take(outbox, layout, 1, VECTORS[1])
+    receipt = outbox.submit(str(ZERO), {}, None)
+    assert receipt.outcome == "accepted" and [part.micro_batch for part in parts(claim)] == [1]
+    assert receipt.grant is not None and receipt.grant.micro_batches == (0, 2)  # it can be had again
+
+
+def test_error_feedback_is_the_same_in_any_order_of_buckets(layout: Layout) -> None:
+    codec = CODECS["topk"]
+    one, other = (UpdateEncoder(codec, layout, feedback_of(codec, layout)) for _ in range(2))
+    for _ in range(3):
+        expected = one.whole(VECTORS[0], BUFFERS, 5)
+        parts = {b: other.bucket(b, VECTORS[0][w], 5) for b, w in reversed([*enumerate(layout.buckets)])}
+        assert [bytes(parts[b]) for b in range(BUCKETS)] == [bytes(part) for part in expected[:-1]]

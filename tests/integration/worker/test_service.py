@@ -1,0 +1,28 @@
+"""A service of a worker that was invited."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+import typer
+
+from computeshare.settings import Settings
+from computeshare.terminal.command import run
+from computeshare.worker.process import command
+from tests.support.served_api import serving
+
+
+def test_the_link_in_an_invited_workers_service_lets_nobody_in_any_more(
+    tmp_path: Path, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(home=tmp_path / "plane", redis_url=redis_url, token="secret")
+    home = tmp_path / "worker"
+    app = typer.Typer()
+    app.command()(command)
+    with serving(settings) as (url, _):
+        headers = {"Authorization": "Bearer secret"}
+        link = httpx2.post(f"{url}/v1/invites", json={"queue": "mnist"}, headers=headers).json()["url"]
+        assert run(app, ["--join", link, "--home", str(home), "--print-service", "systemd"]) == 0
+        assert f"--join {link} --home {home}" in capsys.readouterr().out
+        assert "was used already" in httpx2.post(link, json={"name": "thief"}).json()["detail"]
+        assert run(app, ["--join", link, "--home", str(home), "--print-service", "systemd"]) == 0  # as it starts again

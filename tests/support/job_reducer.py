@@ -1,0 +1,106 @@
+"""A job reducer on a real broker, and workers moved by hand."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from redis import Redis
+
+from computeshare.codecs import CODECS
+from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import Grant, Member
+from computeshare.reducer.job_reducer import JobReducer
+from computeshare.tasks import datasets, models
+from computeshare.training.replica import Replica
+from computeshare.types import Blob
+from tests.support.rounds import take_seat
+
+ADAM = {"name": "Adam", "lr": 0.01}
+
+
+def spec_of(**changes: Any) -> JobSpec:
+    values = {"dataset": "digits", "model": "mlp", "micro_batch": 16, "rounds": 6, "checkpoint_every": 3}
+    values |= {"optimizer": ADAM, "evaluate_every": 0, "threads": 1}
+    return JobSpec.model_validate(values | changes)
+
+
+Spoil = Callable[[list[Blob]], list[Blob]]
+
+
+class Hand:
+    """A worker in this process, moved by hand."""
+
+    def __init__(self, redis: Redis, job_id: str, spec: JobSpec, worker: str) -> None:
+        torch.set_num_threads(1)
+        module = models.build(spec.model, spec.shape, 10, spec.seed)
+        self.layout = models.layout_of(module)
+        split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
+        self.replica = Replica(module, self.layout, spec.plan, split, torch.device("cpu"))
+        self.member = Member(redis, job_id, worker, f"session of {worker}")
+        self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
+        take_seat(self.member)
+
+    def pull(self) -> Grant:
+        """Load the current version and lease a share of its round."""
+        parts, grant = self.member.pull(self.member.lease("").token, weights_parts(self.layout))
+        assert parts is not None
+        self.replica.load(decode_weights(self.down, parts, self.layout))
+        return grant
+
+    def send(self, grant: Grant, spoil: Spoil = lambda message: message) -> str:
+        """Compute and submit a grant, `spoil`ed if need be."""
+        updates = []
+        for m in grant.micro_batches:
+            update = self.replica.compute(m)
+            seed = self.spec.plan.generator_seed(m)
+            message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
+            updates.append((m, spoil(message), update.loss))
+        return self.member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
+
+
+class Job:
+    """A job with its reducer and any number of hands."""
+
+    def __init__(self, redis: Redis, job_id: str, spec: JobSpec, root: Path) -> None:
+        self.redis, self.job_id, self.spec, self.root = redis, job_id, spec, root
+        self.store = RoundStore(redis, job_id)
+        self.store.publish(spec.model_dump_json())
+        self.reducer = self.new_reducer()
+        assert self.reducer.advance()
+
+    def new_reducer(self) -> JobReducer:
+        """What a reducer is that takes over: it knows nothing but Redis and the disk."""
+        self.redis.delete(self.store.keys.reducer())
+        claim = Claim(self.redis, self.job_id, "reducer")
+        assert claim.claim("host", 1, 60_000)
+        return JobReducer(claim, self.root)
+
+    def hand(self, worker: str) -> Hand:
+        return Hand(self.redis, self.job_id, self.spec, worker)
+
+    def round(self, *hands: Hand) -> None:
+        """One round by these hands, in this order."""
+        state = self.store.read()
+        assert state is not None
+        grants = [hand.pull() for hand in hands]
+        for hand, grant in zip(hands, grants, strict=True):
+            if grant.micro_batches:
+                assert hand.send(grant) == "accepted"
+        self.reducer.advance()
+
+    def finish(self, *hands: Hand) -> str:
+        """The remaining rounds; the digest of the last version."""
+        while (state := self.store.read()) and state.status == "running":
+            self.round(*hands)
+        self.reducer.close()
+        return self.digest()
+
+    def digest(self) -> str:
+        state = self.store.read()
+        assert state is not None
+        return state.token.digest16

@@ -1,0 +1,173 @@
+"""Runs tests of the scripts with one script altered, in processes forked from one that has collected them.
+
+    python -m tests.support.mutation < mutants.json
+
+The input is a list of [script, source], the output a list of exit codes, the first for the scripts as they are: 0, all
+tests passed; 1, one failed; anything else is no verdict. A mutant meets the tests that call its script (no other could
+notice), those that noticed its fellows first, until one fails. As a plugin, this module stands in for the folder's
+conftest, whose imports take longer than the tests.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from computeshare.protocol.channel import Scripts
+from computeshare.transport.connections import connect
+from computeshare.up.embedded_broker import EmbeddedBroker
+from tests.support.rounds import claim, join, store  # noqa: F401
+
+TESTS = tuple(
+    f"tests/integration/protocol/rounds/test_{which}.py"
+    for which in (
+        "rounds",
+        "checks",
+        "quorum",
+        "bad_workers",
+        "windows",
+        "divided",
+        "news",
+        "terms",
+        "backlog",
+        "shares",
+    )
+)
+OPTIONS = ("--noconftest", "--assert=plain", "--tb=no", "-p", "no:cacheprovider", "--timeout=20")
+PROCESSES = 2
+NO_VERDICT = 70
+NOBODY = -1
+URL = pytest.StashKey[str]()
+
+
+class Trials:
+    """Stands in for pytest's loop over the tests: once for the scripts as they are, then once for each mutant."""
+
+    def __init__(self, mutants: Sequence[tuple[str, str]], url: str) -> None:
+        self.mutants, self.url = mutants, url
+        self.codes = [NO_VERDICT] * (1 + len(mutants))
+        self._callers: dict[str, list[int]] = {}
+        self._killers = RawArray("i", [NOBODY] * len(mutants))
+        self._running: dict[int, int] = {}
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[URL] = self.url
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._run_unaltered(session)
+        for number in range(len(self.mutants)):
+            if len(self._running) == PROCESSES:
+                self._reap()
+            self._fork(session, number)
+        while self._running:
+            self._reap()
+        return True
+
+    def _run_unaltered(self, session: pytest.Session) -> None:
+        """All tests; remembers which of them call which script, those that call little else first."""
+        called: Counter[str] = Counter()
+        shares: dict[str, dict[int, float]] = {}
+        unaltered = Scripts.digest
+
+        def digest(scripts: Scripts, name: str) -> str:
+            called[name] += 1
+            return unaltered(scripts, name)
+
+        Scripts.digest = digest  # type: ignore[method-assign]
+        for index, item in enumerate(session.items):
+            called.clear()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            for script, times in called.items():
+                shares.setdefault(script, {})[index] = times / called.total()
+        Scripts.digest = unaltered  # type: ignore[method-assign]
+        self._callers = {script: sorted(among, key=among.__getitem__, reverse=True) for script, among in shares.items()}
+        self.codes[0] = min(session.testsfailed, 1)
+
+    def _order(self, number: int) -> list[int]:
+        """Numbers of the tests that call a mutant's script, those that noticed another mutant of it first."""
+        script = self.mutants[number][0]
+        fellows = [self._killers[i] for i, mutant in enumerate(self.mutants) if mutant[0] == script]
+        killers = [index for index in dict.fromkeys(reversed(fellows)) if index != NOBODY]
+        return [*killers, *(index for index in self._callers.get(script, []) if index not in killers)]
+
+    def _fork(self, session: pytest.Session, number: int) -> None:
+        order = self._order(number)
+        if process := os.fork():
+            self._running[process] = number
+            return
+        code = NO_VERDICT
+        with contextlib.suppress(BaseException):
+            code = self._try(session, number, order)
+        os._exit(code)
+
+    def _try(self, session: pytest.Session, number: int, order: Sequence[int]) -> int:
+        session.config.pluginmanager.unregister(name="terminalreporter")
+        _alter(*self.mutants[number])
+        session.testsfailed = 0
+        for index in order:
+            item = session.items[index]
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            if session.testsfailed:
+                self._killers[number] = index
+                return 1
+        return 0
+
+    def _reap(self) -> None:
+        process, status = os.wait()
+        self.codes[1 + self._running.pop(process)] = os.waitstatus_to_exitcode(status)
+
+
+def _alter(name: str, source: str) -> None:
+    unaltered = Scripts._load
+
+    def load(self: Scripts, asked: str) -> str:
+        if asked != name:
+            return unaltered(self, asked)
+        self._digests[name] = str(self._redis.script_load(source))
+        return self._digests[name]
+
+    Scripts._load = load  # type: ignore[method-assign, assignment]
+
+
+@pytest.fixture(scope="session")
+def redis_url(pytestconfig: pytest.Config) -> str:
+    return pytestconfig.stash[URL]
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    client = connect(redis_url, retries=0)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def job_id() -> str:
+    return secrets.token_hex(4)
+
+
+def main() -> None:
+    """Read mutants, try each, and print the exit codes."""
+    mutants = [(script, source) for script, source in json.load(sys.stdin)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        broker = EmbeddedBroker.start(Path(folder) / "broker.log")
+        try:
+            trials = Trials(mutants, broker.url)
+            pytest.main([*OPTIONS, *TESTS], plugins=[sys.modules[__name__], trials])
+        finally:
+            broker.stop()
+    print(json.dumps(trials.codes))
+
+
+if __name__ == "__main__":
+    main()
