@@ -9,7 +9,7 @@ from computeshare.jobspec.sampling import Plan
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Member
-from tests.support.rounds import ONE, TWO, ZERO, Join, age, current, events, late, opened, parts, send
+from tests.support.rounds import ONE, TWO, ZERO, Join, age, current, events, know, late, opened, parts, send
 
 PLAN = Plan(seed=0, samples=1000, micro_batch=10, micro_batches_per_round=40, inner_steps=10)
 """Rounds of four units of ten micro-batches."""
@@ -44,6 +44,11 @@ def lease(member: Member) -> tuple[int, ...]:
 def test_each_gets_the_unit_that_was_made_for_it_whoever_asks_first(claim: Claim, members: dict[str, Member]) -> None:
     assert current(claim).sizes == SIZES
     assert [lease(members[name]) for name in ("slowest", "brisk", "quick", "slow")] == [(7,), (5,), (4,), (6,)]
+
+
+def test_a_unit_goes_to_its_worker_however_slow_that_is(store: RoundStore, members: dict[str, Member]) -> None:
+    know(store, quick=100, brisk=100, slow=100, slowest=100_000)
+    assert lease(members["slowest"]) == (7,)
 
 
 def test_what_was_leased_and_when_is_known_of_every_update(claim: Claim, members: dict[str, Member]) -> None:

@@ -225,6 +225,54 @@ def test_the_script_shares_out_as_the_rules_say(store: RoundStore, claim: Claim,
     assert min(unit_ms.values()) > TOGETHER_MS and TRIED_AGAIN_AFTER == 8
 
 
+def test_one_that_has_not_come_for_long_leaves_its_part_to_a_slow_one(store: RoundStore, join: Join) -> None:
+    join("quick")
+    slow = join("slow")
+    know(store, quick=2000, slow=100_000)
+    age(store, 60_000)
+    know(store, slow=100_000)
+    assert slow.lease(str(ZERO)).micro_batches == (0,)
+
+
+def test_one_that_was_done_just_now_is_waited_for_however_old_the_round_is(store: RoundStore, join: Join) -> None:
+    join("quick")
+    slow = join("slow")
+    age(store, 60_000)
+    know(store, quick=2000, slow=100_000)
+    assert slow.lease(str(ZERO)).answer == "wait"
+
+
+def test_one_that_is_done_later_takes_nothing_off_what_the_others_do_meanwhile(store: RoundStore, join: Join) -> None:
+    """Of three units that are left the quick one does three before the slow one would have done its first."""
+    late_one, slow = join("late one", unmeasured=1, backup=False), join("slow")
+    join("quick")
+    assert late_one.lease(str(ZERO)).micro_batches == (0,)
+    know(store, **{"late one": 1_000_000, "slow": 100_000, "quick": 30_000})
+    assert slow.lease(str(ZERO)).answer == "wait"
+
+
+def test_a_backup_doubles_what_one_worker_holds_not_what_several_do(store: RoundStore, join: Join) -> None:
+    slow, slower, quick = join("slow", unmeasured=1), join("slower"), join("quick")
+    assert slow.lease(str(ZERO)).micro_batches == (0,) and slower.lease(str(ZERO)).micro_batches == (1,)
+    for backup in (False, True):
+        know(store, slow=100_000, slower=100_000, quick=100)
+        granted = quick.lease(str(ZERO)).micro_batches
+        assert granted == ((0,) if backup else (2, 3))
+        assert send(quick, ZERO, *granted, nonce=f"{granted}") == "accepted"
+
+
+def test_a_backup_begins_only_where_it_saves_a_tenth_of_a_second(
+    store: RoundStore, claim: Claim, two: tuple[Member, Member]
+) -> None:
+    first, _ = two
+    lease = store.redis.hget(store.keys.leases(), "3")
+    assert lease is not None
+    since_ms = int(bytes(lease).split(b"|")[2])
+    early = first.lease(str(ZERO))
+    cost_ms = early.ask_again_ms - (1000 - (claim.now_ms() - since_ms))
+    assert early.answer == "wait" and cost_ms >= 1.5 * 1000 + 100
+
+
 def test_short_units_are_shared_out_equally(store: RoundStore, join: Join) -> None:
     quick, slow = join("quick"), join("slow")
     know(store, quick=1, slow=4)
