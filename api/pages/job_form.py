@@ -4,13 +4,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from functools import lru_cache
+from typing import Any
 
 from pydantic import ValidationError
 
+from computeshare.jobspec import controls
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.export import shortened
-from computeshare.jobspec.spec import CodecName, JobSpec
+from computeshare.jobspec.fields import JobField, job_fields
+from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.strategy_fields import KINDS
 
 Document = dict[str, Any]
@@ -23,7 +26,8 @@ CHOSEN = "manual"
 class FormField:
     """One field: where in the JobSpec it stands, and what its reader needs to fill it in.
 
-    `kinds`: the strategies that have it; none: all. `step`: of a number, `any` for one with a fraction.
+    `kinds`: the strategies that have it; none: all. `step`: of a number, `any` for one with a fraction. `lines`: of
+    the text box.
     """
 
     path: str
@@ -32,6 +36,7 @@ class FormField:
     choices: Sequence[str] = ()
     step: str = ""
     kinds: Sequence[str] = ()
+    lines: int = 1
 
     @property
     def id(self) -> str:
@@ -42,6 +47,7 @@ OTHERS = FormField(
     MORE,
     "Any other field, as JSON",
     'for example {"strategy": {"max_norm": 1.0}, "optimizer": {"weight_decay": 0.0005}}',
+    lines=4,
 )
 """The last field, for whatever has none of its own."""
 
@@ -65,117 +71,24 @@ class Filled:
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
-def _codecs(path: str, label: str) -> FormField:
-    return FormField(path, label, choices=get_args(CodecName))
-
-
+@lru_cache(maxsize=1)
 def groups() -> Sequence[Group]:
     """The form, from top to bottom."""
-    known = catalog()
-    optimizers = sorted(known.optimizers)
-    return (
+    return tuple(
         Group(
-            "What to train",
-            (
-                FormField("dataset", "Data set", choices=sorted(known.datasets)),
-                FormField("model", "Model", choices=sorted(known.models, key=lambda name: (_foreign(name), name))),
-                FormField("name", "Name", "what the pages call it; by default model and data set"),
-                FormField("queue", "Queue", "workers of this queue may serve it"),
-                FormField("epochs", "Epochs", "how long; leave it empty to count rounds", step="1"),
-                FormField("rounds", "Rounds", "instead of epochs", step="1"),
-            ),
-        ),
-        Group(
-            "How a version is made",
-            (
-                FormField(
-                    STRATEGY,
-                    "Strategy",
-                    "sync: as one machine; local: thin links; async: unequal machines",
-                    choices=sorted(KINDS, key=list(KINDS).index),
-                ),
-                FormField("micro_batch", "Samples in a micro-batch", step="1"),
-                FormField(
-                    "micro_batches_per_round",
-                    "Micro-batches in a round",
-                    "their samples are the global batch",
-                    step="1",
-                    kinds=("sync",),
-                ),
-                FormField(
-                    "strategy.inner_steps",
-                    "Inner steps",
-                    "micro-batches a replica steps through in a round",
-                    step="1",
-                    kinds=("local",),
-                ),
-                FormField(
-                    "strategy.replicas",
-                    "Replicas per round",
-                    "at most this many workers are busy",
-                    step="1",
-                    kinds=("local",),
-                ),
-                FormField("strategy.outer_lr", "Outer rate", step="any", kinds=("local",)),
-                FormField("strategy.outer_momentum", "Outer momentum", step="any", kinds=("local",)),
-                FormField("strategy.buffer", "Buffer", "updates that make a version", step="1", kinds=("async",)),
-                FormField(
-                    "strategy.max_staleness",
-                    "Staleness at most",
-                    "how many versions late",
-                    step="1",
-                    kinds=("async",),
-                ),
-            ),
-        ),
-        Group(
-            "Optimizer",
-            (
-                FormField("optimizer.name", "Optimizer", choices=optimizers, kinds=("sync", "async")),
-                FormField("optimizer.lr", "Learning rate", step="any", kinds=("sync", "async")),
-                FormField(
-                    "optimizer.momentum", "Momentum", "of optimizers that have one", step="any", kinds=("sync", "async")
-                ),
-                FormField("strategy.inner_optimizer.name", "Inner optimizer", choices=optimizers, kinds=("local",)),
-                FormField("strategy.inner_optimizer.lr", "Inner learning rate", step="any", kinds=("local",)),
-            ),
-        ),
-        Group(
-            "Links and machines",
-            (
-                FormField(
-                    CODEC,
-                    "Compression",
-                    "auto: chosen once, by what the first workers measure",
-                    choices=("auto", CHOSEN),
-                ),
-                _codecs("codec.up", "Updates, up"),
-                _codecs("codec.down", "Weights, down"),
-                FormField("workers.min", "Workers to wait for", step="1"),
-                FormField("workers.max", "Workers at most", step="1"),
-            ),
-        ),
-        Group(
-            "More",
-            (
-                FormField("checkpoint_every", "Versions between checkpoints", "0: only at the end", step="1"),
-                FormField("evaluate_every", "Versions between scorings", "0: only at the end", step="1"),
-                FormField(
-                    "keep.last", "Newest checkpoints kept", "at least two while it runs, and the final one", step="1"
-                ),
-                FormField("keep.best", "Best checkpoints kept", "by test accuracy", step="1"),
-                FormField("keep.every", "Also keep every", "versions; 0: none", step="1"),
-                FormField("priority", "Priority", "-100 to 100: those of higher priority get workers first", step="1"),
-                FormField("seed", "Seed", "of the weights, the order and the dropout", step="1"),
-                FormField("threads", "CPU threads of a worker", "0: the machine decides", step="1"),
-            ),
-            open=False,
-        ),
+            heading,
+            tuple(_form_field(one) for one in job_fields() if one.control and one.control.heading == heading),
+            open=heading != controls.MORE,
+        )
+        for heading in controls.HEADINGS
     )
 
 
-def _foreign(model: str) -> bool:
-    return catalog().models[model].source != "computeshare"
+def _form_field(one: JobField) -> FormField:
+    assert one.control is not None
+    step = {"integer": "1", "number": "any"}.get(one.type, "")
+    choices = ("auto", CHOSEN) if one.path == CODEC else one.choices
+    return FormField(one.path, one.title, one.description, choices, step, one.kinds, one.control.lines)
 
 
 def fields() -> Iterator[FormField]:
@@ -259,11 +172,11 @@ def _checked(values: Mapping[str, str], document: Document, errors: dict[str, st
 
 def _tidy(document: Document) -> None:
     """Leave out what stands for nothing: arguments of an optimizer that has none of them."""
-    optimizer = document.get("optimizer", {})
-    known = catalog().optimizers.get(optimizer.get("name", ""))
-    if known:
-        for name in [name for name in optimizer if name != "name" and name not in known.arguments]:
-            del optimizer[name]
+    for optimizer in (document.get("optimizer", {}), document.get("strategy", {}).get("inner_optimizer", {})):
+        known = catalog().optimizers.get(optimizer.get("name", ""))
+        if known:
+            for name in [name for name in optimizer if name != "name" and name not in known.arguments]:
+                del optimizer[name]
 
 
 def _more(text: str) -> Document:

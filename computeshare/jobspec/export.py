@@ -10,38 +10,11 @@ from functools import lru_cache
 from keyword import iskeyword
 from typing import Any
 
+from computeshare.jobspec.fields import job_fields
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.strategy_fields import KINDS, OptimizerSpec, chosen
 
 Document = Mapping[str, Any]
-
-FLAGS = {
-    "dataset": "--dataset",
-    "model": "--model",
-    "name": "--name",
-    "queue": "--queue",
-    "priority": "--priority",
-    "epochs": "--epochs",
-    "rounds": "--rounds",
-    "micro_batch": "--micro-batch",
-    "micro_batches_per_round": "--micro-batches-per-round",
-    "optimizer.name": "--optimizer",
-    "optimizer.lr": "--lr",
-    "optimizer.momentum": "--momentum",
-    "seed": "--seed",
-    "threads": "--threads",
-    "codec": "--codec",
-    "codec.up": "--codec-up",
-    "codec.down": "--codec-down",
-    "workers.min": "--min-workers",
-    "workers.max": "--max-workers",
-    "checkpoint_every": "--checkpoint-every",
-    "evaluate_every": "--evaluate-every",
-    "keep.last": "--keep-last",
-    "keep.best": "--keep-best",
-    "keep.every": "--keep-every",
-}
-"""Field of the JobSpec to its flag of `computeshare jobs create`; the others are set by `--set`."""
 
 
 def as_json(document: Document) -> str:
@@ -94,6 +67,11 @@ def shortened(document: Document) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
+def _flags() -> dict[str, str]:
+    return {one.path: one.flag for one in job_fields() if one.flag}
+
+
+@lru_cache(maxsize=1)
 def _defaults() -> dict[str, Any]:
     """Every field that a JobSpec can do without, and what it then is."""
     return JobSpec.model_construct(dataset="", model="").model_dump(mode="json", exclude={"dataset", "model"})
@@ -134,7 +112,7 @@ def _is_told_by_fields(name: str, value: Document) -> bool:
 
 def _flag(path: str, value: object) -> list[str]:
     """A field as arguments: by its own flag where that takes it as it is, else by `--set`."""
-    flag = FLAGS.get(path)
+    flag = _flags().get(path)
     if flag and isinstance(value, str) and value.isprintable():
         return [flag, value] if not value.startswith("-") else [f"{flag}={value}"]
     if flag and isinstance(value, int | float) and not isinstance(value, bool):

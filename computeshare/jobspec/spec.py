@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.controls import DATA, MACHINES, MORE, ROUND, Control
 from computeshare.jobspec.quorum import bad_values, tolerated
 from computeshare.jobspec.sampling import Plan, Round
 from computeshare.jobspec.strategy_fields import (
@@ -56,8 +57,8 @@ JobName = Annotated[str, Field(max_length=100), AfterValidator(printable)]
 class CodecSpec(Part):
     """How vectors travel: `up` for updates, `down` for weights."""
 
-    up: CodecName = "float16"
-    down: CodecName = "float32"
+    up: Annotated[CodecName, Control(MACHINES)] = Field("float16", title="Updates, up")
+    down: Annotated[CodecName, Control(MACHINES)] = Field("float32", title="Weights, down")
 
 
 def travelling(value: Any) -> Any:
@@ -72,8 +73,8 @@ def travelling(value: Any) -> Any:
 class WorkerRange(Part):
     """How many workers a job waits for before it starts, and how many it takes at most."""
 
-    min: int = Field(1, ge=1, le=1024)
-    max: int = Field(8, ge=1, le=1024)
+    min: Annotated[int, Control(MACHINES, "--min-workers")] = Field(1, ge=1, le=1024, title="Workers to wait for")
+    max: Annotated[int, Control(MACHINES, "--max-workers")] = Field(8, ge=1, le=1024, title="Workers at most")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -85,9 +86,13 @@ class WorkerRange(Part):
 class KeepPolicy(Part):
     """Which checkpoints are kept, beside the last version's: the newest, the best, and every so many versions one."""
 
-    last: Count = Field(5, description="the newest ones; while the job runs, two at least")
-    best: Count = Field(1, description="those of the highest accuracy")
-    every: Count = Field(0, description="versions from one that is kept for good to the next; 0: none is")
+    last: Annotated[Count, Control(MORE)] = Field(
+        5, title="Newest checkpoints kept", description="at least two while the job runs, and the final one"
+    )
+    best: Annotated[Count, Control(MORE)] = Field(1, title="Best checkpoints kept", description="by test accuracy")
+    every: Annotated[Count, Control(MORE)] = Field(
+        0, title="Also keep every", description="so many versions, for good; 0: none"
+    )
 
 
 RECORD_BYTES = 4_000_000
@@ -98,39 +103,67 @@ answers to submissions."""
 class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
-    name: JobName = ""
-    queue: str = Field("default", pattern=QUEUE_PATTERN)
-    dataset: str
-    model: str
+    dataset: Annotated[str, Control(DATA)] = Field(title="Data set", description="what it learns from")
+    model: Annotated[str, Control(DATA)] = Field(
+        title="Model", description="one of ours, or a classifier of torchvision"
+    )
     input: tuple[int, int, int] | None = Field(
         None, strict=False, description="channels, height, width; default the data set's"
     )
-    micro_batch: int = Field(32, ge=1, le=65_536)
-    micro_batches_per_round: int = Field(
-        4, ge=1, le=LARGEST_LOCAL_ROUND, description="for sync; follows from other strategies"
+    name: Annotated[JobName, Control(DATA, change="always")] = Field(
+        "", title="Name", description="what the pages call it; by default model and data set"
     )
-    rounds: int | None = Field(None, ge=1, le=100_000_000)
-    epochs: int | None = Field(None, ge=1, le=1_000_000)
+    queue: Annotated[str, Control(DATA)] = Field(
+        "default", pattern=QUEUE_PATTERN, title="Queue", description="workers of this queue may serve it"
+    )
+    epochs: Annotated[int | None, Control(DATA)] = Field(
+        None, ge=1, le=1_000_000, title="Epochs", description="how long; 1 unless rounds are given"
+    )
+    rounds: Annotated[int | None, Control(DATA)] = Field(
+        None, ge=1, le=100_000_000, title="Rounds", description="instead of epochs"
+    )
     strategy: Strategy = SyncStrategy()
+    micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples in a micro-batch")
+    micro_batches_per_round: Annotated[int, Control(ROUND)] = Field(
+        4,
+        ge=1,
+        le=LARGEST_LOCAL_ROUND,
+        title="Micro-batches in a round",
+        description="their samples are the global batch; follows from other strategies than sync",
+    )
     optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
         description="the server's optimizer; for local it follows from the strategy",
     )
-    lr_scaling: Literal["none", "linear"] = "none"
-    codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling)] = Field(
+    lr_scaling: Literal["none", "linear"] = Field(
+        "none", description="linear: the rate is multiplied by the micro-batches in a round"
+    )
+    codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling), Control(MACHINES)] = Field(
         CodecSpec(),
-        description="how updates and weights travel; auto: chosen once, by what the first workers measure, and with "
-        "strategy local the inner_steps, too",
+        title="Compression",
+        description="auto: chosen once, by what the first workers measure, and with strategy local the inner steps",
     )
     workers: WorkerRange = WorkerRange()
-    priority: int = Field(
-        0, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY, description="higher-priority jobs get workers first"
+    checkpoint_every: Annotated[Count, Control(MORE)] = Field(
+        100, title="Versions between checkpoints", description="0: only at the end"
     )
-    seed: int = Field(0, ge=0, lt=2**63)
-    threads: int = Field(0, ge=0, le=256)
-    checkpoint_every: Count = 100
-    evaluate_every: Count = 100
+    evaluate_every: Annotated[Count, Control(MORE)] = Field(
+        100, title="Versions between scorings", description="0: only at the end"
+    )
     keep: KeepPolicy = KeepPolicy()
+    priority: Annotated[int, Control(MORE, change="active")] = Field(
+        0,
+        ge=-LARGEST_PRIORITY,
+        le=LARGEST_PRIORITY,
+        title="Priority",
+        description="-100 to 100; higher-priority jobs get workers first",
+    )
+    seed: Annotated[int, Control(MORE)] = Field(
+        0, ge=0, lt=2**63, title="Seed", description="of the weights, the order and the dropout"
+    )
+    threads: Annotated[int, Control(MORE)] = Field(
+        0, ge=0, le=256, title="CPU threads of a worker", description="0: the machine decides"
+    )
 
     @model_validator(mode="before")
     @classmethod

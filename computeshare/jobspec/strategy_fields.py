@@ -3,12 +3,13 @@
 Knows no torch: names and arguments of optimizers come from the committed `catalog`.
 """
 
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from computeshare.jobspec.catalog import ArgumentEntry, catalog
+from computeshare.jobspec.controls import OPTIMIZER, ROUND, Control
 from computeshare.jobspec.staleness import Weighting
 
 LARGEST_NUMBER = 1e300
@@ -32,7 +33,19 @@ class OptimizerSpec(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = "SGD"
+    COMMON: ClassVar[dict[str, Any]] = {
+        "lr": Annotated[float, Control(OPTIMIZER, "--lr"), Field(title="Learning rate")],
+        "momentum": Annotated[
+            float,
+            Control(OPTIMIZER, "--momentum"),
+            Field(title="Momentum", description="of optimizers that have one"),
+        ],
+    }
+    """Arguments that have a control of their own; which there are, and within which limits, the catalog says."""
+
+    name: Annotated[str, Control(OPTIMIZER, "--optimizer")] = Field(
+        "SGD", title="Optimizer", description="of torch.optim; another one starts from its own defaults"
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -61,7 +74,9 @@ class SyncStrategy(Part):
     late are carried over to the next.
     """
 
-    kind: Literal["sync"] = "sync"
+    kind: Annotated[Literal["sync"], Control(ROUND, None)] = Field(
+        "sync", title="Strategy", description="sync: as one machine; local: thin links; async: unequal machines"
+    )
     quorum: float = Field(
         1.0, ge=0.5, le=1, description="share of the round to wait for past its deadline; 1: all of it"
     )
@@ -81,9 +96,15 @@ class AsyncStrategy(Part):
     """
 
     kind: Literal["async"] = "async"
-    buffer: int = Field(10, ge=1, le=LARGEST_ROUND, description="micro-batches that make a version")
-    max_staleness: int = Field(
-        10, ge=0, le=1000, description="versions that an update may be late; what is later is computed again"
+    buffer: Annotated[int, Control(ROUND, None)] = Field(
+        10, ge=1, le=LARGEST_ROUND, title="Buffer", description="updates that make a version, of a micro-batch each"
+    )
+    max_staleness: Annotated[int, Control(ROUND, None)] = Field(
+        10,
+        ge=0,
+        le=1000,
+        title="Staleness at most",
+        description="how many versions late; what is later is computed again",
     )
     weighting: Weighting = Field("inverse_sqrt", description="how an update's weight falls with its staleness")
     backup: Backup = True
@@ -102,14 +123,22 @@ class LocalStrategy(Part):
     """
 
     kind: Literal["local"] = "local"
-    inner_steps: int = Field(20, ge=1, le=10_000, description="micro-batches that a replica steps through in a round")
-    replicas: int = Field(4, ge=1, le=LARGEST_ROUND, description="replicas in a round; each is leased whole")
+    inner_steps: Annotated[int, Control(ROUND, None)] = Field(
+        20, ge=1, le=10_000, title="Inner steps", description="micro-batches a replica steps through in a round"
+    )
+    replicas: Annotated[int, Control(ROUND, None)] = Field(
+        4, ge=1, le=LARGEST_ROUND, title="Replicas per round", description="at most this many workers are busy"
+    )
     inner_optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="AdamW", lr=1e-3),
         description="takes the inner steps; with momentum of its own it wants an outer_momentum of 0 or small rates",
     )
-    outer_lr: float = Field(0.7, gt=0, le=1000, description="rate of the outer steps")
-    outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer steps; 0: none")
+    outer_lr: Annotated[float, Control(ROUND, None)] = Field(
+        0.7, gt=0, le=1000, title="Outer rate", description="of the outer steps"
+    )
+    outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
+        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum of the outer steps; 0: none"
+    )
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
         description="the inner optimizer's state: afresh every round, or kept by the worker, which hands it over when "

@@ -1,16 +1,16 @@
 """`computeshare jobs create`."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from computeshare.cli.connection import Home, Json, Url, connect, page, queues, settings
+from computeshare.cli.connection import Home, Json, Url, connect, page, settings
 from computeshare.cli.jobs import spec_options
 from computeshare.errors import SettingsError, SpecError
 from computeshare.jobspec import export
-from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
 from computeshare.terminal.output import plain, print_json
 from computeshare.terminal.watch import follow_to_end
@@ -18,58 +18,9 @@ from computeshare.terminal.watch import follow_to_end
 Form = Literal["cli", "curl", "python", "json"]
 
 
-def _field(text: str, field: str = "", **options: Any) -> Any:
-    """An option that stands for a field of the JobSpec and shows that field's default."""
-    default = ""
-    if field:
-        value: Any = JobSpec.model_construct(dataset="", model="")
-        for name in field.split("."):
-            value = getattr(value, name)
-        default = f" (default {value})"
-    return typer.Option(
-        help=text.removesuffix(".") + default + ".", show_default=False, rich_help_panel="The job", **options
-    )
-
-
+@spec_options.with_job_fields
 def create(
-    dataset: Annotated[str | None, _field("Data set.", autocompletion=lambda: sorted(catalog().datasets))] = None,
-    model: Annotated[str | None, _field("Model.", autocompletion=lambda: sorted(catalog().models))] = None,
-    name: Annotated[str | None, _field("What the pages call the job.")] = None,
-    queue: Annotated[str | None, _field("Queue whose workers may serve it.", "queue", autocompletion=queues)] = None,
-    epochs: Annotated[int | None, _field("How long to train, in epochs (default 1, unless --rounds is given).")] = None,
-    rounds: Annotated[int | None, _field("How long to train, in rounds.")] = None,
-    micro_batch: Annotated[int | None, _field("Samples in a micro-batch.", "micro_batch")] = None,
-    micro_batches_per_round: Annotated[
-        int | None, _field("Micro-batches in a round; their samples are the global batch.", "micro_batches_per_round")
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        _field(
-            "Optimizer of torch.optim, with its own defaults (default SGD, lr 0.05, momentum 0.9).",
-            autocompletion=lambda: sorted(catalog().optimizers),
-        ),
-    ] = None,
-    lr: Annotated[float | None, _field("The optimizer's learning rate.")] = None,
-    momentum: Annotated[float | None, _field("The optimizer's momentum.")] = None,
-    seed: Annotated[int | None, _field("Seed of the weights, the order and the dropout.", "seed")] = None,
-    threads: Annotated[int | None, _field("CPU threads of a worker; 0: the machine decides.", "threads")] = None,
-    codec: Annotated[str | None, _field("auto: chosen once, by what the first workers measure.")] = None,
-    codec_up: Annotated[str | None, _field("How updates travel.", "codec.up")] = None,
-    codec_down: Annotated[str | None, _field("How weights travel.", "codec.down")] = None,
-    min_workers: Annotated[int | None, _field("Workers to wait for before it starts.", "workers.min")] = None,
-    max_workers: Annotated[int | None, _field("Workers it takes at most.", "workers.max")] = None,
-    priority: Annotated[int | None, _field("Jobs with more get workers first; -100 to 100.", "priority")] = None,
-    checkpoint_every: Annotated[
-        int | None, _field("Versions between checkpoints; 0: only at the end.", "checkpoint_every")
-    ] = None,
-    evaluate_every: Annotated[
-        int | None, _field("Versions between scorings; 0: only at the end.", "evaluate_every")
-    ] = None,
-    keep_last: Annotated[int | None, _field("Newest checkpoints that are kept.", "keep.last")] = None,
-    keep_best: Annotated[int | None, _field("Most accurate checkpoints that are kept.", "keep.best")] = None,
-    keep_every: Annotated[
-        int | None, _field("Versions from one checkpoint that is kept for good to the next; 0: none is.", "keep.every")
-    ] = None,
+    flags: Mapping[str, Any],
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,32 +56,6 @@ def create(
 
     computeshare jobs create --dataset mnist --model lenet5 --epochs 4 --lr 0.02 --watch
     """
-    flags = {
-        "dataset": dataset,
-        "model": model,
-        "name": name,
-        "queue": queue,
-        "epochs": epochs,
-        "rounds": rounds,
-        "micro_batch": micro_batch,
-        "micro_batches_per_round": micro_batches_per_round,
-        "optimizer.name": optimizer,
-        "optimizer.lr": lr,
-        "optimizer.momentum": momentum,
-        "seed": seed,
-        "threads": threads,
-        "codec": codec,
-        "codec.up": codec_up,
-        "codec.down": codec_down,
-        "workers.min": min_workers,
-        "workers.max": max_workers,
-        "priority": priority,
-        "checkpoint_every": checkpoint_every,
-        "evaluate_every": evaluate_every,
-        "keep.last": keep_last,
-        "keep.best": keep_best,
-        "keep.every": keep_every,
-    }
     document = spec_options.build(_read(spec) if spec else {}, flags, setting or [])
     checked = spec_options.check(document)
     if show:

@@ -1,16 +1,60 @@
-"""A JobSpec's document from the command line: a file, flags over it, `--set` over those. Pure."""
+"""A JobSpec's document from the command line: a file, flags over it, `--set` over those. Pure.
 
+The flags are those of the JobSpec's fields.
+"""
+
+import inspect
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
+import typer
 from pydantic import ValidationError
 
+from computeshare.cli.connection import queues
 from computeshare.errors import SpecError
+from computeshare.jobspec.fields import JobField, job_fields
 from computeshare.jobspec.spec import JobSpec, fields_beside
 from computeshare.terminal.command import validation_errors
 
 Document = dict[str, Any]
+_PYTHON = {"integer": int, "number": float}
+
+
+def with_job_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is the flags that were given, as one with an option for each field.
+
+    Typer reads options off a function's signature, so the signature is made from the fields.
+    """
+    options = {one.path.replace(".", "__"): one for one in job_fields() if one.flag}
+
+    def told(**given: Any) -> None:
+        command({one.path: given.pop(name) for name, one in options.items()}, **given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    _, *others = inspect.signature(command).parameters.values()
+    made = [inspect.Parameter(n, kind, default=None, annotation=_option(one)) for n, one in options.items()]
+    parameters = [*made, *(other.replace(kind=kind) for other in others)]
+    told.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    told.__annotations__ = {one.name: one.annotation for one in parameters}
+    told.__name__, told.__doc__ = command.__name__, command.__doc__
+    return told
+
+
+def _option(one: JobField) -> Any:
+    """The annotation that makes Typer offer a field as an option."""
+    about = f" ({one.description})" if one.description else ""
+    default = f", default {one.default}" if one.default not in (None, "") else ""
+    complete = queues if one.path == "queue" else (lambda: sorted(one.choices)) if one.choices else None
+    option = typer.Option(
+        one.flag,
+        help=f"{one.title}{about}{default}.",
+        show_default=False,
+        rich_help_panel="The job",
+        autocompletion=complete,
+    )
+    kind: Any = _PYTHON.get(one.type, str)
+    return Annotated[kind | None, option]
 
 
 def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str]) -> Document:

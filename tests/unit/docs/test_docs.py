@@ -16,6 +16,7 @@ from api.main import ROUTES, create_app
 from computeshare.cli.main import app
 from computeshare.client import ComputeShare, Job, Jobs, Metrics
 from computeshare.evaluator import process as evaluator
+from computeshare.jobspec.fields import reference
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.reducer import process as reducer
@@ -27,11 +28,16 @@ README = (ROOT / "README.md").read_text()
 CLI = (ROOT / "docs" / "cli.md").read_text()
 EVERYWHERE = ("--url", "--home", "--json")
 WORKER = (ROOT / "docs" / "worker.md").read_text()
+FIELDS = (ROOT / "docs" / "job.md").read_text()
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 
 
 def test_every_setting_is_in_the_readme() -> None:
     assert [name for name in Settings.model_fields if f"`COMPUTESHARE_{name.upper()}`" not in README] == []
+
+
+def test_the_reference_of_a_jobs_fields_is_that_of_the_jobspec() -> None:
+    assert reference() == FIELDS, "run: python -m computeshare.jobspec.fields > docs/job.md"
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -65,7 +71,7 @@ def test_every_option_of_the_other_programs_is_told(program: ModuleType) -> None
 def told_of(name: str) -> str:
     """What is told of a command: in its rows, and in a section or page of its own."""
     rows = [line for line in CLI.splitlines() if line.startswith("|") and re.search(rf"`{name}[ `]", line)]
-    beside = {"computeshare jobs create": section(CLI, "### Creating one"), "computeshare-worker": WORKER}
+    beside = {"computeshare jobs create": section(CLI, "### Creating one") + FIELDS, "computeshare-worker": WORKER}
     return "\n".join([*rows, beside.get(name, "")])
 
 

@@ -1,0 +1,181 @@
+"""The fields of a job as people set them, read off the JobSpec: for form, command line, changes and reference. Pure.
+
+`python -m computeshare.jobspec.fields` prints the reference, docs/job.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.controls import Control
+from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.strategy_fields import KINDS, OptimizerSpec
+
+FieldType = Literal["integer", "number", "boolean", "text", "object"]
+_TYPES: dict[Any, FieldType] = {int: "integer", float: "number", bool: "boolean", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobField:
+    """A field: `path` is dotted, `kinds` are the strategies that have it (none: all), `limits` such as `1 to 1,024`."""
+
+    path: str
+    title: str
+    description: str
+    type: FieldType
+    default: Any
+    choices: Sequence[str]
+    limits: str
+    kinds: Sequence[str]
+    control: Control | None
+
+    @property
+    def flag(self) -> str:
+        """Its option of `computeshare jobs create`; empty: it has none."""
+        if self.control is None or self.control.flag is None:
+            return ""
+        return self.control.flag or "--" + self.path.replace(".", "-").replace("_", "-")
+
+
+@lru_cache(maxsize=1)
+def job_fields() -> Sequence[JobField]:
+    """All fields, in the order of the JobSpec, each strategy's after `strategy.kind`."""
+    defaults = JobSpec.model_construct(dataset="", model="").model_dump(mode="json")
+    return tuple(_of(JobSpec, defaults))
+
+
+def editable(*when: Literal["active", "always"]) -> dict[str, FieldInfo]:
+    """The top-level fields of an existing job that may be changed at such times."""
+    found = {name: (info, control_of(info)) for name, info in JobSpec.model_fields.items()}
+    return {name: info for name, (info, control) in found.items() if control and control.change in when}
+
+
+def control_of(info: FieldInfo) -> Control | None:
+    """The control beside a field, if it has one."""
+    return next((one for one in info.metadata if isinstance(one, Control)), None)
+
+
+def reference() -> str:
+    """The page of docs that has every field."""
+    rows = [f"| `{one.path}` | {_told_type(one)} | {_told_default(one)} | {_told(one)} |" for one in job_fields()]
+    return "\n".join([_HEAD, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _of(model: type[BaseModel], defaults: Any, above: str = "", kinds: Sequence[str] = ()) -> Iterator[JobField]:
+    for name, info in model.model_fields.items():
+        path, default = f"{above}{name}", defaults.get(name)
+        serving = kinds or _kinds_with(path)
+        if name == "strategy":
+            for kind, part in KINDS.items():
+                if kind == default["kind"]:
+                    yield _field("strategy.kind", part.model_fields["kind"], kind, (), tuple(KINDS))
+            for kind, part in KINDS.items():
+                yield from _of(part, part().model_dump(mode="json"), "strategy.", (kind,))
+        elif path == "strategy.kind":
+            continue
+        elif inner := _inner(info.annotation):
+            if control_of(info):
+                yield _field(path, info, None, serving)
+            yield from _of(inner, default, f"{path}.", serving)
+            if inner is OptimizerSpec:
+                for argument, about in OptimizerSpec.COMMON.items():
+                    common = FieldInfo.from_annotation(about)
+                    yield _field(f"{path}.{argument}", common, default.get(argument), serving)
+        else:
+            yield _field(path, info, default, serving)
+
+
+def _field(path: str, info: FieldInfo, default: Any, kinds: Sequence[str], choices: Sequence[str] = ()) -> JobField:
+    choices = choices or _choices(path, info.annotation)
+    title, control = info.title or path, control_of(info)
+    if path.startswith("strategy.inner_optimizer."):  # the fields of `optimizer` once more, and without their options
+        title = f"Inner {title.lower()}".removesuffix(" name")
+        control = Control(control.heading, None) if control else None
+    return JobField(
+        path, title, info.description or "", _type(info.annotation), default, choices, _limits(info), kinds, control
+    )
+
+
+def _kinds_with(path: str) -> Sequence[str]:
+    """The strategies from which a field of the JobSpec does not follow; none: all of them."""
+    found = tuple(kind for kind, part in KINDS.items() if path not in part().implied)
+    return () if len(found) == len(KINDS) else found
+
+
+def _arms(annotation: Any) -> Sequence[Any]:
+    """The types of a union without None, or the one type."""
+    if get_origin(annotation) is Annotated:
+        return _arms(get_args(annotation)[0])
+    if get_origin(annotation) is Literal or not get_args(annotation) or get_origin(annotation) in (tuple, list):
+        return (annotation,)
+    return tuple(one for one in get_args(annotation) if one is not type(None))
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """The object within a field, if it is one."""
+    return next((one for one in _arms(annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
+def _type(annotation: Any) -> FieldType:
+    first = _arms(annotation)[0]
+    return "text" if get_origin(first) is Literal else _TYPES.get(first, "object")
+
+
+def _choices(path: str, annotation: Any) -> Sequence[str]:
+    known, name = catalog(), path.rpartition(".")[2]
+    if path == "dataset":
+        return sorted(known.datasets)
+    if path == "model":
+        return sorted(known.models, key=lambda name: (known.models[name].source != "computeshare", name))
+    if name == "name" and path != "name":
+        return sorted(known.optimizers)
+    return [value for one in _arms(annotation) if get_origin(one) is Literal for value in get_args(one)]
+
+
+def _limits(info: FieldInfo) -> str:
+    """The range that a field's constraints leave, in words."""
+    metadata = list(info.metadata)
+    lowest = next((one.ge for one in metadata if isinstance(one, Ge)), None)
+    highest = next((one.le for one in metadata if isinstance(one, Le)), None)
+    if lowest is not None and highest is not None:
+        return f"{lowest:,} to {highest:,}"
+    signs = {Gt: ("above", "gt"), Ge: ("at least", "ge"), Le: ("at most", "le"), Lt: ("below", "lt")}
+    told = [f"{signs[type(one)][0]} {getattr(one, signs[type(one)][1]):,}" for one in metadata if type(one) in signs]
+    length = [f"at most {one.max_length} characters" for one in metadata if hasattr(one, "max_length")]
+    return ", ".join(told + length)
+
+
+_HEAD = """# The fields of a job
+
+A job is a JobSpec: JSON for [`POST /v1/jobs`](rest.md), keyword arguments for [Python](python.md), options of
+`computeshare jobs create`. Only `dataset` and `model` are needed; a field that does not exist is an error. This page
+is made from the JobSpec by `python -m computeshare.jobspec.fields`.
+"""
+
+
+def _told_type(one: JobField) -> str:
+    if one.choices and len(one.choices) < 12:
+        return ", ".join(f"`{choice}`" for choice in one.choices)
+    return f"{one.type}, {one.limits}" if one.limits else one.type
+
+
+def _told_default(one: JobField) -> str:
+    return (
+        "" if one.default in (None, "") else f"`{str(one.default).lower() if one.type == 'boolean' else one.default}`"
+    )
+
+
+def _told(one: JobField) -> str:
+    text = ": ".join(part for part in (one.title if one.title != one.path else "", one.description) if part)
+    kinds = f" (strategy {', '.join(one.kinds)})" if one.kinds else ""
+    return text + kinds + (f"; `{one.flag}`" if one.flag else "")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
