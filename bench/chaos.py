@@ -37,6 +37,7 @@ class Part:
     """A test that is run `total` times in steps of `step`, each step from a seed of its own."""
 
     test: str
+    """A file, or a folder of them."""
     total: int
     step: int
     sources: tuple[str, ...]
@@ -46,12 +47,17 @@ class Part:
     shows: str = "violations"
     """What there is none of if it passes."""
 
+    @property
+    def files(self) -> str:
+        return self.test if self.test.endswith(".py") else f"{self.test}/**/*.py"
+
     def digest(self) -> str:
         """What a result holds for: the part's sources as they are now."""
-        return digest((*self.sources, self.test), f"{self.step} {self.counted_by}")
+        return digest((*self.sources, self.files), f"{self.step} {self.counted_by}")
 
 
 PARTS: dict[str, Part] = {
+    "all cases of e2e": Part("tests/e2e", 1, 1, (*TRAINING, *CONTROL, *BROKER, "tests/support/*.py"), "", "failures"),
     "script mutants": Part(
         "tests/integration/protocol/test_script_mutants.py",
         1000,  # more than there are
@@ -125,7 +131,7 @@ def due(done: dict[tuple[str, int], dict[str, Any]]) -> Iterator[tuple[str, int]
 
 def run(part: Part, first: int) -> tuple[bool, str]:
     """Whether one step passed, and the end of what pytest said if it did not."""
-    environment = {**os.environ, "COMPUTESHARE_SEED": str(first)}
+    environment = {**os.environ, "COMPUTESHARE_SEED": str(first), "COMPUTESHARE_CASES": "all"}
     if part.counted_by:
         environment[part.counted_by] = str(part.step)
     ended = subprocess.run(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +10,27 @@ import hypothesis
 import pytest
 import structlog
 
+from tests.support import sample
 from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
 structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # stdout is what a command answers
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked `sampled(count)`, keep so many, others for each commit."""
+    if sample.WHOLE:
+        return
+    cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    kept = {item for (name, count), several in cases.items() for item in sample.of(several, count, name)}
+    left_out = [item for several in cases.values() for item in several if item not in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -45,9 +45,13 @@ class Window:
         return {"width": self.width, "height": 900}
 
 
+Test = TypeVar("Test", bound=Callable[..., object])
 WINDOWS = [Window(width, scheme) for width in (390, 1280) for scheme in get_args(Scheme)]
-in_every_window = pytest.mark.usefixtures("window")
-"""For a test of something that readers do: its pages are opened in each of the windows, and pictures are kept."""
+
+
+def in_every_window(test: Test) -> Test:
+    """For a test of something that readers do: its pages are opened in each of the windows, and pictures are kept."""
+    return pytest.mark.sampled(1)(pytest.mark.usefixtures("window")(test))  # type: ignore[no-any-return]
 
 
 def picture(page: Page, name: str, whole: bool = False) -> None:

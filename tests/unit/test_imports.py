@@ -1,9 +1,14 @@
 """What must start fast starts fast."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -12,3 +17,19 @@ import pytest
 def test_importing_it_does_not_import_torch(module: str) -> None:
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_every_module_is_in_a_layer() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    rooms = {room.strip() for layer in layers for room in re.split("[|:]", layer)}
+    paths = (path for package in ("computeshare", "api") for path in (ROOT / package).rglob("*.py"))
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths}
+    entries = {"computeshare", "computeshare.__main__"}
+    assert [m for m in sorted(modules - entries) if not any(f"{m}.".startswith(f"{room}.") for room in rooms)] == []
+
+
+def test_a_folder_holds_a_dozen_modules_at_most() -> None:
+    folders = [path for package in ("computeshare", "api") for path in (ROOT / package).rglob("__init__.py")]
+    counts = {path.parent.name: len(list(path.parent.glob("*.py"))) - 1 for path in folders}
+    assert {name: count for name, count in counts.items() if count > 12} == {}

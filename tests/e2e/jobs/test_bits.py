@@ -32,6 +32,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", JOBS)
 def test_one_worker_three_and_three_of_whom_two_die_end_with_the_same_bits(plane: ControlPlane, name: str) -> None:
     spec = {**ROUNDS, **JOBS[name]}

@@ -107,6 +107,7 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
     assert found["kind"] == plane.get(f"/v1/jobs/{done['id']}/workers")["items"][0]["kinds"][-1]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -139,6 +140,7 @@ def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
     assert (versions, verdict.outcome) == ([*range(middle + 1, total + 1)], "matches")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 def test_replicas_that_step_by_themselves_match_and_miss_no_sample(plane: ControlPlane, codec: str) -> None:
     strategy = {"kind": "local", "inner_steps": 7, "replicas": 3, "outer_lr": 0.7, "outer_momentum": 0.9}
@@ -183,6 +185,7 @@ def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) 
     assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", [{"kind": "sync"}, {"kind": "local", "inner_steps": 5, "replicas": 2}], ids=str)
 def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane, strategy: dict[str, Any]) -> None:
     job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, codec="auto", epochs=2, workers={"min": 2, "max": 2})
@@ -199,6 +202,7 @@ def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane
         assert recomputed(plane, job_id)[1].outcome == "matches"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
@@ -247,6 +251,7 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     assert verdict.matched + verdict.unrecorded == job["rounds_total"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "spec",
     [

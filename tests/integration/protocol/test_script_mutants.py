@@ -5,13 +5,13 @@ A run tries a sample of COMPUTESHARE_MUTANTS (60) mutants, another one for each 
 
 import json
 import os
-import random
 import subprocess
 import sys
 from importlib import resources
-from pathlib import Path
 
 import pytest
+
+from tests.support import sample
 
 MUTANTS: list[tuple[str, str, str]] = [
     ("announce", 'if redis.call("EXISTS", KEYS[1]) == 0 then return 0 end', ""),
@@ -315,8 +315,6 @@ MUTANTS: list[tuple[str, str, str]] = [
 ]
 """Script, the text as it stands, what replaces it."""
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def mutate(script: str, old: str, new: str) -> tuple[str, str]:
     source = resources.files("computeshare.protocol.lua").joinpath(f"{script}.lua").read_text()
@@ -326,9 +324,7 @@ def mutate(script: str, old: str, new: str) -> tuple[str, str]:
 
 def chosen() -> list[tuple[str, str, str]]:
     """The mutants that this run tries."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    count = int(os.environ.get("COMPUTESHARE_MUTANTS", "60"))
-    return random.Random(head.stdout).sample(MUTANTS, min(count, len(MUTANTS)))
+    return sample.of(MUTANTS, int(os.environ.get("COMPUTESHARE_MUTANTS", "60")))
 
 
 def test_each_mutants_text_stands_in_its_script_once() -> None:
@@ -340,7 +336,7 @@ def test_a_check_taken_out_of_a_script_is_noticed_by_a_test() -> None:
     command, mutants = [sys.executable, "-m", "tests.support.mutation"], chosen()
     done = subprocess.run(
         command,
-        cwd=ROOT,
+        cwd=sample.ROOT,
         input=json.dumps([mutate(*mutant) for mutant in mutants]),
         capture_output=True,
         text=True,

@@ -1,0 +1,25 @@
+"""A sample of many cases, another for each commit; `make chaos` runs them all."""
+
+import functools
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).resolve().parents[2]
+Case = TypeVar("Case")
+WHOLE = os.environ.get("COMPUTESHARE_CASES") == "all"
+
+
+def of(cases: Sequence[Case], count: int, name: str = "") -> list[Case]:
+    """`count` of the cases, in their order, by the commit and `name`."""
+    places = random.Random(_commit() + name).sample(range(len(cases)), min(count, len(cases)))
+    return [cases[place] for place in sorted(places)]
+
+
+@functools.cache
+def _commit() -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
