@@ -11,10 +11,12 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
-from api.compression import Compress
 from api.deps import Services
 from api.fleet import invite_routes, worker_routes
 from api.fleet import routes as fleet
+from api.http.compression import Compress
+from api.http.security import MAX_BODY_BYTES, Guard, allowed_hosts
+from api.http.server import make_room_for_connections, server_of
 from api.jobs import event_routes
 from api.jobs import routes as jobs
 from api.logs import routes as logs
@@ -22,8 +24,6 @@ from api.pages import compare_routes, job_routes, new_job_routes
 from api.pages import routes as pages
 from api.pages.rendering import for_browsers
 from api.schemas import PROBLEMS
-from api.security import MAX_BODY_BYTES, Guard, allowed_hosts
-from api.server import make_room_for_connections, server_of
 from api.system import routes as system
 from api.system.telemetry import Measure
 from api.webhooks import page_routes

@@ -8,9 +8,9 @@ from fastapi.responses import HTMLResponse
 
 from api.deps import InvitesDep
 from api.errors import NotFound
+from api.http.security import is_loopback
 from api.pages.rendering import missing, render
 from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
-from api.security import is_loopback
 from computeshare import __version__
 
 router = APIRouter(tags=["workers"])

@@ -9,9 +9,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import HealthDep, ServicesDep, TelemetryDep
+from api.http.security import COOKIE, matches
 from api.pages.rendering import render
 from api.schemas import Health, Readiness, Release
-from api.security import COOKIE, matches
 from computeshare.protocol.handshake import OURS
 from computeshare.settings import derive
 

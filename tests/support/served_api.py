@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from api.deps import Services
+from api.http.server import server_of
 from api.main import create_app
-from api.server import server_of
 from computeshare.settings import Settings
 
 

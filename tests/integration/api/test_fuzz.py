@@ -13,8 +13,8 @@ import pytest
 from redis import Redis
 from starlette.testclient import TestClient
 
+from api.http.security import MAX_BODY_BYTES
 from api.projection.projector import Projector
-from api.security import MAX_BODY_BYTES
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register
 from computeshare.settings import Settings

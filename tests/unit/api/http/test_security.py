@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from api.security import Guard, allowed_hosts, matches
+from api.http.security import Guard, allowed_hosts, matches
 from computeshare.settings import derive, login_path
 
 

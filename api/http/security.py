@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
-from api.throttle import Throttle
+from api.http.throttle import Throttle
 from computeshare.settings import EVERYWHERE, derive
 
 COOKIE = "computeshare"

@@ -1,7 +1,7 @@
 """How often an address may try in vain."""
 
 from api import throttle
-from api.throttle import ADDRESSES, REFILL_S, TRIES, Throttle
+from api.http.throttle import ADDRESSES, REFILL_S, TRIES, Throttle
 
 
 class Clock:

@@ -1,0 +1,1 @@
+"""HTTP itself: who may ask, how often, how much; compression, the server."""
