@@ -1,6 +1,6 @@
 """How often an address may try in vain."""
 
-from api import throttle
+from api.http import throttle
 from api.http.throttle import ADDRESSES, REFILL_S, TRIES, Throttle
 
 
