@@ -7,7 +7,7 @@ from fastapi import Depends, Query, Request
 
 from api.broker import Broker
 from api.database import Database
-from api.fleet.invites import Invites
+from api.fleet.invites import InviteService
 from api.fleet.service import Fleet
 from api.jobs.event_feeds import Feeds
 from api.jobs.forks import Forks
@@ -16,13 +16,13 @@ from api.jobs.service import Jobs
 from api.jobs.submissions import Submissions
 from api.logs.reader import Logs
 from api.scheduler.bans import Bans
-from api.system.background import Control
-from api.system.health import Health
+from api.system.background import Background
+from api.system.health import HealthService
 from api.system.telemetry import Telemetry
 from api.webhooks.address_guard import networks_of
 from api.webhooks.http_delivery import Poster
 from api.webhooks.notifier import Notifier
-from api.webhooks.service import Webhooks
+from api.webhooks.service import WebhookService
 from api.webhooks.webhook_events import Notices
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings
@@ -40,8 +40,8 @@ class Services:
         self.notices = Notices(lambda: _address(settings))
         allowed = networks_of(settings.webhook_networks)
         notifier = Notifier(self.database, self.notices, Poster(allowed))
-        self.webhooks = Webhooks(self.database, self.notices, allowed, hurry=notifier.hurry)
-        self.control = Control(self.database, self.broker, settings.artifacts_dir, notifier)
+        self.webhooks = WebhookService(self.database, self.notices, allowed, hurry=notifier.hurry)
+        self.control = Background(self.database, self.broker, settings.artifacts_dir, notifier)
         self.jobs = Jobs(self.database, settings.artifacts_dir, self.control.wake, self.notices.spread)
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
@@ -50,8 +50,8 @@ class Services:
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
-        self.invites = Invites(self.database, settings.resolve_public_redis_url)
-        self.health = Health(self.database, self.broker, self.control)
+        self.invites = InviteService(self.database, settings.resolve_public_redis_url)
+        self.health = HealthService(self.database, self.broker, self.control)
         self.telemetry = Telemetry(self.database, self.broker)
 
     def _is_stopping(self) -> bool:
@@ -96,10 +96,10 @@ HistoryDep = Annotated[History, _one("history")]
 SubmissionsDep = Annotated[Submissions, _one("submissions")]
 LogsDep = Annotated[Logs, _one("logs")]
 ForksDep = Annotated[Forks, _one("forks")]
-InvitesDep = Annotated[Invites, _one("invites")]
+InvitesDep = Annotated[InviteService, _one("invites")]
 FleetDep = Annotated[Fleet, _one("fleet")]
-WebhooksDep = Annotated[Webhooks, _one("webhooks")]
-HealthDep = Annotated[Health, _one("health")]
+WebhooksDep = Annotated[WebhookService, _one("webhooks")]
+HealthDep = Annotated[HealthService, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
 ServicesDep = Annotated[Services, Depends(services)]
 

@@ -35,7 +35,7 @@ _HEARD = (
 """Whether a worker of this name has come to the queue since the invite was taken up."""
 
 
-class Invites:
+class InviteService:
     """Making, showing and taking up invites."""
 
     def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:

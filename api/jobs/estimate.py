@@ -18,7 +18,7 @@ ENOUGH_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRounds:
     """How a job has gone of late.
 
     `unit_s`: of each worker, seconds that a unit takes it, sent and all. `round_s`: seconds from one version to the
@@ -36,7 +36,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MemberEstimate:
     """How many times as fast the job would be; `likely` within `low` to `high`."""
 
     low: float
@@ -44,7 +44,7 @@ class Estimate:
     high: float
 
 
-def one_more(measured: Measured) -> Estimate | str:
+def one_more(measured: MeasuredRounds) -> MemberEstimate | str:
     """How many times as fast the job would be with one more worker; or why nothing can be said, or nothing gained."""
     workers = len(measured.unit_s)
     if not workers or measured.rounds < ENOUGH_ROUNDS or measured.round_s <= 0:
@@ -61,7 +61,7 @@ def one_more(measured: Measured) -> Estimate | str:
 
     likely = gain(median(measured.unit_s))
     low = gain(max(measured.unit_s), (workers + 1) / workers)
-    return Estimate(min(low, likely), likely, max(likely, gain(min(measured.unit_s))))
+    return MemberEstimate(min(low, likely), likely, max(likely, gain(min(measured.unit_s))))
 
 
 def _ordinal(number: int) -> str:
@@ -71,7 +71,7 @@ def _ordinal(number: int) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
-def _work_s(measured: Measured, unit_s: Sequence[float]) -> float:
+def _work_s(measured: MeasuredRounds, unit_s: Sequence[float]) -> float:
     """Seconds until workers of these speeds have done a round's units."""
     if measured.anyhow:
         return measured.units / sum(1 / seconds for seconds in unit_s)

@@ -10,7 +10,7 @@ from sqlmodel import col
 
 from api.database import Database
 from api.jobs.cursors import next_cursor, page
-from api.jobs.estimate import Estimate, Measured, one_more
+from api.jobs.estimate import MeasuredRounds, MemberEstimate, one_more
 from api.jobs.service import find
 from api.projection.plans import plan_of
 from api.schemas import EstimatePublic, SecondsPublic, SubmissionPage, SubmissionPublic
@@ -83,7 +83,7 @@ class Submissions:
             if job.status != "running":
                 return EstimatePublic(reason="The job is not running")
             found = one_more(_measured(session, job, _spent(session, job_id) if spent is None else spent))
-        if isinstance(found, Estimate):
+        if isinstance(found, MemberEstimate):
             return EstimatePublic(low=found.low, likely=found.likely, high=found.high)
         return EstimatePublic(reason=found)
 
@@ -106,7 +106,7 @@ def _spent(session: Session, job_id: str) -> list[Spent]:
     return sorted(found, key=lambda one: (-one.submissions, one.worker))
 
 
-def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> Measured:
+def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> MeasuredRounds:
     """How a running job has gone since its newest change of workers."""
     mine = (col(WorkerStat.job_id) == job.id) & col(WorkerStat.left_ms).is_(None)
     joined = session.execute(select(col(WorkerStat.worker), col(WorkerStat.joined_ms)).where(mine))
@@ -121,7 +121,7 @@ def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> Measured:
     ).all()
     rounds = versions[0].version - versions[-1].version if versions else 0
     strategy: dict[str, Any] = job.spec["strategy"]
-    return Measured(
+    return MeasuredRounds(
         unit_s=unit_s if len(unit_s) == len(present) else [],
         round_s=(versions[0].at_ms - versions[-1].at_ms) / 1000 / rounds if rounds else 0.0,
         rounds=rounds,

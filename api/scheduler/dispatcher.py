@@ -27,7 +27,7 @@ from api.scheduler.demand import Stored, demands_of, is_finished
 from api.scheduler.eligibility import Excluded, excluded
 from api.scheduler.machines import DISMISSED, Roll
 from api.scheduler.reasons import STARTING_MS, Situation, reason
-from api.scheduler.seat_planner import Action, Available, Demand, Held, Past, Share, decide_seats, fair_shares
+from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past, QueueShare, decide_seats, fair_shares
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
 from api.tables import ACTIVE
@@ -149,7 +149,7 @@ class Dispatcher:
         stored: Stored,
         published: dict[str, Published],
         demands: Sequence[Demand],
-        share: Mapping[str, Share],
+        share: Mapping[str, QueueShare],
     ) -> dict[str, str]:
         """Tell the broker of the jobs that could start; returns, by job, what it refused."""
         ready = {demand.job_id for demand in demands if demand.seats and share[demand.job_id].due >= demand.minimum}
@@ -184,13 +184,13 @@ class Dispatcher:
             for job in stored.jobs
         }
 
-    def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[Held]:
+    def _held(self, redis: Redis, stored: Stored, workers: dict[str, Available], now: int) -> list[HeldSeat]:
         issued = [Seat(s.worker, s.job_id, s.number, s.attempt) for s in stored.seats if s.state == "issued"]
         states = SeatQueue(redis).state(issued)
         idle = {s.id for s in stored.seats if (w := workers.get(s.worker)) and w.seat is None}
         self._idle_since = {seat_id: self._idle_since.get(seat_id, now) for seat_id in idle}
         return [
-            Held(
+            HeldSeat(
                 id=seat.id,
                 job_id=seat.job_id,
                 worker=seat.worker,

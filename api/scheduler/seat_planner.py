@@ -60,7 +60,7 @@ class Available:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSeat:
     """A seat that was given out and has not ended, as far as SQLite knows; `state` is RQ's word for it.
 
     `waiting_ms` is how long its worker has been idle meanwhile, `stopped_ms` how long ago its job ended or was paused
@@ -84,7 +84,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class QueueShare:
     """How many workers a job has, and is to have."""
 
     holds: int
@@ -142,7 +142,7 @@ Pair = tuple[str, str]
 def decide_seats(
     demands: Sequence[Demand],
     workers: Sequence[Available],
-    held: Sequence[Held],
+    held: Sequence[HeldSeat],
     past: Sequence[Past] = (),
     out: Collection[Pair] = (),
     due: Mapping[str, int] | None = None,
@@ -177,14 +177,14 @@ def decide_seats(
 def fair_shares(
     demands: Sequence[Demand],
     workers: Sequence[Available],
-    held: Sequence[Held],
+    held: Sequence[HeldSeat],
     past: Sequence[Past] = (),
     out: Collection[Pair] = (),
-) -> dict[str, Share]:
+) -> dict[str, QueueShare]:
     """How many workers each job is to have, and has, of those alive; arguments as for `decide_seats`."""
     wants = _Floor.of(demands, workers, held, past, out).wants
     counts = shares(wants)
-    return {want.job_id: Share(want.holds, counts[want.job_id]) for want in wants}
+    return {want.job_id: QueueShare(want.holds, counts[want.job_id]) for want in wants}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Floor:
     demands: Mapping[str, Demand]
     workers: Mapping[str, Available]
     closed: Sequence[Close]
-    kept: Sequence[Held]
+    kept: Sequence[HeldSeat]
     past: Sequence[Past]
     free: Sequence[Available]
     wants: Sequence[Want]
@@ -208,7 +208,7 @@ class _Floor:
         cls,
         demands: Sequence[Demand],
         workers: Sequence[Available],
-        held: Sequence[Held],
+        held: Sequence[HeldSeat],
         past: Sequence[Past],
         out: Collection[Pair],
     ) -> "_Floor":
@@ -235,7 +235,7 @@ class _Floor:
         moved = [demand.moved_ms for demand in concerned if demand.moved_ms is not None]
         return asks.short_ms >= patience_ms and min(moved, default=patience_ms) >= patience_ms
 
-    def recalled(self, seat: Held, owners: Owners) -> Action | None:
+    def recalled(self, seat: HeldSeat, owners: Owners) -> Action | None:
         """How a seat ends whose worker is to do something else, if it is."""
         other = owners.get(seat.worker)
         off = self.workers[seat.worker].off
@@ -281,7 +281,7 @@ def _by_job(pairs: Iterable[Pair]) -> dict[str, set[str]]:
     return found
 
 
-def _close(seat: Held, worker: Available | None, demand: Demand | None) -> Close | None:
+def _close(seat: HeldSeat, worker: Available | None, demand: Demand | None) -> Close | None:
     """Why a seat is over, if it is."""
     if seat.state in ("finished", "failed"):
         return Close(seat.id, "left" if seat.leaving else seat.state, stop=False)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from api.scheduler.seat_planner import Available, Demand, Held, Pair
+from api.scheduler.seat_planner import Available, Demand, HeldSeat, Pair
 
 Kind = tuple[str, int, int, bool, bool]
 
@@ -14,7 +14,7 @@ SHOWN = 3
 def shortages(
     demands: Sequence[Demand],
     workers: Sequence[Available],
-    held: Sequence[Held],
+    held: Sequence[HeldSeat],
     out: Mapping[Pair, str],
     due: Mapping[str, int],
 ) -> dict[str, str | None]:
@@ -44,7 +44,7 @@ def shortages(
 def shortage(
     demand: Demand,
     workers: Sequence[Available],
-    held: Sequence[Held],
+    held: Sequence[HeldSeat],
     out: Mapping[Pair, str] | None = None,
     others: Sequence[Demand] = (),
     share: int = 0,

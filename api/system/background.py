@@ -58,7 +58,7 @@ class Loop:
         return random.uniform(0.1, min(LONGEST_PAUSE_S, 0.2 * 2 ** min(self.failures, 10)))
 
 
-class Control:
+class Background:
     """Starts, runs and stops the loops."""
 
     def __init__(self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier) -> None:

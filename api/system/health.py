@@ -11,7 +11,7 @@ from api.broker import Broker
 from api.database import Database, now_ms
 from api.publication.publication import Published, look_up
 from api.schemas import DependencyPublic, Readiness
-from api.system.background import Control
+from api.system.background import Background
 from api.tables import Job
 from computeshare.errors import ComputeShareError
 
@@ -19,10 +19,10 @@ PATIENCE_MS = 15_000
 """How old a job may be before it counts that no reducer looks after it."""
 
 
-class Health:
+class HealthService:
     """Looks at each dependency, now."""
 
-    def __init__(self, database: Database, broker: Broker, control: Control) -> None:
+    def __init__(self, database: Database, broker: Broker, control: Background) -> None:
         self._database, self._broker, self._control = database, broker, control
 
     def check(self) -> Readiness:

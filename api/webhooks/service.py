@@ -32,7 +32,7 @@ MOST = 100
 """Webhooks of one control plane."""
 
 
-class Webhooks:
+class WebhookService:
     """Methods about one webhook raise NotFound."""
 
     def __init__(

@@ -110,11 +110,11 @@ def doctor(
     """Check this machine and its connections, and say what to do."""
     if selftest:
         _selftest(settings(url, home), as_json)
-    from computeshare.doctor import Machine, diagnose, table
+    from computeshare.doctor import Surroundings, diagnose, table
 
     screen = console(stderr=True)
     with screen.status("checking this machine"):
-        checks = diagnose(Machine(settings(url, home), port))
+        checks = diagnose(Surroundings(settings(url, home), port))
     if as_json:
         print_json({"ok": all(c.status != "fail" for c in checks), "checks": [c.as_dict() for c in checks]})
     else:

@@ -42,7 +42,7 @@ class Coded(BaseModel):
     decode_s: float = Field(ge=0, allow_inf_nan=False)
 
 
-class Measured(BaseModel):
+class MeasuredLink(BaseModel):
     """What one worker measured on its own machine and link."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,7 +62,7 @@ class Choice:
     """For strategy `local`."""
     sending: float
     """Share of its time in which the worker that it holds up most waits for messages, or makes or reads them."""
-    slowest: Measured
+    slowest: MeasuredLink
 
     @property
     def reason(self) -> str:
@@ -78,7 +78,7 @@ class Choice:
         )
 
 
-def choose(spec: JobSpec, measured: Sequence[Measured]) -> Choice:
+def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     """The first pair of codecs with which sending takes as little as is planned of everybody's time; if there is none,
     the one with which it takes least.
 
@@ -92,7 +92,7 @@ def choose(spec: JobSpec, measured: Sequence[Measured]) -> Choice:
     return next((one for one in choices if one.sending <= PLANNED), None) or min(choices, key=lambda one: one.sending)
 
 
-def _choices(spec: JobSpec, measured: Sequence[Measured]) -> Iterator[Choice]:
+def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice]:
     strategy = spec.strategy
     if not isinstance(strategy, LocalStrategy):
         yield from (_judged(spec, pair, None, measured) for pair in PAIRS)
@@ -121,10 +121,10 @@ def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:
     return next((more for more in range(steps, most + 1) if idle(more) <= IDLE), steps)
 
 
-def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[Measured]) -> Choice:
+def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[MeasuredLink]) -> Choice:
     """What a pair comes to for the worker that it holds up most."""
 
-    def share(one: Measured) -> float:
+    def share(one: MeasuredLink) -> float:
         sending, computing = _seconds(spec, pair, one, len(measured))
         return sending / (sending + computing * (steps or 1))
 
@@ -132,7 +132,7 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
     return Choice(pair, steps, share(slowest), slowest)
 
 
-def _seconds(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> tuple[float, float]:
+def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float]:
     """A worker's seconds of sending and receiving in a round, and of computing its units' first micro-batches.
 
     The reducer, which works while the workers wait, is taken to be as fast as this worker: it decodes every update,
@@ -146,7 +146,7 @@ def _seconds(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> tup
     return link + coding, units * one.compute_s
 
 
-def _steps(spec: JobSpec, pair: CodecSpec, one: Measured, workers: int) -> int:
+def _steps(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> int:
     """How many inner steps keep sending to what is planned of this worker's time."""
     sending, computing = _seconds(spec, pair, one, workers)
     return math.ceil(sending * (1 - PLANNED) / PLANNED / computing)

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.doctor import here, services
-from computeshare.doctor.machine import Check, Machine
+from computeshare.doctor.machine import Check, Surroundings
 from computeshare.terminal.output import plain
 
-__all__ = ["CHECKS", "Check", "Machine", "diagnose", "table"]
+__all__ = ["CHECKS", "Check", "Surroundings", "diagnose", "table"]
 
 _LOOKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
-CHECKS: tuple[Callable[[Machine], Check], ...] = (
+CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
     here.python,
     here.packages,
     here.device,
@@ -37,7 +37,7 @@ CHECKS: tuple[Callable[[Machine], Check], ...] = (
 )
 
 
-def diagnose(machine: Machine) -> list[Check]:
+def diagnose(machine: Surroundings) -> list[Check]:
     """Every check, in order."""
     return [check(machine) for check in CHECKS]
 

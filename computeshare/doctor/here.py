@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 import psutil
 
 from computeshare import __version__
-from computeshare.doctor.machine import Check, Machine
+from computeshare.doctor.machine import Check, Surroundings
 from computeshare.errors import SettingsError
 from computeshare.jobspec.catalog import catalog
 from computeshare.runtime.database_file import DAY_S
@@ -40,7 +40,7 @@ _UNUSED = {
 _PACKAGES = ("torch", "torchvision", "numpy", "redis", "rq", "pydantic", "fastapi", "safetensors")
 
 
-def python(_: Machine) -> Check:
+def python(_: Surroundings) -> Check:
     check = judged_python(sys.version_info[:3])
     if check.status == "ok" and is_translated():
         advice = "it cannot use the GPU: make install PYTHON=/opt/homebrew/bin/python3.12, or another one for arm64"
@@ -68,7 +68,7 @@ def judged_python(version: tuple[int, ...]) -> Check:
     return Check("python", "fail", f"{found} is {how}", "use Python 3.11, 3.12 or 3.13: make install PYTHON=python3.12")
 
 
-def packages(_: Machine) -> Check:
+def packages(_: Surroundings) -> Check:
     versions: dict[str, str] = {}
     for name in _PACKAGES:
         try:
@@ -86,7 +86,7 @@ def packages(_: Machine) -> Check:
     return Check("packages", "ok", found)
 
 
-def device(machine: Machine) -> Check:
+def device(machine: Surroundings) -> Check:
     from computeshare.training.devices import guess
 
     probe = machine.probe
@@ -100,7 +100,7 @@ def device(machine: Machine) -> Check:
     return Check("device", "ok", found)
 
 
-def home(machine: Machine) -> Check:
+def home(machine: Surroundings) -> Check:
     folder = machine.settings.home
     existing = _existing(folder)
     advice = "make it writable, or set COMPUTESHARE_HOME to a folder that is"
@@ -115,14 +115,14 @@ def home(machine: Machine) -> Check:
     return Check("home", "ok", f"{folder} is writable" if folder.is_dir() else f"{folder} can be made")
 
 
-def disk(machine: Machine) -> Check:
+def disk(machine: Surroundings) -> Check:
     free = shutil.disk_usage(_existing(machine.settings.home)).free
     status: Literal["ok", "warn", "fail"] = "fail" if free < DISK_FAIL else "warn" if free < DISK_WARN else "ok"
     advice = "free some space, or set COMPUTESHARE_HOME to a larger disk: checkpoints and data sets lie there"
     return Check("disk", status, f"{size(free)} free", "" if status == "ok" else advice)
 
 
-def database(machine: Machine) -> Check:
+def database(machine: Surroundings) -> Check:
     """The control plane's own file, where this is its machine."""
     try:
         file = machine.settings.database_file
@@ -144,7 +144,7 @@ def database(machine: Machine) -> Check:
     return Check("database", "ok", f"{told}; newest copy {copy.name}, {duration(age_s)} old")
 
 
-def processes(machine: Machine) -> Check:
+def processes(machine: Surroundings) -> Check:
     if machine.run is None:
         return Check("processes", "ok", "`computeshare up` does not run on this home")
     pids = [(role, pid) for role, each in machine.run.pids.items() for pid in each]
@@ -158,7 +158,7 @@ def processes(machine: Machine) -> Check:
     return Check("processes", "warn", f"not there: {', '.join(dead)}", advice)
 
 
-def port(machine: Machine) -> Check:
+def port(machine: Surroundings) -> Check:
     if machine.run and urlsplit(machine.run.url).port == machine.port and processes(machine).status != "fail":
         return Check("port", "ok", f"{machine.port} is that of the running `computeshare up`")
     with socket.socket() as probe:
@@ -171,7 +171,7 @@ def port(machine: Machine) -> Check:
     return Check("port", "ok", f"{machine.port} is free")
 
 
-def proxies(machine: Machine) -> Check:
+def proxies(machine: Surroundings) -> Check:
     """Proxies of the environment that would be asked for what only this machine, or this network, can answer."""
     found = {kind: url for kind, url in getproxies().items() if kind in ("http", "https", "all")}
     if not found:
@@ -187,7 +187,7 @@ def proxies(machine: Machine) -> Check:
     return Check("proxies", "warn", f"{shown}: also asked for {', '.join(swallowed)}", advice)
 
 
-def data_sets(machine: Machine) -> Check:
+def data_sets(machine: Surroundings) -> Check:
     found: dict[str, str] = machine.probe.get("data_sets", {})
     if not found:
         return Check("data sets", "warn", "not looked at: torch does not load")

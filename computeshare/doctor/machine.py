@@ -39,7 +39,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Surroundings:
     """What the checks look at; whatever is slow to find out is found out once."""
 
     settings: Settings
@@ -65,13 +65,13 @@ class Machine:
             return {"error": (done.stderr.splitlines() or ["it died without a word"])[-1]}
 
     @cached_property
-    def broker(self) -> "Broker":
+    def broker(self) -> "BrokerReport":
         """Raises SettingsError where no broker is known, and what the connection raises."""
         url = broker_url(self.settings)
         with connect(url, retries=0) as redis:
             info: dict[str, Any] = dict(redis.info())
             times_s = [_timed(redis.ping) for _ in range(_PINGS)]
-            return Broker(without_secret(url), info, statistics.median(times_s), _release(redis))
+            return BrokerReport(without_secret(url), info, statistics.median(times_s), _release(redis))
 
     @cached_property
     def client(self) -> Client:
@@ -91,7 +91,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerReport:
     """A broker that answers: its address without the password, what INFO says, how long it takes, who uses it."""
 
     url: str

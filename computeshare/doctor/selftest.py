@@ -59,7 +59,7 @@ JOB = "selftest"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TrialPart:
     """What came of one part of the self-test, and what to do where it failed."""
 
     name: str
@@ -94,7 +94,7 @@ class Ground:
         return found | ({"COMPUTESHARE_DEVICE": self.device} if self.device else {})
 
 
-def run(settings: Settings, device: str | None = None) -> Iterator[Part]:
+def run(settings: Settings, device: str | None = None) -> Iterator[TrialPart]:
     """Each part, as it is done.
 
     Args:
@@ -109,7 +109,7 @@ def run(settings: Settings, device: str | None = None) -> Iterator[Part]:
                     status, finding, advice = part(ground)
                 except (ComputeShareError, OSError, subprocess.SubprocessError, ValueError) as error:
                     status, finding, advice = "failed", f"{type(error).__name__}: {error}", _ADVICE.get(name, "")
-                yield Part(name, status, finding, advice, round(time.monotonic() - started, 1))
+                yield TrialPart(name, status, finding, advice, round(time.monotonic() - started, 1))
         finally:
             ground.close()
 
@@ -353,21 +353,21 @@ def heading(now: datetime | None = None) -> list[str]:
     ]
 
 
-def line(part: Part) -> str:
+def line(part: TrialPart) -> str:
     """A part as text to be pasted."""
     status = {"not on this machine": "–"}.get(part.status, part.status)
     told = f"{status:<7} {part.name:<11} {part.seconds:>5.1f} s  {part.finding}"
     return told + (f"\n{' ' * 28}what to do: {part.advice}" if part.advice else "")
 
 
-def summary(parts: list[Part]) -> str:
+def summary(parts: list[TrialPart]) -> str:
     counts = {
         status: sum(part.status == status for part in parts) for status in ("ok", "failed", "not on this machine")
     }
     return ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
-def document(parts: list[Part], about: list[str]) -> dict[str, Any]:
+def document(parts: list[TrialPart], about: list[str]) -> dict[str, Any]:
     """The same as JSON."""
     return {"ok": all(part.status != "failed" for part in parts), "about": about, "parts": [asdict(p) for p in parts]}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from computeshare.doctor.machine import Check, Machine
+from computeshare.doctor.machine import Check, Surroundings
 from computeshare.errors import ApiError, ComputeShareError, SettingsError
 from computeshare.protocol.handshake import OURS, Release, disagreement
 from computeshare.terminal.output import duration, how_to_help, size
@@ -18,7 +18,7 @@ FULL, NEARLY = 0.97, 0.85
 _OLDEST_BROKER = (6, 2)  # XTRIM MINID
 
 
-def broker(machine: Machine) -> Check:
+def broker(machine: Surroundings) -> Check:
     try:
         url = broker_url(machine.settings)
     except SettingsError:
@@ -37,7 +37,7 @@ def broker(machine: Machine) -> Check:
     return Check("broker", "ok", told)
 
 
-def broker_memory(machine: Machine) -> Check:
+def broker_memory(machine: Surroundings) -> Check:
     try:
         info = machine.broker.info
     except (SettingsError, RedisError, OSError, ValueError):
@@ -57,7 +57,7 @@ def broker_memory(machine: Machine) -> Check:
     return Check("broker memory", "ok", told)
 
 
-def control_plane(machine: Machine) -> Check:
+def control_plane(machine: Surroundings) -> Check:
     try:
         document, _, _ = machine.readiness
     except SettingsError:
@@ -71,7 +71,7 @@ def control_plane(machine: Machine) -> Check:
     return Check("control plane", "ok", f"{machine.client.url} is ready")
 
 
-def token(machine: Machine) -> Check:
+def token(machine: Surroundings) -> Check:
     try:
         next(machine.client.jobs(limit=1), None)
     except ApiError as error:
@@ -84,7 +84,7 @@ def token(machine: Machine) -> Check:
     return Check("token", "ok", "is accepted")
 
 
-def versions(machine: Machine) -> Check:
+def versions(machine: Surroundings) -> Check:
     """Whether this machine's release works with the control plane's, by its own word or by what the broker holds."""
     try:
         said = machine.client.release()
@@ -103,14 +103,14 @@ def versions(machine: Machine) -> Check:
     return Check("versions", "ok", f"{theirs} there, {OURS.version} here")
 
 
-def _published(machine: Machine) -> Release | None:
+def _published(machine: Surroundings) -> Release | None:
     try:
         return machine.broker.release
     except (SettingsError, RedisError, OSError, ValueError):
         return None
 
 
-def clock(machine: Machine) -> Check:
+def clock(machine: Surroundings) -> Check:
     try:
         _, headers, now = machine.readiness
         skew_s = now - parsedate_to_datetime(headers["Date"]).timestamp() - 0.5  # the header has whole seconds
@@ -122,7 +122,7 @@ def clock(machine: Machine) -> Check:
     return Check("clock", "warn", found, "rounds do not mind, but times shown here are off: set the clock")
 
 
-def workers(machine: Machine) -> Check:
+def workers(machine: Surroundings) -> Check:
     """Whether somebody serves the queues that have jobs."""
     try:
         queues = machine.client.queues()

@@ -9,7 +9,7 @@ import psutil
 import structlog
 
 from computeshare.host import linux_power
-from computeshare.host.rest_policy import Decision, Manners, Power, may_work
+from computeshare.host.rest_policy import Manners, Power, RestDecision, may_work
 
 LONG_SLEEP_S = 10.0
 """After a longer one the leases are gone, and nobody knows what became of the connections."""
@@ -40,7 +40,7 @@ class Minder:
         self.power = Power()
         self.asleep = False
         """The machine is about to sleep, or has not said that it is awake again."""
-        self._decision = Decision(True)
+        self._decision = RestDecision(True)
 
     @property
     def resting(self) -> str:

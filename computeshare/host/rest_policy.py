@@ -59,7 +59,7 @@ class Manners:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RestDecision:
     """Whether to work, and why not; `until` is when that ends, as far as the clock tells."""
 
     work: bool
@@ -69,7 +69,7 @@ class Decision:
     """The battery was at `battery_stop`, and is not at `battery_start` again."""
 
 
-def may_work(manners: Manners, power: Power, now: datetime, before: Decision = Decision(True)) -> Decision:
+def may_work(manners: Manners, power: Power, now: datetime, before: RestDecision = RestDecision(True)) -> RestDecision:
     """Whether a machine may work.
 
     Args:
@@ -79,13 +79,13 @@ def may_work(manners: Manners, power: Power, now: datetime, before: Decision = D
     charging = _is_charging(manners, power, before.charging)
     if manners.hours and not any(window.holds(now) for window in manners.hours):
         until = min(window.opens(now) for window in manners.hours)
-        return Decision(False, f"outside its hours until {until:%H:%M}", until, charging)
+        return RestDecision(False, f"outside its hours until {until:%H:%M}", until, charging)
     if manners.only_on_power and power.plugged is False:
-        return Decision(False, "on battery until it is plugged in", None, charging)
+        return RestDecision(False, "on battery until it is plugged in", None, charging)
     if charging:
         where = "charging" if power.plugged else "on battery"
-        return Decision(False, f"{where} until {manners.battery_start:g} %", None, charging)
-    return Decision(True)
+        return RestDecision(False, f"{where} until {manners.battery_start:g} %", None, charging)
+    return RestDecision(True)
 
 
 def _is_charging(manners: Manners, power: Power, before: bool) -> bool:

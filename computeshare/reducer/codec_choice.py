@@ -8,7 +8,7 @@ import structlog
 from pydantic import ValidationError
 
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs.policy import Choice, Measured, choose
+from computeshare.codecs.policy import Choice, MeasuredLink, choose
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.reducer_session import Claim
@@ -51,11 +51,11 @@ class Decider:
         self._rounds.publish(decided.model_dump_json())
         return decided
 
-    def _measured(self) -> list[Measured]:
+    def _measured(self) -> list[MeasuredLink]:
         found = []
         for worker, text in sorted(self._rounds.measured().items()):
             try:
-                found.append(Measured.model_validate_json(text))
+                found.append(MeasuredLink.model_validate_json(text))
             except ValidationError as error:
                 log.warning("measurement passed over", job=self._rounds.job_id, worker=worker, error=str(error))
         return found

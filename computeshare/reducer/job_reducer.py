@@ -28,7 +28,7 @@ from computeshare.protocol.version_chain import Chain
 from computeshare.reducer.checkpointer import Checkpointer, Snapshot
 from computeshare.reducer.codec_choice import Decider, Undecided
 from computeshare.reducer.gather import Gatherer, Refused
-from computeshare.reducer.recovery import Standing, Version, behind, contradiction
+from computeshare.reducer.recovery import Standing, RecoveredVersion, behind, contradiction
 from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -62,7 +62,7 @@ class JobReducer:
     def __init__(self, rounds: Claim, artifacts: Path) -> None:
         self.rounds = rounds
         self.artifacts = Artifacts(artifacts, rounds.job_id)
-        self.current: Version | None = None
+        self.current: RecoveredVersion | None = None
         self.look_again_s = LOOK_S
         """How soon `advance` is to be called again though nothing may have happened."""
         self.is_looking = False
@@ -231,7 +231,7 @@ class JobReducer:
         ):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
-        self.current = Version(token, held, sha256)
+        self.current = RecoveredVersion(token, held, sha256)
         self.chain = Chain([token], token, sum(map(len, blob)))
         about = {"version": version, "from_checkpoint": restored is not None, "parameters": self.layout.parameters}
         log.info("opened", job=self.rounds.job_id, **about)
@@ -341,7 +341,7 @@ class JobReducer:
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         del weights, left, link
         failpoint("after_commit")
-        self.current = Version(token, held, sha256)
+        self.current = RecoveredVersion(token, held, sha256)
         self._expected = self.gatherer.expected(token, following)
         if state is None:
             done = [(part.base, part.micro_batch) for part in counted]
@@ -455,7 +455,7 @@ class JobReducer:
             micro_batches = [len(self.plan.micro_batches(part.micro_batch, base.sizes)) for part in parts]
             self.divider.learn([Walked(p.worker, n, p.leased, p.at) for p, n in zip(parts, micro_batches, strict=True)])
 
-    def _keep(self, version: Version, following: Round) -> None:
+    def _keep(self, version: RecoveredVersion, following: Round) -> None:
         if self.checkpoints.is_due or self._finds_no_room() or self.spec.wants_checkpoint(version.token.version):
             self._checkpoint(version, following)
 
@@ -466,7 +466,7 @@ class JobReducer:
         self._looked_at_disk = time.monotonic()
         return Disk.of(self.artifacts.folder).obstacle(4 * self.layout.parameters) is not None
 
-    def _checkpoint(self, version: Version, following: Round) -> None:
+    def _checkpoint(self, version: RecoveredVersion, following: Round) -> None:
         """Write a checkpoint beside the rounds. Raises OSError: the one before could not be written."""
         if following.wanted is not None:
             left = self.rounds.pending(version.token)

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class RecoveredVersion:
     """What a reducer holds of a version."""
 
     token: Token
@@ -54,7 +54,7 @@ class Standing:
         module = models.of(spec)
         return self._steps.load(models.weights_of(module, self._layout), b"")
 
-    def on_disk(self) -> Version | None:
+    def on_disk(self) -> RecoveredVersion | None:
         """The newest whole checkpoint of those that lead to where the job stands; of the others the timeline tells."""
         for token in reversed(self._artifacts.tokens()):
             try:
@@ -62,7 +62,7 @@ class Standing:
                 weights = self._layout.gather(self._artifacts.tensors(token))
                 if self._layout.digest(weights) != manifest.sha256:
                     raise ArtifactError("its weights are not those that its manifest names")
-                return Version(token, self._steps.load(weights, self._artifacts.state(token)))
+                return RecoveredVersion(token, self._steps.load(weights, self._artifacts.state(token)))
             except (ArtifactError, ShapeError, struct.error) as error:
                 self._pass_over(token, str(error))
         return None
@@ -88,7 +88,7 @@ class Standing:
         found = self.on_disk()  # the newest may be damaged
         return found is not None and found.token.version > state.version and self._rounds.discard(state)
 
-    def in_broker(self, state: RoundState) -> tuple[Version, Chain]:
+    def in_broker(self, state: RoundState) -> tuple[RecoveredVersion, Chain]:
         """The version of a running round and its chain, from the weights and the optimizer's state, or what made that.
 
         Raises LostClaim: something of it is gone, for another reducer goes on, or the broker has lost it;
@@ -104,7 +104,7 @@ class Standing:
         chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
         raw = self._rounds.load_state(state.token)
         held = self._repeated(state, weights) if raw is None else self._steps.load(weights, raw)
-        return Version(state.token, held), chain
+        return RecoveredVersion(state.token, held), chain
 
     def _weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
         """A version's weights as workers hold them, None if they are gone, and the bytes of the differences to them."""

@@ -13,7 +13,7 @@ from computeshare.tensors.layout import Layout, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class SplitScore:
     """Mean cross-entropy and accuracy (a fraction) over `samples` samples."""
 
     loss: float
@@ -21,7 +21,7 @@ class Score:
     samples: int
 
 
-def score(module: nn.Module, layout: Layout, weights: Weights, split: Split, batch: int = 256) -> Score:
+def score(module: nn.Module, layout: Layout, weights: Weights, split: Split, batch: int = 256) -> SplitScore:
     """Load `weights` into `module` and score them on the whole split, on the module's device, in the split's order.
 
     Raises: ShapeError: the weights are not of this layout.
@@ -36,4 +36,4 @@ def score(module: nn.Module, layout: Layout, weights: Weights, split: Split, bat
             logits, labels = module(images.to(device)), labels.to(device)
             loss += functional.cross_entropy(logits, labels, reduction="sum").item()
             correct += int((logits.argmax(dim=1) == labels).sum().item())
-    return Score(loss / len(split), correct / len(split), len(split))
+    return SplitScore(loss / len(split), correct / len(split), len(split))

@@ -76,7 +76,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrialBatch:
     """A fixed batch of noise; with `nudge`, one that differs from it by rounding."""
 
     number: int = 0
@@ -85,7 +85,7 @@ class Batch:
 
 Compute = Callable[[], Vector]
 """Computes the gradient (d,) of one batch."""
-Make = Callable[[Subject, torch.device, Batch], Compute]
+Make = Callable[[Subject, torch.device, TrialBatch], Compute]
 """Prepares that on a device."""
 CPU = torch.device("cpu")
 
@@ -113,7 +113,7 @@ def run(subject: Subject, device: torch.device, make: Make | None = None) -> Tri
     """
     started, make = time.perf_counter(), make or gradient_of
     with _in_float32(), _saved(subject) as sizes:
-        compute = make(subject, CPU, Batch())
+        compute = make(subject, CPU, TrialBatch())
         reference = compute()
         saved_bytes = sum(sizes) // SAMPLES
         if device.type == "cpu":
@@ -125,7 +125,7 @@ def run(subject: Subject, device: torch.device, make: Make | None = None) -> Tri
     return Trial(error, time.perf_counter() - started, saved_bytes, told)
 
 
-def gradient_of(subject: Subject, device: torch.device, batch: Batch) -> Compute:
+def gradient_of(subject: Subject, device: torch.device, batch: TrialBatch) -> Compute:
     """The gradient of a copy of the model, without what is random in it."""
     module = copy.deepcopy(subject.module)
     replica = Replica(module, subject.layout, Plan(0, SAMPLES, SAMPLES, 1), _split(subject, batch), device)
@@ -154,11 +154,11 @@ def compared(subject: Subject, device: torch.device, reference: Vector, make: Ma
     found = []
     for number in range(BATCHES):
         if number:
-            reference = make(subject, CPU, Batch(number))()
-        error, trouble = agreement(make(subject, device, Batch(number)), reference, subject.layout)
+            reference = make(subject, CPU, TrialBatch(number))()
+        error, trouble = agreement(make(subject, device, TrialBatch(number)), reference, subject.layout)
         if not trouble:
             return error, ""
-        rounding = max(_rounding(subject, Batch(number, nudge), reference, make) for nudge in range(1, NUDGES + 1))
+        rounding = max(_rounding(subject, TrialBatch(number, nudge), reference, make) for nudge in range(1, NUDGES + 1))
         if rounding <= TOLERANCE / 4 or not math.isfinite(error):
             return error, trouble
         found.append((error / rounding, error, trouble))
@@ -166,7 +166,7 @@ def compared(subject: Subject, device: torch.device, reference: Vector, make: Ma
     return (error, "") if ratio <= 4 else (error, trouble)
 
 
-def _rounding(subject: Subject, batch: Batch, reference: Vector, make: Make) -> float:
+def _rounding(subject: Subject, batch: TrialBatch, reference: Vector, make: Make) -> float:
     """How far the CPU's gradient is from `reference` once its inputs were changed by about as much as rounding does."""
     return distance(make(subject, CPU, batch)(), reference, subject.layout)[0]
 
@@ -202,7 +202,7 @@ def _apart(error: float) -> str:
     return f"{100 * error:.2g} %" if math.isfinite(error) else "infinitely far"
 
 
-def _split(subject: Subject, batch: Batch) -> Split:
+def _split(subject: Subject, batch: TrialBatch) -> Split:
     """The batch's samples: the same noise for everybody."""
     source = np.random.Generator(np.random.PCG64(batch.number))
     images = source.integers(0, 256, (SAMPLES, *subject.shape), np.uint8)

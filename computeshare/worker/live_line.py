@@ -14,7 +14,7 @@ from rich.text import Text
 
 from computeshare.runtime.processes import configure_logging
 from computeshare.terminal.output import plain, size
-from computeshare.worker.seat.progress_pipe import Progress, SeatLink, Speed
+from computeshare.worker.seat.progress_pipe import SeatLink, SeatProgress, Speed
 
 _STATES = {"loading": ("…", "yellow"), "waiting": ("▷", "cyan"), "working": ("▶", "green")}
 
@@ -77,7 +77,7 @@ class LiveFace:
             self._screen.print(Text(plain(text)), soft_wrap=True)
 
 
-def live_line(progress: Progress | None, speed: Speed, resting: str, said: str = "") -> Text:
+def live_line(progress: SeatProgress | None, speed: Speed, resting: str, said: str = "") -> Text:
     """What a worker does, on one line: its job, version, samples and bytes per second, or why there is none. Pure.
 
     Args:

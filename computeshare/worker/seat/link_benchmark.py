@@ -8,7 +8,7 @@ import numpy as np
 
 from computeshare.codecs import CODECS, Codec
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
-from computeshare.codecs.policy import CANDIDATES, Coded, Measured
+from computeshare.codecs.policy import CANDIDATES, Coded, MeasuredLink
 from computeshare.protocol.worker_session import Member
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
@@ -22,7 +22,7 @@ Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
 """The update (d,) and buffers (b,) that some micro-batches end with."""
 
 
-def measure(member: Member, compute: Compute, layout: Layout) -> Measured:
+def measure(member: Member, compute: Compute, layout: Layout) -> MeasuredLink:
     """Compute micro-batches, encode and decode what they end with by every candidate, and try the link."""
     compute([0])  # the first one takes longer
     count, took = 1, 0.0
@@ -33,7 +33,7 @@ def measure(member: Member, compute: Compute, layout: Layout) -> Measured:
         took = time.perf_counter() - began
     messages = {name: coded(CODECS[name], vector, buffers, layout) for name in CANDIDATES}
     up, down = link(member)
-    return Measured(compute_s=took / count, up_bytes_per_s=up, down_bytes_per_s=down, messages=messages)
+    return MeasuredLink(compute_s=took / count, up_bytes_per_s=up, down_bytes_per_s=down, messages=messages)
 
 
 def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Coded:

@@ -23,7 +23,7 @@ _LONGEST_WORDS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SeatProgress:
     """How a seat gets on: bytes and samples since it began."""
 
     state: str
@@ -41,7 +41,7 @@ class Progress:
         return json.dumps(asdict(self) | {"title": title}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
-    def decode(cls, line: bytes) -> "Progress | None":
+    def decode(cls, line: bytes) -> "SeatProgress | None":
         """What a line says; None if that is nothing."""
         try:
             values = json.loads(line)
@@ -66,7 +66,7 @@ class Teller:
     Does nothing in a process that no worker listens to.
     """
 
-    def __init__(self, look: Callable[[], Progress]) -> None:
+    def __init__(self, look: Callable[[], SeatProgress]) -> None:
         self._look = look
         self._descriptor = int(os.environ.pop(DESCRIPTOR, "-1"))
         if self._descriptor >= 0:
@@ -93,10 +93,10 @@ class SeatLink:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.progress: Progress | None = None
+        self.progress: SeatProgress | None = None
         self.echo: Callable[[str], None] | None = None
         self._clock = clock
-        self._heard: deque[tuple[float, Progress]] = deque(maxlen=64)
+        self._heard: deque[tuple[float, SeatProgress]] = deque(maxlen=64)
         self._seat = 0  # grows with each: what one told last may be read after it has ended
 
     @property
@@ -104,7 +104,7 @@ class SeatLink:
         """Whether the seat has not come to its job yet."""
         return self.progress is None or self.progress.state == "loading"
 
-    def hear(self, progress: Progress) -> None:
+    def hear(self, progress: SeatProgress) -> None:
         """Take note of what was told."""
         self._heard.append((self._clock(), progress))
         self.progress = progress
@@ -149,7 +149,7 @@ class SeatLink:
         self._heard.clear()
 
     def _hear_line(self, seat: int, line: bytes) -> None:
-        if seat == self._seat and (progress := Progress.decode(line)):
+        if seat == self._seat and (progress := SeatProgress.decode(line)):
             self.hear(progress)
 
 

@@ -37,8 +37,8 @@ from computeshare.transport.wire import Wires
 from computeshare.types import Token, Vector
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
-from computeshare.worker.seat.progress_pipe import Progress, Teller
-from computeshare.worker.seat.update_sender import Outbox
+from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
+from computeshare.worker.seat.update_sender import UpdateQueue
 from computeshare.worker.seat.weights_receiver import Inbox
 
 if TYPE_CHECKING:
@@ -230,7 +230,9 @@ class SeatSession:
         codecs = self.spec.codecs
         self.plan = self.spec.plan
         self.feedback = feedback_of(CODECS[codecs.up], self.layout)
-        self.outbox = Outbox(self.member, UpdateEncoder(CODECS[codecs.up], self.layout, self.feedback, self.compress))
+        self.outbox = UpdateQueue(
+            self.member, UpdateEncoder(CODECS[codecs.up], self.layout, self.feedback, self.compress)
+        )
         self.replica = self.make_replica(self.spec)
         self.inbox = Inbox(self.member, codecs.down, self.layout, self.replica.room)
         return None
@@ -436,11 +438,11 @@ class SeatSession:
         computing_s = time.perf_counter() - started - outbox.encoding_s
         return {"waiting": self.waiting_s, "computing": computing_s, "encoding": outbox.encoding_s}
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> SeatProgress:
         """How this seat gets on, for whoever sits before its machine."""
         state = ("working" if self.is_working else "waiting") if self.loaded else "loading"
         moved = self.wires.bytes_sent, self.wires.bytes_received
-        return Progress(state, self.spec.title, self.version, self.spec.rounds_total, self.samples, *moved)
+        return SeatProgress(state, self.spec.title, self.version, self.spec.rounds_total, self.samples, *moved)
 
     def _is_called_off(self) -> bool:
         """Whether nobody has any use for what is being sent."""

@@ -19,7 +19,7 @@ AHEAD_BYTES = 256 << 10
 log = structlog.get_logger()
 
 
-class Outbox:
+class UpdateQueue:
     """The updates of what was leased together, from the first bucket that is ready to their submission.
 
     Those of several buckets are sent by a thread while they are computed: until `submit` or `drop` it alone may use the

@@ -5,12 +5,12 @@ from pathlib import Path
 from api.broker import Broker
 from api.database import Database
 from api.jobs.service import Jobs
-from api.system.background import Control
+from api.system.background import Background
 from api.webhooks.address_guard import networks_of
 from api.webhooks.http_delivery import Poster
 from api.webhooks.notifier import Notifier
 from api.webhooks.schemas import WebhookRequest
-from api.webhooks.service import Webhooks
+from api.webhooks.service import WebhookService
 from api.webhooks.webhook_events import Notices
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
@@ -22,9 +22,9 @@ HERE = networks_of("127.0.0.1")
 def test_notifications_go_out_though_no_broker_is_known(database: Database, tmp_path: Path) -> None:
     notices = Notices()
     notifier = Notifier(database, notices, Poster(HERE))
-    control = Control(database, Broker(Settings(home=tmp_path, redis_url=None)), tmp_path / "artifacts", notifier)
+    control = Background(database, Broker(Settings(home=tmp_path, redis_url=None)), tmp_path / "artifacts", notifier)
     with receiving() as receiver:
-        Webhooks(database, notices, HERE).create(WebhookRequest(url=receiver.url, events=["created"]))
+        WebhookService(database, notices, HERE).create(WebhookRequest(url=receiver.url, events=["created"]))
         Jobs(database, tmp_path / "artifacts").create(JobSpec(dataset="digits", model="mlp", rounds=1))
         control.start()
         try:

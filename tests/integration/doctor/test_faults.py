@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.doctor import Check, Machine, here, services
+from computeshare.doctor import Check, Surroundings, here, services
 from computeshare.protocol import keys
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
@@ -53,8 +53,8 @@ def control_plane(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> I
         yield settings.model_copy(update={"url": url})
 
 
-def on(settings: Settings, **changes: Any) -> Machine:
-    return Machine(settings.model_copy(update=changes), 1)
+def on(settings: Settings, **changes: Any) -> Surroundings:
+    return Surroundings(settings.model_copy(update=changes), 1)
 
 
 def closed_port() -> int:
@@ -68,21 +68,21 @@ def fails(check: Check, finding: str, advice: str, status: str = "fail") -> None
 
 
 def test_no_broker(tmp_path: Path) -> None:
-    machine = Machine(Settings(home=tmp_path, redis_url=f"redis://127.0.0.1:{closed_port()}"), 1)
+    machine = Surroundings(Settings(home=tmp_path, redis_url=f"redis://127.0.0.1:{closed_port()}"), 1)
     fails(services.broker(machine), "refused", "start `computeshare up`, or look at COMPUTESHARE_REDIS_URL")
     assert services.broker_memory(machine).status == "warn"
 
 
 def test_a_wrong_password_of_the_broker(own_broker: str, tmp_path: Path) -> None:
     url = "unix://:hunter2@" + own_broker.partition("@")[2]
-    check = services.broker(Machine(Settings(home=tmp_path, redis_url=url), 1))
+    check = services.broker(Surroundings(Settings(home=tmp_path, redis_url=url), 1))
     fails(check, "invalid username-password pair", "and the password")
     assert "hunter2" not in check.finding
 
 
 def test_a_broker_out_of_room_and_one_that_evicts(own_broker: str, own_redis: Redis, tmp_path: Path) -> None:
     def memory() -> Check:
-        return services.broker_memory(Machine(Settings(home=tmp_path, redis_url=own_broker), 1))
+        return services.broker_memory(Surroundings(Settings(home=tmp_path, redis_url=own_broker), 1))
 
     assert memory().status == "ok"
     own_redis.config_set("maxmemory", 3 * int(own_redis.info("memory")["used_memory"]))
@@ -126,13 +126,13 @@ def test_a_broker_that_serves_another_release_where_no_control_plane_is_known(
     own_broker: str, own_redis: Redis, tmp_path: Path
 ) -> None:
     own_redis.set(keys.RELEASE, json.dumps({"version": "9.0.0", "protocol": 99}))
-    machine = Machine(Settings(home=tmp_path, redis_url=own_broker), 1)
+    machine = Surroundings(Settings(home=tmp_path, redis_url=own_broker), 1)
     fails(services.versions(machine), "ComputeShare 9.0.0 (protocol 99)", "upgrade this client's machine")
 
 
 def test_a_disk_with_no_room_and_a_home_that_takes_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 8) as folder:
-        machine = Machine(Settings(home=folder / "home"), 1)
+        machine = Surroundings(Settings(home=folder / "home"), 1)
         fails(here.disk(machine), "free", "free some space")
         assert here.home(machine).status == "ok"
         (folder / "ballast").write_bytes(bytes(1 << 20))
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_fails_the_home(tmp_path: Path) -> None:
             while True:
                 file.write(bytes(65536))
                 file.flush()
-        machine = Machine(Settings(home=folder), 1)
+        machine = Surroundings(Settings(home=folder), 1)
         fails(here.home(machine), "No space left", "make it writable")
         fails(here.disk(machine), "0 bytes free", "free some space")
 
@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_fails_the_home(tmp_path: Path) -> None:
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        machine = Machine(Settings(home=tmp_path), number)
+        machine = Surroundings(Settings(home=tmp_path), number)
         fails(here.port(machine), f"{number} cannot be had", f"computeshare up --port {number + 1}", "warn")
 
 
@@ -175,7 +175,7 @@ def test_a_torch_that_does_not_load(
     (package / "__init__.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
-    fails(here.device(Machine(Settings(home=tmp_path), 1)), finding, "install torch", status)
+    fails(here.device(Surroundings(Settings(home=tmp_path), 1)), finding, "install torch", status)
 
 
 def test_damaged_data_sets_are_told_from_those_that_are_missing(tmp_path: Path, mnist_dir: Path) -> None:
@@ -187,7 +187,7 @@ def test_damaged_data_sets_are_told_from_those_that_are_missing(tmp_path: Path, 
     images = "train-images-idx3-ubyte"
     (cut / images).write_bytes((cut / images).read_bytes()[:100_000])
     (garbled / images).write_bytes(b"not an idx file" * 1000)
-    machine = Machine(Settings(home=tmp_path, data=tmp_path), 1)
+    machine = Surroundings(Settings(home=tmp_path, data=tmp_path), 1)
     check = here.data_sets(machine)
     fails(check, "; fashion-mnist: ", "delete what is damaged: it is downloaded again")
     assert check.finding.startswith("mnist: ")

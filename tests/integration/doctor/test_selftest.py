@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from computeshare.doctor import selftest
-from computeshare.doctor.selftest import Ground, Part
+from computeshare.doctor.selftest import Ground, TrialPart
 from computeshare.errors import BrokerError
 from computeshare.runtime import durability
 from computeshare.settings import Settings
@@ -130,10 +130,10 @@ def test_a_part_that_breaks_has_failed_and_the_next_ones_are_tried(
 
 
 def test_the_transcript_is_plain_and_the_exit_code_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [Part("seat", "ok", "ready", "", 1.5), Part("power", "not on this machine", "no battery")]
+    parts = [TrialPart("seat", "ok", "ready", "", 1.5), TrialPart("power", "not on this machine", "no battery")]
     assert selftest.summary(parts) == "1 ok, 0 failed, 1 not on this machine"
     assert selftest.line(parts[0]) == "ok      seat          1.5 s  ready"
-    failed = Part("memory", "failed", "grew", "report this", 2.0)
+    failed = TrialPart("memory", "failed", "grew", "report this", 2.0)
     assert selftest.line(failed).splitlines()[1].strip() == "what to do: report this"
     assert selftest.document([*parts, failed], ["a", "b"])["ok"] is False
     # the whole command, with parts that take no time

@@ -11,7 +11,7 @@ from api.projection.event_parser import Entry
 from api.projection.event_projection import Fold, JobState
 from api.projection.rates import Rates
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs.policy import Coded, Measured
+from computeshare.codecs.policy import Coded, MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim
@@ -32,7 +32,7 @@ SPEC = JobSpec.model_validate(
         "workers": {"min": 2, "max": 3},
     }
 )
-MEASURED = Measured(
+MEASURED = MeasuredLink(
     compute_s=0.03,
     up_bytes_per_s=2_500_000,
     down_bytes_per_s=2_500_000,

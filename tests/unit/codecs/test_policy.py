@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from computeshare.codecs.policy import IDLE, MOST_STEPS, PLANNED, SENDING, Coded, Measured, choose
+from computeshare.codecs.policy import IDLE, MOST_STEPS, PLANNED, SENDING, Coded, MeasuredLink, choose
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 
 RESNET = 44_700_000
 MESSAGES = {"float32": RESNET, "float16": RESNET // 2, "int8": RESNET // 4, "topk": RESNET // 190}
 
 
-def measured(mbit_s: float, compute_s: float = 0.1, size: float = 1.0, coding_s: float = 0.0) -> Measured:
+def measured(mbit_s: float, compute_s: float = 0.1, size: float = 1.0, coding_s: float = 0.0) -> MeasuredLink:
     messages = {
         name: Coded(size=int(size * count), encode_s=coding_s, decode_s=coding_s) for name, count in MESSAGES.items()
     }
     rate = mbit_s * 125_000
-    return Measured(compute_s=compute_s, up_bytes_per_s=rate, down_bytes_per_s=rate, messages=messages)
+    return MeasuredLink(compute_s=compute_s, up_bytes_per_s=rate, down_bytes_per_s=rate, messages=messages)
 
 
 def sync(**changes: Any) -> JobSpec:
@@ -136,7 +136,7 @@ def test_what_is_planned_leaves_room_for_what_varies() -> None:
     }
     messages = {name: Coded(size=int(1e6 * mb), encode_s=up, decode_s=down) for name, (mb, up, down) in coded.items()}
     for rate, compute_s in ((600e3, 0.105), (540e3, 0.105), (600e3, 0.095)):
-        one = Measured(compute_s=compute_s, up_bytes_per_s=rate, down_bytes_per_s=rate, messages=messages)
+        one = MeasuredLink(compute_s=compute_s, up_bytes_per_s=rate, down_bytes_per_s=rate, messages=messages)
         choice = choose(local(20), [one] * 2)
         assert choice.codec == CodecSpec(up="topk", down="topk") and choice.inner_steps is not None
         assert choice.sending <= PLANNED < SENDING

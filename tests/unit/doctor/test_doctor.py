@@ -17,7 +17,7 @@ import pytest
 
 from computeshare import __version__
 from computeshare.cli.main import app
-from computeshare.doctor import Machine, here, services
+from computeshare.doctor import Surroundings, here, services
 from computeshare.doctor import machine as machine_module
 from computeshare.protocol.handshake import PROTOCOL
 from computeshare.settings import RunFile, Settings
@@ -35,9 +35,9 @@ PROBE = {
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path) -> Surroundings:
     """A machine with an empty home, knowing no server."""
-    return Machine(Settings(home=tmp_path, redis_url=None, url=None, token=None), free_port())
+    return Surroundings(Settings(home=tmp_path, redis_url=None, url=None, token=None), free_port())
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def server() -> Iterator[FakeServer]:
         yield fake
 
 
-def of(server: FakeServer, home: Path, token: str = "secret") -> Machine:
-    return Machine(Settings(home=home, url=server.url, token=token), free_port())
+def of(server: FakeServer, home: Path, token: str = "secret") -> Surroundings:
+    return Surroundings(Settings(home=home, url=server.url, token=token), free_port())
 
 
-def with_probe(machine: Machine, **changes: Any) -> Machine:
+def with_probe(machine: Surroundings, **changes: Any) -> Surroundings:
     machine.__dict__["probe"] = {**PROBE, **changes}  # what the cached property would keep
     return machine
 
@@ -68,25 +68,25 @@ def ended_pid() -> int:
     return process.pid
 
 
-def test_the_installed_python_and_packages_pass(machine: Machine) -> None:
+def test_the_installed_python_and_packages_pass(machine: Surroundings) -> None:
     assert here.python(machine).status == "ok"
     check = here.packages(machine)
     assert check.status == "ok"
     assert "torch 2." in check.finding and "rq 3.0." in check.finding
 
 
-def test_a_missing_package_fails(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_fails(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "_PACKAGES", ("torch", "no-such-package"))
     check = here.packages(machine)
     assert (check.status, check.finding) == ("fail", "no-such-package is not installed")
 
 
-def test_the_device_is_named_with_its_threads(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_named_with_its_threads(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
     assert here.device(with_probe(machine)).finding == "cpu (x86_64), 2 threads; torch loads in 3 s"
 
 
-def test_a_card_that_torch_cannot_use_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_torch_cannot_use_is_a_warning(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cuda")
     assert here.device(with_probe(machine)).status == "warn"
     assert here.device(with_probe(machine, device="cuda (H200)")).status == "ok"
@@ -95,7 +95,7 @@ def test_a_card_that_torch_cannot_use_is_a_warning(machine: Machine, monkeypatch
     assert here.device(with_probe(machine, device="mps (arm64)")).status == "ok"
 
 
-def test_a_python_that_a_mac_translates_is_a_warning(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_a_mac_translates_is_a_warning(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert here.is_translated() is False or sys.platform == "darwin"
     monkeypatch.setattr(here, "is_translated", lambda: True)
     check = here.python(machine)
@@ -103,22 +103,22 @@ def test_a_python_that_a_mac_translates_is_a_warning(machine: Machine, monkeypat
     assert "PYTHON=" in check.advice
 
 
-def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Machine) -> None:
+def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Surroundings) -> None:
     check = here.device(with_probe(machine, error="ImportError: libcudart.so"))
     assert (check.status, check.finding) == ("fail", "ImportError: libcudart.so")
 
 
-def test_a_probe_that_dies_is_reported_and_not_believed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_dies_is_reported_and_not_believed(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert machine.probe == {"error": "it died without a word"}
 
 
-def test_a_probe_that_cannot_be_started_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_cannot_be_started_is_reported(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert machine.probe == {"error": "/no/such/python cannot be run: No such file or directory"}
 
 
-def test_a_probe_that_hangs_is_given_up(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_probe_that_hangs_is_given_up(machine: Surroundings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hanging = tmp_path / "python"
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
@@ -129,14 +129,14 @@ def test_a_probe_that_hangs_is_given_up(machine: Machine, monkeypatch: pytest.Mo
 
 def test_a_home_that_is_not_there_yet_can_be_made(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    check = here.home(Machine(Settings(home=folder), 1))
+    check = here.home(Surroundings(Settings(home=folder), 1))
     assert (check.status, check.finding) == ("ok", f"{folder} can be made")
     assert not folder.exists() and list(tmp_path.iterdir()) == []
 
 
 def test_a_home_in_the_place_of_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = here.home(Machine(Settings(home=tmp_path / "file" / "home"), 1))
+    check = here.home(Surroundings(Settings(home=tmp_path / "file" / "home"), 1))
     assert (check.status, check.finding) == ("fail", f"{tmp_path / 'file'} is no folder")
     assert "COMPUTESHARE_HOME" in check.advice
 
@@ -162,7 +162,7 @@ def bypass(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 def test_proxies_that_swallow_this_machine_or_the_control_plane_are_named_with_what_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machine = Machine(Settings(home=tmp_path, url="http://192.168.7.5:8000"), 1)
+    machine = Surroundings(Settings(home=tmp_path, url="http://192.168.7.5:8000"), 1)
     bypass(monkeypatch)
     assert here.proxies(machine).status == "ok"
     bypass(monkeypatch, HTTP_PROXY="http://user:hunter2@proxy:3128")
@@ -212,43 +212,43 @@ def test_queues_with_jobs_and_no_workers_are_named_with_the_command(server: Fake
 
 
 @pytest.mark.parametrize(("free", "status"), [(10**8, "fail"), (10**9, "warn"), (10**10, "ok")])
-def test_disk_space_is_judged(machine: Machine, monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
+def test_disk_space_is_judged(machine: Surroundings, monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**12, 0, free))
     assert here.disk(machine).status == status
 
 
-def test_no_stack_running_here_is_no_fault(machine: Machine) -> None:
+def test_no_stack_running_here_is_no_fault(machine: Surroundings) -> None:
     assert here.processes(machine).status == "ok"
 
 
-def test_processes_of_a_killed_stack_fail_and_single_dead_ones_warn(machine: Machine) -> None:
+def test_processes_of_a_killed_stack_fail_and_single_dead_ones_warn(machine: Surroundings) -> None:
     dead = ended_pid()
     RunFile(url="http://h:1", redis_url="r", pids={"api": [dead]}).write(machine.settings.run_path)
     assert here.processes(machine).status == "fail"
     RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()], "reducer": [os.getpid(), dead]}).write(
         machine.settings.run_path
     )
-    check = here.processes(Machine(machine.settings, 1))
+    check = here.processes(Surroundings(machine.settings, 1))
     assert (check.status, check.finding) == ("warn", f"not there: reducer {dead}")
     RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()]}).write(machine.settings.run_path)
-    assert here.processes(Machine(machine.settings, 1)).status == "ok"
+    assert here.processes(Surroundings(machine.settings, 1)).status == "ok"
 
 
-def test_a_port_in_use_suggests_the_next(machine: Machine) -> None:
+def test_a_port_in_use_suggests_the_next(machine: Surroundings) -> None:
     assert here.port(machine).status == "ok"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        check = here.port(Machine(machine.settings, number))
+        check = here.port(Surroundings(machine.settings, number))
         assert check.status == "warn"
         assert check.advice == f"start with another: computeshare up --port {number + 1}"
         RunFile(url=f"http://127.0.0.1:{number}", redis_url="r", pids={"api": [os.getpid()]}).write(
             machine.settings.run_path
         )
-        assert here.port(Machine(machine.settings, number)).status == "ok"
+        assert here.port(Surroundings(machine.settings, number)).status == "ok"
 
 
-def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Machine) -> None:
+def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Surroundings) -> None:
     for check in (services.broker(machine), services.control_plane(machine)):
         assert (check.status, check.finding) == ("warn", "none is known here")
         assert "computeshare up" in check.advice
@@ -258,20 +258,20 @@ def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Mac
 @pytest.mark.parametrize("secret", ["hunter2", "hunt/er2", "hunt#er2", "hunt?er2", "hunt@er2"])
 def test_a_broker_that_does_not_answer_fails_without_showing_the_password(secret: str, tmp_path: Path) -> None:
     url = f"redis://:{secret}@127.0.0.1:{free_port()}/0"
-    check = services.broker(Machine(Settings(home=tmp_path, redis_url=url), 1))
+    check = services.broker(Surroundings(Settings(home=tmp_path, redis_url=url), 1))
     assert check.status == "fail"
     assert "127.0.0.1" in check.finding
     assert "hunt" not in check.finding + check.advice and "er2" not in check.finding
 
 
-def test_a_broker_is_looked_for_where_this_machine_joined_last(machine: Machine) -> None:
+def test_a_broker_is_looked_for_where_this_machine_joined_last(machine: Surroundings) -> None:
     machine.settings.home.joinpath("joined.json").write_text(f'{{"invite": "redis://:x@127.0.0.1:{free_port()}/0"}}')
     check = services.broker(machine)
     assert (check.status, "redis://127.0.0.1:" in check.finding) == ("fail", True)
 
 
 def test_a_broker_address_that_is_none_fails(tmp_path: Path) -> None:
-    assert services.broker(Machine(Settings(home=tmp_path, redis_url="nonsense"), 1)).status == "fail"
+    assert services.broker(Surroundings(Settings(home=tmp_path, redis_url="nonsense"), 1)).status == "fail"
 
 
 def test_a_ready_control_plane_that_takes_the_token_passes(server: FakeServer, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_clock_that_is_off_is_a_warning(server: FakeServer, tmp_path: Path, ah
     assert ("ahead of" in check.finding, "behind" in check.finding) == (ahead_s > 0, ahead_s < 0)
 
 
-def test_data_sets_that_are_missing_are_fine_and_damaged_ones_are_not(machine: Machine) -> None:
+def test_data_sets_that_are_missing_are_fine_and_damaged_ones_are_not(machine: Surroundings) -> None:
     check = here.data_sets(with_probe(machine))
     assert (check.status, check.finding) == ("ok", "digits here; downloaded when first used: mnist")
     damaged = here.data_sets(with_probe(machine, data_sets={"mnist": "its header promises more"}))
@@ -331,7 +331,7 @@ def listening() -> Iterator[str]:
 
 
 def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a_warning(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, refusing: str, listening: str
+    machine: Surroundings, monkeypatch: pytest.MonkeyPatch, refusing: str, listening: str
 ) -> None:
     bypass(monkeypatch)
     closed, opened = f"http://{refusing}/mnist/", f"http://{listening}/mnist/"
@@ -347,7 +347,7 @@ def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a
     assert check.advice.endswith("or let this machine reach 127.0.0.1")
 
 
-def test_a_database_is_whole_or_says_what_to_do(machine: Machine) -> None:
+def test_a_database_is_whole_or_says_what_to_do(machine: Surroundings) -> None:
     assert here.database(machine).finding.startswith("none here")
     file = machine.settings.database_file
     with closing(sqlite3.connect(file.path)) as connection:
@@ -376,9 +376,9 @@ def test_what_a_proxy_fetches_is_in_reach_where_the_proxy_is(
 
 
 def test_the_command_reports_every_check_and_fails_with_one(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    machine: Surroundings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Machine, "probe", PROBE)
+    monkeypatch.setattr(Surroundings, "probe", PROBE)
     monkeypatch.setattr("computeshare.training.devices.guess", lambda: "cpu")
     for name in [name for name in os.environ if name.startswith("COMPUTESHARE_")]:
         monkeypatch.delenv(name)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from computeshare.errors import SettingsError
 from computeshare.host import linux_power
 from computeshare.host.availability import Minder, Naps, read_power
-from computeshare.host.rest_policy import UNKNOWN, Decision, Manners, Power, manners_of, may_work, parse_hours
+from computeshare.host.rest_policy import UNKNOWN, Manners, Power, RestDecision, manners_of, may_work, parse_hours
 
 NOON = datetime(2030, 5, 4, 12, 0)
 
@@ -22,8 +22,8 @@ def at(hour: int, minute: int = 0) -> datetime:
 
 
 def test_without_manners_it_works_always() -> None:
-    assert may_work(Manners(), Power(False, 1.0), NOON) == Decision(True)
-    assert may_work(Manners(), UNKNOWN, NOON) == Decision(True)
+    assert may_work(Manners(), Power(False, 1.0), NOON) == RestDecision(True)
+    assert may_work(Manners(), UNKNOWN, NOON) == RestDecision(True)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_several_windows_and_when_the_next_one_opens() -> None:
         False,
         True,
     ]
-    assert may_work(manners, UNKNOWN, at(13)) == Decision(False, "outside its hours until 18:00", at(18))
+    assert may_work(manners, UNKNOWN, at(13)) == RestDecision(False, "outside its hours until 18:00", at(18))
     assert may_work(manners, UNKNOWN, at(20, 15)).until == at(22, 30)
     morning = may_work(manners_of(hours=["1-2"]), UNKNOWN, at(13))
     assert morning.until == at(1) + timedelta(days=1)
@@ -75,7 +75,7 @@ def test_only_on_power_rests_on_battery_and_where_nobody_knows_it_works() -> Non
 
 
 def test_a_battery_between_its_thresholds_does_not_make_it_waver() -> None:
-    manners, decision = manners_of(battery_stop=30, battery_start=50), Decision(True)
+    manners, decision = manners_of(battery_stop=30, battery_start=50), RestDecision(True)
     seen = []
     for plugged, percent in [(False, 40), (False, 31), (False, 30), (False, 31), (True, 49), (True, 50), (False, 45)]:
         decision = may_work(manners, Power(plugged, percent), NOON, decision)
@@ -94,7 +94,7 @@ def test_a_battery_that_is_to_be_charged_is_remembered_through_other_reasons() -
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), min_size=1, max_size=30))
 def test_it_never_works_at_the_lower_threshold_nor_rests_at_the_upper(course: list[tuple[bool, float]]) -> None:
-    manners, decision = manners_of(battery_stop=30, battery_start=50), Decision(True)
+    manners, decision = manners_of(battery_stop=30, battery_start=50), RestDecision(True)
     for plugged, percent in course:
         before, decision = decision, may_work(manners, Power(plugged, percent), NOON, decision)
         assert decision.work or percent < 50

@@ -10,7 +10,7 @@ import torch
 
 from computeshare.tasks import models
 from computeshare.training import selftest
-from computeshare.training.selftest import CPU, Batch, Compute, Make, Subject, gradient_of
+from computeshare.training.selftest import CPU, Compute, Make, Subject, TrialBatch, gradient_of
 from computeshare.types import Vector
 
 OTHER = torch.device("mps")
@@ -25,7 +25,7 @@ def subject(name: str = "lenet5", shape: tuple[int, int, int] = (1, 28, 28)) -> 
 def device_with(fault: Callable[[int, Vector, Subject], Vector], on: torch.device = OTHER) -> Make:
     """A device that computes as the CPU does, and then does `fault` to what its n-th call gave."""
 
-    def make(its: Subject, device: torch.device, batch: Batch) -> Compute:
+    def make(its: Subject, device: torch.device, batch: TrialBatch) -> Compute:
         compute, calls = gradient_of(its, CPU, batch), 0
 
         def wrong() -> Vector:
@@ -85,16 +85,16 @@ def test_this_machines_own_cpu_passes_with_and_without_random_layers() -> None:
     assert [selftest.run(subject(name), CPU).trouble for name in ("lenet5", "simplenet")] == ["", ""]
 
 
-def rounded_otherwise(its: Subject, device: torch.device, batch: Batch) -> Compute:
+def rounded_otherwise(its: Subject, device: torch.device, batch: TrialBatch) -> Compute:
     """A right device whose rounding differs from the CPU's."""
-    return gradient_of(its, CPU, Batch(batch.number, 99) if device == OTHER else batch)
+    return gradient_of(its, CPU, TrialBatch(batch.number, 99) if device == OTHER else batch)
 
 
 def test_rounding_that_a_deep_network_magnifies_is_no_fault() -> None:
     deep = subject("shufflenet_v2_x0_5", (3, 32, 32))
     batches = [
         selftest.agreement(rounded_otherwise(deep, OTHER, batch), gradient_of(deep, CPU, batch)(), deep.layout)
-        for batch in map(Batch, range(selftest.BATCHES))
+        for batch in map(TrialBatch, range(selftest.BATCHES))
     ]
     assert all(trouble for _, trouble in batches)  # no batch of this network is within the tolerance
     assert selftest.run(deep, OTHER, rounded_otherwise).trouble == ""

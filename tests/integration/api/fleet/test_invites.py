@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from api.database import Database, now_ms
 from api.errors import Conflict
-from api.fleet.invites import INVITE, Invites, is_local
+from api.fleet.invites import INVITE, InviteService, is_local
 from api.main import create_app
 from api.scheduler.machines import remember
 from computeshare.errors import ComputeShareError, SettingsError
@@ -106,7 +106,7 @@ def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_ot
 
 
 def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Database) -> None:
-    invites = Invites(database, lambda: BROKER)
+    invites = InviteService(database, lambda: BROKER)
     made, code = invites.create("mnist", 15)
     for _ in range(2):
         assert invites.take_up(code, "mac", "k" * 16, from_here=False).redis_url == BROKER
@@ -121,7 +121,7 @@ def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Da
 
 
 def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Database) -> None:
-    invites, now = Invites(database, lambda: BROKER), now_ms()
+    invites, now = InviteService(database, lambda: BROKER), now_ms()
     made, code = invites.create("mnist", 15)
 
     def heard(name: str, queue: str, at_ms: int) -> str:
@@ -156,7 +156,7 @@ def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path,
 
 def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Database) -> None:
     def noted(url: str) -> str | None:
-        return Invites(database, lambda: url).note()
+        return InviteService(database, lambda: url).note()
 
     note = noted("redis://:secret@valkey:6379/0") or ""
     assert "valkey" in note and "COMPUTESHARE_PUBLIC_REDIS_URL" in note and "secret" not in note

@@ -24,7 +24,7 @@ from api.webhooks.address_guard import networks_of
 from api.webhooks.http_delivery import Outcome, Poster
 from api.webhooks.notifier import Notifier
 from api.webhooks.schemas import DeliveryPublic, WebhookChange, WebhookRequest, WebhookWithSecret
-from api.webhooks.service import Webhooks
+from api.webhooks.service import WebhookService
 from api.webhooks.webhook_events import DELIVERY, Notices
 from computeshare.client.webhook_signatures import EventName, verify
 from computeshare.jobspec.spec import JobSpec
@@ -44,7 +44,7 @@ class Post:
         self.database, self.notices = database, Notices(lambda: ADDRESS)
         self.jobs = Jobs(database, folder, before_delete=self.notices.spread)
         self.notifier = Notifier(database, self.notices, Poster(HERE, timeout_s=timeout_s))
-        self.webhooks = Webhooks(database, self.notices, HERE, hurry=self.notifier.hurry)
+        self.webhooks = WebhookService(database, self.notices, HERE, hurry=self.notifier.hurry)
 
     def hook(self, receiver: Receiver, *events: EventName, **given: Any) -> WebhookWithSecret:
         wanted = {"events": list(events)} if events else {}
@@ -278,7 +278,7 @@ def test_a_name_that_leads_home_once_it_was_checked_is_refused_at_the_delivery(
 ) -> None:
     post = Post(database, tmp_path)
     resolve = changing(["93.184.216.34"], ["127.0.0.1"])
-    post.webhooks = Webhooks(database, post.notices, [], resolve)
+    post.webhooks = WebhookService(database, post.notices, [], resolve)
     post.notifier = Notifier(database, post.notices, Poster([], resolve))
     hook = post.webhooks.create(
         WebhookRequest(url=receiver.url.replace("127.0.0.1", "rebinding.test"), events=["cancelled"])

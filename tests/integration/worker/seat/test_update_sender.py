@@ -13,7 +13,7 @@ from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.worker_session import Member
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
-from computeshare.worker.seat.update_sender import Outbox
+from computeshare.worker.seat.update_sender import UpdateQueue
 from tests.support.rounds import PLAN, ZERO, Join, parts
 
 BUCKETS = 3
@@ -31,11 +31,11 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> Layout:
     return Layout.build(iter([("w", (BUCKETS * 1000 - 10,), "parameter"), ("b", (7,), "buffer")]))
 
 
-def outbox_of(member: Member, layout: Layout) -> Outbox:
-    return Outbox(member, UpdateEncoder(CODEC, layout))
+def outbox_of(member: Member, layout: Layout) -> UpdateQueue:
+    return UpdateQueue(member, UpdateEncoder(CODEC, layout))
 
 
-def take(outbox: Outbox, layout: Layout, unit: int, vector: Vector) -> None:
+def take(outbox: UpdateQueue, layout: Layout, unit: int, vector: Vector) -> None:
     """As the backward pass does: the last bucket first, and in memory that is used again."""
     room = np.empty(1000, np.float32)
     taker = outbox.taker(unit, PLAN.generator_seed(unit))
@@ -47,11 +47,11 @@ def take(outbox: Outbox, layout: Layout, unit: int, vector: Vector) -> None:
     outbox.complete(unit, BUFFERS, 0.5)
 
 
-def submit(outbox: Outbox) -> str:
+def submit(outbox: UpdateQueue) -> str:
     return outbox.submit(str(ZERO), {}, None).outcome
 
 
-def staged(claim: Claim, outbox: Outbox, unit: int) -> set[int]:
+def staged(claim: Claim, outbox: UpdateQueue, unit: int) -> set[int]:
     """The parts of a unit's update that have arrived."""
     names: Any = claim.redis.hkeys(claim.keys.staged(f"{outbox.nonce}:{unit}"))
     return set(map(int, names))

@@ -17,7 +17,7 @@ from api.scheduler.seat_planner import (
     Available,
     Close,
     Demand,
-    Held,
+    HeldSeat,
     Issue,
     Leave,
     Past,
@@ -38,8 +38,8 @@ def reds(count: int) -> list[Available]:
     return [Available(f"w{number}", ("red",)) for number in range(1, count + 1)]
 
 
-def serving(worker: str, job: str, number: int = 1, state: str = "started") -> Held:
-    return Held(f"{worker}-{job}-{number}", job, worker, number, state)
+def serving(worker: str, job: str, number: int = 1, state: str = "started") -> HeldSeat:
+    return HeldSeat(f"{worker}-{job}-{number}", job, worker, number, state)
 
 
 def waited(one: Demand, short_ms: int, moved_ms: int | None = None) -> Demand:
@@ -52,7 +52,7 @@ class World:
 
     demands: list[Demand]
     workers: list[Available]
-    held: list[Held] = field(default_factory=list)
+    held: list[HeldSeat] = field(default_factory=list)
     past: list[Past] = field(default_factory=list)
     short_since: dict[str, int] = field(default_factory=dict)
     moved_at: dict[str, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class World:
     def apply(self, action: Action, now: int) -> None:
         if isinstance(action, Issue):
             self.made += 1
-            seat = Held(f"s{self.made}", action.job_id, action.worker, action.number, "started")
+            seat = HeldSeat(f"s{self.made}", action.job_id, action.worker, action.number, "started")
             self.held.append(seat)
             self.demands = [replace(d, started=True) if d.job_id == action.job_id else d for d in self.demands]
             return
@@ -129,7 +129,7 @@ def worlds(draw: st.DrawFn) -> World:
         minimum, priority = draw(st.integers(1, seats)), draw(st.sampled_from((0, 0, 7)))
         queue, started = draw(st.sampled_from(QUEUES)), draw(st.booleans())
         demands.append(Demand(f"job{number}", queue, seats, minimum, started, priority))
-    held: list[Held] = []
+    held: list[HeldSeat] = []
     for worker in workers:
         fitting = [d for d in demands if d.queue in worker.queues]
         fitting = [d for d in fitting if sum(seat.job_id == d.job_id for seat in held) < d.seats]

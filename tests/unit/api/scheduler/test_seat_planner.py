@@ -1,6 +1,6 @@
 """Which worker gets which seat."""
 
-from api.scheduler.seat_planner import LEAVE_MS, STUCK_MS, Available, Close, Demand, Held, Issue, Past, decide_seats
+from api.scheduler.seat_planner import LEAVE_MS, STUCK_MS, Available, Close, Demand, HeldSeat, Issue, Past, decide_seats
 from api.scheduler.shortage import shortage
 
 
@@ -19,8 +19,8 @@ def held(
     state: str = "started",
     waiting_ms: int = 0,
     stopped: int | None = None,
-) -> Held:
-    return Held(f"{worker}-{job}-{number}-1", job, worker, number, state, waiting_ms, stopped)
+) -> HeldSeat:
+    return HeldSeat(f"{worker}-{job}-{number}-1", job, worker, number, state, waiting_ms, stopped)
 
 
 def test_every_free_worker_of_the_queue_gets_a_seat_up_to_the_maximum() -> None:

@@ -14,9 +14,9 @@ from rich.console import Console
 from computeshare.host.awake import command, stay_awake
 from computeshare.host.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
 from computeshare.worker.live_line import live_line
-from computeshare.worker.seat.progress_pipe import DESCRIPTOR, LONGEST, Progress, SeatLink, Speed, Teller
+from computeshare.worker.seat.progress_pipe import DESCRIPTOR, LONGEST, SeatLink, SeatProgress, Speed, Teller
 
-WORKING = Progress("working", "lenet5 on mnist", 120, 500, 64_000, 2_000_000, 4_000_000)
+WORKING = SeatProgress("working", "lenet5 on mnist", 120, 500, 64_000, 2_000_000, 4_000_000)
 
 
 def spawn(link: SeatLink, program: str, *arguments: str) -> None:
@@ -34,9 +34,9 @@ def listening() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("title", ["x" * 500, "\N{GRINNING FACE}" * 200, '"\\' * 100, "\x00\x1b[31m\n" * 50, "\ud800"])
 def test_whatever_a_job_is_called_a_line_fits_into_a_pipe_at_once(title: str) -> None:
-    line = Progress("working", title, *[2**63] * 5).encode()
+    line = SeatProgress("working", title, *[2**63] * 5).encode()
     assert len(line) <= LONGEST and line.count(b"\n") == 1
-    found = Progress.decode(line)
+    found = SeatProgress.decode(line)
     assert found is not None and found.bytes_down == 2**63 and found.title.isprintable()
 
 
@@ -44,7 +44,7 @@ def test_whatever_a_job_is_called_a_line_fits_into_a_pipe_at_once(title: str) ->
     "line", [b"", b"\n", b"[]", b"{}", b"\xff", b'{"state": 1}', b'{"state":"a","title":"","version":"x"}']
 )
 def test_what_says_nothing_is_nothing(line: bytes) -> None:
-    assert Progress.decode(line) is None
+    assert SeatProgress.decode(line) is None
 
 
 def test_a_seats_process_is_heard_and_so_is_what_it_prints() -> None:
@@ -87,7 +87,7 @@ def test_a_seat_never_waits_for_a_worker_that_does_not_read(monkeypatch: pytest.
     os.set_blocking(reading, False)
     held = os.read(reading, 1 << 20)
     assert 0 < len(held) < 2000 * len(WORKING.encode())
-    assert all(Progress.decode(line) == WORKING for line in held.splitlines())
+    assert all(SeatProgress.decode(line) == WORKING for line in held.splitlines())
     os.close(reading)
     teller.tell()  # nor does it mind that nobody is there
 
@@ -95,7 +95,7 @@ def test_a_seat_never_waits_for_a_worker_that_does_not_read(monkeypatch: pytest.
 def test_a_process_that_no_worker_listens_to_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DESCRIPTOR, raising=False)
 
-    def look() -> Progress:
+    def look() -> SeatProgress:
         raise AssertionError
 
     Teller(look).tell()
@@ -107,7 +107,7 @@ def test_speed_is_taken_over_the_last_seconds() -> None:
     assert link.speed() == Speed()
     for second in range(20):
         now[0] = float(second)
-        link.hear(Progress("working", "", second, 100, 1000 * second, 10 * second, 20 * second))
+        link.hear(SeatProgress("working", "", second, 100, 1000 * second, 10 * second, 20 * second))
     assert link.speed() == Speed(1000, 10, 20)
     now[0] += 60
     assert link.speed() == Speed()
@@ -124,14 +124,14 @@ def test_the_line_says_job_version_and_speeds() -> None:
 
 def test_the_line_says_what_it_waits_for() -> None:
     assert text(None, Speed(), "") == "○ waiting for a seat"
-    assert text(Progress("loading", "mlp on digits"), Speed(), "") == "… mlp on digits  loading"
+    assert text(SeatProgress("loading", "mlp on digits"), Speed(), "") == "… mlp on digits  loading"
     assert text(None, Speed(), "on battery until 50 %") == "‖ resting: on battery until 50 %  "
     leaving = text(WORKING, Speed(), "", "finishing this work unit, Ctrl-C again to quit now")
     assert leaving.startswith("finishing this work unit, Ctrl-C again to quit now  ▶ lenet5")
 
 
 def test_a_hostile_title_is_not_obeyed_and_the_line_stays_one() -> None:
-    hostile = Progress("working\x1b[2J", "[bold]\x1b[2J\nx", 1, 2)
+    hostile = SeatProgress("working\x1b[2J", "[bold]\x1b[2J\nx", 1, 2)
     line = live_line(hostile, Speed(), "a\nb")
     assert "\x1b" not in line.plain and "\n" not in line.plain and "[bold]" in line.plain
     assert len(Console(width=30, file=io.StringIO()).render_lines(line)) == 1
