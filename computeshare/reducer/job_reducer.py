@@ -28,7 +28,7 @@ from computeshare.protocol.version_chain import Chain
 from computeshare.reducer.checkpointer import Checkpointer, Snapshot
 from computeshare.reducer.codec_choice import Decider, Undecided
 from computeshare.reducer.gather import Gatherer, Refused
-from computeshare.reducer.recovery import Standing, RecoveredVersion, behind, contradiction
+from computeshare.reducer.recovery import RecoveredVersion, Standing, behind, contradiction
 from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom

@@ -61,10 +61,10 @@ class ControlPlane:
             time.sleep(0.05)
         raise AssertionError(f"not within {patience_s:.0f} s: {what}; logs in {self.home / 'logs'}")
 
-    def finish(self, job_id: str) -> dict[str, Any]:
+    def finish(self, job_id: str, timeout_s: float = 120) -> dict[str, Any]:
         """Wait until a job has ended; it must have completed."""
         ended = ("completed", "failed", "cancelled")
-        job = self.until("the job's end", lambda: (j := self.job(job_id))["status"] in ended and j)
+        job = self.until("the job's end", lambda: (j := self.job(job_id))["status"] in ended and j, timeout_s)
         assert job["status"] == "completed", job
         return dict(job)
 

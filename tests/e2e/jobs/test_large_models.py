@@ -36,7 +36,7 @@ has_room = pytest.mark.skipif(psutil.virtual_memory().available < ROOM_BYTES, re
 def test_vgg16_trains(tmp_path: Path) -> None:
     with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as plane:
         spec = {**VGG16, "micro_batch": 2, "queue": "e2e", "rounds": 3}
-        job = plane.finish(plane.create(**spec, optimizer={"name": "SGD", "lr": 0.001}))
+        job = plane.finish(plane.create(**spec, optimizer={"name": "SGD", "lr": 0.001}), timeout_s=270)
         assert (job["version"], job["status"]) == (3, "completed")
         (worker,) = plane.get(f"/v1/jobs/{job['id']}/workers")["items"]
         assert (worker["accepted"], worker["refused"]) == (3, 0)
