@@ -6,9 +6,10 @@ Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
-from computeshare.jobspec.spec import LARGEST_PRIORITY, QUEUE_PATTERN, JobName
+from computeshare.jobspec.fields import editable
+from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.runtime.log_lines import Level
 from computeshare.types import JobStatus, Kind, Outcome
 
@@ -54,19 +55,28 @@ class ForkRequest(BaseModel):
     )
 
 
-class JobChange(BaseModel):
-    """What can be changed of a job, at least one of these: its name, and while it has not ended its priority."""
+_CHANGES: dict[str, Any] = {
+    name: (Annotated[(info.annotation, *info.metadata)] | None, Field(None, description=info.description))
+    for name, info in editable("active", "always").items()
+}
+_Editable: Any = create_model("_Editable", **_CHANGES)
+
+
+class JobChange(_Editable):
+    """What can be changed of a job, at least one field: any time what describes it, the rest while it has not ended."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: JobName | None = None
-    priority: int | None = Field(None, ge=-LARGEST_PRIORITY, le=LARGEST_PRIORITY)
-
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if self.name is None and self.priority is None:
-            raise ValueError("give a name or a priority")
+        if not self.changes:
+            raise ValueError(f"give at least one of: {', '.join(editable('active', 'always'))}")
         return self
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that were given, and their new values."""
+        return self.model_dump(exclude_none=True)
 
 
 class JobPublic(_Answer):

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from api.schemas import EpochPublic, EventPublic
+from computeshare.jobspec.spec import JobSpec
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -115,6 +116,8 @@ def told(event: EventPublic, names: dict[str, str], unit: str = "micro-batch") -
     return event.type.replace("_", " ").capitalize()
 
 
+BRIEF = 200
+"""Most characters of a text that the timeline shows."""
 Data = dict[str, Any]
 Name = Callable[[str], str]
 
@@ -146,11 +149,21 @@ def _unfit(data: Data, name: Name) -> str:
     return f"{data['name'] or name(data['worker'])} cannot take part: {data['reason']}"
 
 
-def _renamed(data: Data, _name: Name) -> str:
-    before, name = data["before"], data["name"]
-    if not name:
-        return f'Name "{before}" removed by {data["by"]}'
-    return (f'Renamed from "{before}" to "{name}"' if before else f'Named "{name}"') + f" by {data['by']}"
+def _edited(data: Data, _name: Name) -> str:
+    title = JobSpec.model_fields[data["field"]].title or data["field"]
+    before, after = data["before"], data["after"]
+    if not isinstance(after, str):
+        return f"{title} changed from {before} to {after} by {data['by']}"
+    if not after:
+        return f'{title} "{brief(before)}" removed by {data["by"]}'
+    how = f'changed from "{brief(before)}" to "{brief(after)}"' if before else f'set to "{brief(after)}"'
+    return f"{title} {how} by {data['by']}"
+
+
+def brief(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
 
 
 def _closed(data: Data, _name: Name) -> str:
@@ -202,8 +215,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "unfit": _unfit,
     "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
     "recalled": _recalled,
-    "prioritised": lambda data, _: f"Priority changed from {data['before']} to {data['priority']} by {data['by']}",
-    "renamed": _renamed,
+    "edited": _edited,
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,

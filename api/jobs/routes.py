@@ -81,8 +81,8 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
 
 @router.patch("/{job_id}")
 def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
-    """Give a job another name, or, while it has not ended, another priority; workers change over within seconds."""
-    return service.update(job_id, change.priority, change.name)
+    """Change what describes a job, or, while it has not ended, its priority; workers change over within seconds."""
+    return service.update(job_id, **change.changes)
 
 
 @router.post("/{job_id}/pause", status_code=202)

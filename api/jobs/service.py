@@ -22,6 +22,7 @@ from api.jobs.job_list import ORDERS, Chosen
 from api.projection.plans import mean_round
 from api.schemas import JobPage, JobPublic
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from computeshare.jobspec.fields import editable
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.durability import Disk
 from computeshare.types import ENDED, JobSort, JobStatus
@@ -226,17 +227,16 @@ class Jobs:
         shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # what fails here, the outbox repeats
         self._wake()
 
-    def update(self, job_id: str, priority: int | None = None, name: str | None = None) -> JobPublic:
-        """Give a job another name, or one that has not ended another priority. Raises NotFound, Conflict."""
+    def update(self, job_id: str, **changes: Any) -> JobPublic:
+        """Change fields of a job's specification that may be changed. Raises NotFound, Conflict: it has ended."""
         with self._database.write() as session:
             job = find(session, job_id)
-            if priority is not None and job.status in ENDED:
-                raise Conflict(f"job {job_id} is {job.status}: only a job that has not ended has use for a priority")
-            if priority is not None:
-                _edit(session, job, "prioritised", "priority", job.priority, priority)
-            if name is not None:
-                _edit(session, job, "renamed", "name", job.name, name)
-                job.name = name
+            if job.status in ENDED and (late := changes.keys() & editable("active")):
+                raise Conflict(
+                    f"job {job_id} is {job.status}: only a job that has not ended has use for a {', '.join(late)}"
+                )
+            for field, value in changes.items():
+                _edit(session, job, field, value)
             session.flush()
             answer = _show(session, job_id)
         self._wake()
@@ -291,15 +291,18 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
     session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
 
 
-def _edit(session: Session, job: Job, event: str, field: str, before: Any, value: Any) -> None:
+def _edit(session: Session, job: Job, field: str, value: Any) -> None:
     """Change a field of a job's specification, with a line on its timeline."""
+    before = job.spec.get(field, JobSpec.model_fields[field].default)
     if value == before:
         return
     job.spec = {**job.spec, field: value}
+    if field == "name":  # the list sorts and searches by it
+        job.name = value
     job.updated_ms = now = now_ms()
     job.revision += 1
-    data = {"by": USER, "before": before, field: value}
-    session.add(Event(job_id=job.id, type=event, at_ms=now, data=data))
+    data = {"by": USER, "field": field, "before": before, "after": value}
+    session.add(Event(job_id=job.id, type="edited", at_ms=now, data=data))
 
 
 def _requeue(job: Job) -> None:

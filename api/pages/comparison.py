@@ -9,6 +9,7 @@ from api.pages.compare_schemas import ComparedJob, Comparison
 from api.pages.views import elapsed_s
 from api.schemas import JobPublic
 from computeshare.jobspec.differences import differences
+from computeshare.jobspec.fields import editable
 from computeshare.types import Outcome
 
 
@@ -19,8 +20,9 @@ def compared(jobs: Sequence[JobPublic], lowest: Sequence[Lowest | None], now: da
 
 
 def differing(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted field to its value in each specification, where they are not all the same; the names aside."""
-    return differences([{name: value for name, value in spec.items() if name != "name"} for spec in specs])
+    """Dotted field to its value in each specification, where they differ; what only describes a job is left out."""
+    described = editable("always")
+    return differences([{name: value for name, value in spec.items() if name not in described} for spec in specs])
 
 
 def _result(job: JobPublic, lowest: Lowest | None, now: datetime) -> ComparedJob:

@@ -198,6 +198,10 @@ class Job:
         """Give the job another name; an empty one: what it trains names it."""
         return self._told(self._client.rename(self.id, name))
 
+    def edit(self, **changes: Any) -> "Job":
+        """Change fields of the JobSpec: any time what only describes the job, its priority while it has not ended."""
+        return self._told(self._client.edit(self.id, changes))
+
     def fork(self, version: int | str = "latest", *, optimizer: str | None = None, **changes: Any) -> "Job":
         """Create a job that starts from a version of this one.
 

@@ -13,7 +13,7 @@ import { choose, keepZoom, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 const MATTERS = ["name", "status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
-const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "prioritised", "renamed", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};

@@ -1,14 +1,15 @@
 """`computeshare jobs`: what has no module of its own, and all of it together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from computeshare.cli.connection import Home, JobId, Json, Url, Worker, Yes, confirm, connect, page, queues
+from computeshare.cli.jobs import spec_options
 from computeshare.cli.jobs.compare import compare
 from computeshare.cli.jobs.create import create
 from computeshare.cli.jobs.export import export
@@ -131,6 +132,21 @@ def priority(
     """Give a job another priority. Jobs with more get workers first, also from those with less."""
     with connect(url, home) as client:
         _tell(client.prioritise(job_id, number), as_json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # so that a number below zero is none
+@spec_options.with_editable_fields
+def edit(
+    flags: Mapping[str, Any],
+    job_id: JobId,
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Change fields of a job: its priority while it has not ended, what only describes it any time."""
+    changes = {field: value for field, value in flags.items() if value is not None}
+    with connect(url, home) as client:
+        _tell(client.edit(job_id, changes), as_json)
 
 
 @app.command()

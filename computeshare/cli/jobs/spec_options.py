@@ -21,24 +21,29 @@ Document = dict[str, Any]
 _PYTHON = {"integer": int, "number": float}
 
 
-def with_job_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is the flags that were given, as one with an option for each field.
+def with_job_fields(command: Callable[..., None], fields: Sequence[JobField] | None = None) -> Callable[..., None]:
+    """A command whose first parameter is the flags that were given, as one with an option for each field of a job.
 
     Typer reads options off a function's signature, so the signature is made from the fields.
     """
-    options = {one.path.replace(".", "__"): one for one in job_fields() if one.flag}
+    options = {one.path.replace(".", "__"): one for one in fields or job_fields() if one.flag}
 
     def told(**given: Any) -> None:
         command({one.path: given.pop(name) for name, one in options.items()}, **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
-    _, *others = inspect.signature(command).parameters.values()
+    _, *others = inspect.signature(command, eval_str=True).parameters.values()
     made = [inspect.Parameter(n, kind, default=None, annotation=_option(one)) for n, one in options.items()]
     parameters = [*made, *(other.replace(kind=kind) for other in others)]
     told.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     told.__annotations__ = {one.name: one.annotation for one in parameters}
     told.__name__, told.__doc__ = command.__name__, command.__doc__
     return told
+
+
+def with_editable_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """As `with_job_fields`, for the fields that may be changed."""
+    return with_job_fields(command, [one for one in job_fields() if one.control and one.control.change])
 
 
 def _option(one: JobField) -> Any:

@@ -143,6 +143,10 @@ class Client:
         """Give a job another name; an empty one: what it trains names it."""
         return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"name": name})))
 
+    def edit(self, job_id: str, changes: Mapping[str, Any]) -> Job:
+        """Change fields of a job that may be changed."""
+        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json=dict(changes))))
+
     def fleet(self, offline: bool = False) -> list[dict[str, Any]]:
         """The workers that are online; with `offline` also those that were in the last 30 days."""
         return items(self._requests.repeatable("GET", "/v1/workers", params={"offline": offline}))[0]

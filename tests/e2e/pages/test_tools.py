@@ -195,7 +195,7 @@ def test_a_job_is_renamed_on_its_page(site: Site, opened: Any) -> None:
     field.fill("the good one")
     field.press("Enter")
     expect(page.locator("h1")).to_have_text("the good one")
-    expect(page.locator("#timeline")).to_contain_text('Renamed from "mnist, lenet5" to "the good one" by a user')
+    expect(page.locator("#timeline")).to_contain_text('Name changed from "mnist, lenet5" to "the good one" by a user')
     assert site.services.jobs.show(feed.job_id).name == "the good one"
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Rename").click()

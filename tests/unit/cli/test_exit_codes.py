@@ -25,6 +25,7 @@ REQUESTS = {
     "pause ab12": "POST /v1/jobs/ab12/pause",
     "priority ab12 10": "PATCH /v1/jobs/ab12",
     "rename ab12 other": "PATCH /v1/jobs/ab12",
+    "edit ab12 --name other": "PATCH /v1/jobs/ab12",
     "resume ab12": "POST /v1/jobs/ab12/resume",
     "retry ab12": "POST /v1/jobs/ab12/retry",
     "cancel ab12": "POST /v1/jobs/ab12/cancel",

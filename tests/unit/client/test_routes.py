@@ -60,6 +60,7 @@ def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> N
         asked = parse_qs(urlsplit(server.requests[-1].path).query).keys()
         server.on("PATCH /v1/jobs/ID", Answer(job()))
         client.rename("ID", "other")
+        client.edit("ID", {"name": "another"})
         client.prioritise("ID", 1)
         sent = {name for request in server.asked("PATCH /v1/jobs/ID") for name in json.loads(request.body)}
     assert asked == told
@@ -77,7 +78,14 @@ def calls(client: Client) -> Iterator[Callable[..., Any]]:
 def call_with_anything(method: Callable[..., Any], server: FakeServer, folder: Path) -> None:
     """Call it with what its parameters without a default may be; it has to ask, and to tell that there is nothing."""
     by_type: dict[Any, Any] = {str: "ID", int: 1, Path: folder / "file", Sequence[str]: ["ID", "OTHER"]}
-    by_name = {"job": job(), "spec": {}, "request": {}, "change": {}}
+    by_name = {
+        "job": job(),
+        "spec": {},
+        "request": {},
+        "change": {
+            "changes": {},
+        },
+    }
     parameters = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
     given = [by_name[one.name] if one.name in by_name else by_type[one.annotation] for one in parameters]
     before = len(server.requests)

@@ -71,7 +71,11 @@ def test_every_option_of_the_other_programs_is_told(program: ModuleType) -> None
 def told_of(name: str) -> str:
     """What is told of a command: in its rows, and in a section or page of its own."""
     rows = [line for line in CLI.splitlines() if line.startswith("|") and re.search(rf"`{name}[ `]", line)]
-    beside = {"computeshare jobs create": section(CLI, "### Creating one") + FIELDS, "computeshare-worker": WORKER}
+    beside = {
+        "computeshare jobs edit": FIELDS,
+        "computeshare jobs create": section(CLI, "### Creating one") + FIELDS,
+        "computeshare-worker": WORKER,
+    }
     return "\n".join([*rows, beside.get(name, "")])
 
 

@@ -344,8 +344,8 @@ def test_a_higher_priority_takes_workers_over_and_gives_them_back(
     jobs.update(high, priority=-1)
     stage.turn(2 * TAKE_OVER_MS // 1000 + 6)
     assert {job: len(workers) for job, workers in stage.serving().items()} == {low: 2}
-    changed = [event.data for event in history.timeline(high) if event.type == "prioritised"]
-    assert [(data["before"], data["priority"]) for data in changed] == [(10, -1)]
+    changed = [event.data for event in history.timeline(high) if event.type == "edited"]
+    assert [(data["before"], data["after"]) for data in changed] == [(10, -1)]
 
 
 def test_the_shares_are_worked_out_once_a_turn(stage: Stage, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:

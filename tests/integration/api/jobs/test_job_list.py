@@ -132,7 +132,7 @@ def test_a_job_is_renamed_whatever_its_state_and_its_timeline_says_so(client: Te
     client.patch(f"/v1/jobs/{job}", json={"name": "better"})  # changes nothing
     assert client.patch(f"/v1/jobs/{job}", json={"name": ""}).json()["title"] == "mlp on digits"
     timeline = client.app.state.services.history.timeline(job)  # type: ignore[attr-defined]
-    told = [(event.data["before"], event.data["name"]) for event in timeline if event.type == "renamed"]
+    told = [(event.data["before"], event.data["after"]) for event in timeline if event.type == "edited"]
     assert sorted(told) == [("", "the good one"), ("better", ""), ("the good one", "better")]
 
 
