@@ -151,6 +151,9 @@ class JobSpec(Part):
         100, title="Versions between scorings", description="0: only at the end"
     )
     keep: KeepPolicy = KeepPolicy()
+    notes: Annotated[str, Control(MORE, change="always", lines=4)] = Field(
+        "", max_length=2000, title="Notes", description="free text for people; no part of the training"
+    )
     priority: Annotated[int, Control(MORE, change="active")] = Field(
         0,
         ge=-LARGEST_PRIORITY,

@@ -116,7 +116,7 @@ def job_table(jobs: list[Job], now: datetime) -> Table:
     for job in jobs:
         table.add_row(
             Text(plain(job["id"])),
-            Text(title(job)),
+            Text(f"{title(job)} ({plain(notes)})" if (notes := job["spec"].get("notes")) else title(job)),
             status(job),
             Text(plain(job["queue"])),
             f"{job['version']}/{job['rounds_total']}",
@@ -137,6 +137,8 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         rows.append(("Reason", plain(job["reason"])))
     best = f", best {percent(job.get('best_accuracy'))} at {job['best_version']}" if job["best_version"] else ""
     rows.append(("Name", title(job)))
+    if notes := job["spec"].get("notes"):
+        rows.append(("Notes", Text("\n".join(map(plain, notes.splitlines())))))
     if origin := job.get("forked_from"):
         told = f"version {origin['version']} of job {origin['job_id']}, with {origin['optimizer']} optimizer"
         rows.append(("Forked from", plain(told)))

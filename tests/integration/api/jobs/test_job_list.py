@@ -136,6 +136,15 @@ def test_a_job_is_renamed_whatever_its_state_and_its_timeline_says_so(client: Te
     assert sorted(told) == [("", "the good one"), ("better", ""), ("the good one", "better")]
 
 
+def test_notes_are_shown_and_changed_after_the_job_has_ended(client: TestClient) -> None:
+    job = create(client, "noted", status="completed")
+    answer = client.patch(f"/v1/jobs/{job}", json={"notes": "lower <rate> next"})
+    assert (answer.status_code, answer.json()["spec"]["notes"]) == (200, "lower <rate> next")
+    assert client.patch(f"/v1/jobs/{job}", json={"notes": "x" * 2001}).status_code == 422
+    timeline = client.app.state.services.history.timeline(job)  # type: ignore[attr-defined]
+    assert [event.data["after"] for event in timeline if event.type == "edited"] == ["lower <rate> next"]
+
+
 def test_name_and_priority_change_together_or_not_at_all(client: TestClient) -> None:
     job = create(client, "before")
     changed = client.patch(f"/v1/jobs/{job}", json={"name": "after", "priority": 7}).json()
