@@ -78,14 +78,7 @@ def calls(client: Client) -> Iterator[Callable[..., Any]]:
 def call_with_anything(method: Callable[..., Any], server: FakeServer, folder: Path) -> None:
     """Call it with what its parameters without a default may be; it has to ask, and to tell that there is nothing."""
     by_type: dict[Any, Any] = {str: "ID", int: 1, Path: folder / "file", Sequence[str]: ["ID", "OTHER"]}
-    by_name = {
-        "job": job(),
-        "spec": {},
-        "request": {},
-        "change": {
-            "changes": {},
-        },
-    }
+    by_name = {"job": job(), "spec": {}, "request": {}, "change": {}, "changes": {}}
     parameters = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
     given = [by_name[one.name] if one.name in by_name else by_type[one.annotation] for one in parameters]
     before = len(server.requests)
