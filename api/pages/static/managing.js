@@ -22,6 +22,8 @@ export function managing({ renamed, deleted }) {
     try {
       const job = await ask("PATCH", `/v1/jobs/${jobId}`, { name: form.elements.name.value });
       naming.close();
+      // The server's part comes a moment later; whoever opens the form before is to find the new name.
+      for (const button of document.querySelectorAll(`[data-rename="${job.id}"]`)) button.dataset.name = job.name;
       renamed(job);
     } catch (error) {
       problems[0].textContent = `The job was not renamed: ${error.message}`;

@@ -28,7 +28,7 @@ ROOM_BYTES = 10e9
 """What the processes take together, generously: the broker alone holds three versions and two updates."""
 VGG16: dict[str, Any] = {"dataset": "digits", "model": "vgg16", "input": [3, 32, 32], "micro_batch": 1}
 VGG16 |= {"micro_batches_per_round": 1, "checkpoint_every": 0, "evaluate_every": 0}
-TAKEN_OVER_S = 10.0
+TAKEN_OVER_S = 30.0  # 10 on a machine that does nothing else
 has_room = pytest.mark.skipif(psutil.virtual_memory().available < ROOM_BYTES, reason="takes 10 GB of memory")
 
 
