@@ -97,7 +97,7 @@ class Site:
         return self.url + login_path(self.services.token)
 
 
-def wait_until(true: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
     """Return once `true()` is; fail if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not true():
