@@ -65,7 +65,7 @@ def test_dragging_in_a_plot_zooms_all_and_new_data_leaves_that(site: Site, opene
     page = opened(f"/jobs/{feed.job_id}")
     reset = page.get_by_role("button", name="Reset zoom")
     page.locator("[data-plot=loss]").scroll_into_view_if_needed()
-    assert spans(page) == {(0, 100)}
+    wait_until(lambda: spans(page) == {(0, 100)})
     expect(reset).to_be_hidden()
     drag(page, "loss", 0.25, 0.75)
     ((low, high),) = spans(page)
