@@ -27,10 +27,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker := item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
     kept = {item for (name, count), several in cases.items() for item in sample.of(several, count, name)}
-    left_out = [item for several in cases.values() for item in several if item not in kept]
+    left_out = {item for several in cases.values() for item in several} - kept
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
