@@ -22,7 +22,7 @@ from api.jobs import routes as jobs
 from api.logs import routes as logs
 from api.pages import compare_routes, job_routes, new_job_routes
 from api.pages import routes as pages
-from api.pages.rendering import for_browsers
+from api.pages.page_response import for_browsers
 from api.schemas import PROBLEMS
 from api.system import routes as system
 from api.system.telemetry import Measure

@@ -70,7 +70,7 @@ PARTS: dict[str, Part] = {
         "tests/simulation/test_schedules.py",
         10_000,
         500,
-        (*ROUNDS, "computeshare/jobspec/sampling.py", "tests/simulation/*.py"),
+        (*ROUNDS, "computeshare/jobspec/sampling_plan.py", "tests/simulation/*.py"),
         "COMPUTESHARE_SCHEDULES",
     ),
     "damaged blobs": Part(

@@ -36,7 +36,7 @@ from bench.fleet_worker import KINDS, Worker
 from bench.results import RELIABILITY, append
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore

@@ -23,7 +23,7 @@ from bench.course import Course, Point
 from bench.ending import end_cleanly_when_asked
 from bench.links import Links, NoLinks, Shape, links
 from bench.report import Cell, Part, Plot, Table, markdown, median, merged, paired
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 

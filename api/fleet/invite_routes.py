@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 from api.deps import InvitesDep
 from api.errors import NotFound
 from api.http.security import is_loopback
-from api.pages.rendering import missing, render
+from api.pages.page_response import missing, render
 from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
 from computeshare import __version__
 

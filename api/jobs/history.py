@@ -36,7 +36,7 @@ from api.tables import (
     table,
 )
 from computeshare.checkpoints.store import STATE, WEIGHTS
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.types import ENDED
 
 EPOCH = table(EpochStat)

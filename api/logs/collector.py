@@ -19,7 +19,7 @@ from sqlalchemy.dialects.sqlite import insert
 from api.database import Database
 from api.projection.event_parser import LATEST_MS, Row
 from api.projection.projection_store import JOB
-from api.projection.thinning import LINES, thin_lines
+from api.projection.row_retention import LINES, thin_lines
 from computeshare.protocol.keys import JobKeys
 from computeshare.runtime.log_lines import (
     LEVELS,

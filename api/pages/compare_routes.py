@@ -11,7 +11,7 @@ from api.deps import Services, ServicesDep
 from api.errors import NotFound
 from api.pages.compare_schemas import Comparison
 from api.pages.comparison import compared
-from api.pages.rendering import ViewsDep, render
+from api.pages.page_response import ViewsDep, render
 from api.pages.views import PLOT_POINTS, Views
 from computeshare.jobspec.differences import FEWEST, MOST
 from computeshare.types import ENDED

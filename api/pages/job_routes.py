@@ -14,7 +14,7 @@ from api.errors import NotFound
 from api.jobs.cursors import BadCursor
 from api.jobs.series import Columns, Lowest
 from api.logs.view import log_view
-from api.pages.rendering import ViewsDep, missing, render
+from api.pages.page_response import ViewsDep, missing, render
 from api.pages.views import elapsed_s
 from api.projection.plans import mean_round
 from api.schemas import JobPublic

@@ -14,7 +14,7 @@ from api.fleet.service import Fleet
 from api.jobs.service import fingerprint_of
 from api.pages import job_form
 from api.pages.job_routes import shown_as
-from api.pages.rendering import missing, render
+from api.pages.page_response import missing, render
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.jobspec.spec import JobSpec
 

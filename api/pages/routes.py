@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from api.deps import FleetDep
 from api.jobs.cursors import BadCursor
 from api.jobs.job_list import Chosen
-from api.pages.rendering import ViewsDep, missing, render
+from api.pages.page_response import ViewsDep, missing, render
 from api.pages.views import STATUSES
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.types import JobSort

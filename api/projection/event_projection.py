@@ -28,7 +28,7 @@ from api.projection.event_parser import (
 )
 from api.projection.rates import Rates
 from computeshare.codecs import CODECS
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.types import ENDED, Token
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 
 
 def plan_of(spec: dict[str, Any]) -> Plan:

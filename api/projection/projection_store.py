@@ -31,7 +31,7 @@ from api.tables import (
     WorkerStat,
     table,
 )
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.types import ENDED
 

@@ -20,7 +20,7 @@ from api.jobs.service import Jobs
 from api.projection.archive import compact
 from api.projection.disk_reconcile import contradiction, give_up, reconcile
 from api.projection.projection_store import JOB, WORKER
-from api.projection.thinning import thin
+from api.projection.row_retention import thin
 from api.publication.outbox import SEAT, Courier
 from api.publication.publication import Published, Publisher, look_up
 from api.scheduler.demand import Stored, demands_of, is_finished

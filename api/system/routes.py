@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import HealthDep, ServicesDep, TelemetryDep
 from api.http.security import COOKIE, matches
-from api.pages.rendering import render
+from api.pages.page_response import render
 from api.schemas import Health, Readiness, Release
 from computeshare.protocol.handshake import OURS
 from computeshare.settings import derive

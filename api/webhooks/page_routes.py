@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from api.deps import WebhooksDep
-from api.pages.rendering import render
+from api.pages.page_response import render
 from api.webhooks.schemas import DEFAULT_EVENTS
 from computeshare.client.webhook_signatures import EventName
 

@@ -51,7 +51,7 @@ def memory() -> Iterator[dict[str, Any]]:
     import numpy as np
     import torch
 
-    from computeshare.jobspec.sampling import Plan
+    from computeshare.jobspec.sampling_plan import Plan
     from computeshare.tasks import models
     from computeshare.tasks.datasets import Split
     from computeshare.tasks.images import Normaliser

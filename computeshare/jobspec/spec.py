@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, ROUND, Control
 from computeshare.jobspec.quorum import bad_values, tolerated
-from computeshare.jobspec.sampling import Plan, Round
+from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.jobspec.strategy_fields import (
     LARGEST_LOCAL_ROUND,
     LARGEST_ROUND,

@@ -13,7 +13,7 @@ from redis import Redis
 
 from computeshare.codecs.messages import seal
 from computeshare.errors import CodecError, DamagedRound
-from computeshare.jobspec.sampling import Round
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
 from computeshare.protocol.ledger import LONGEST
 from computeshare.protocol.round_store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts, Manifest, Staged
 from computeshare.errors import LostClaim
-from computeshare.jobspec.sampling import Round
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.ledger import Entry, lineage
 from computeshare.protocol.reducer_session import Claim
 from computeshare.runtime.failpoints import failpoint

@@ -12,7 +12,7 @@ from computeshare.codecs import Codec
 from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
 from computeshare.errors import CodecError, Diverged
 from computeshare.jobspec.quorum import largest_share, tolerated
-from computeshare.jobspec.sampling import Plan, Round
+from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.protocol.reducer_session import Claim, Fault, Received, Suspicion
 from computeshare.protocol.round_store import RoundState
 from computeshare.strategies.sync import Mean

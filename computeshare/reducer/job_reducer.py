@@ -18,7 +18,7 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import is_news, update_parts
 from computeshare.errors import ArtifactError, CodecError, DamagedRound, Diverged, LostClaim, ShapeError
 from computeshare.jobspec.quorum import Progress, decide, needed
-from computeshare.jobspec.sampling import Round
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.strategy_fields import LocalStrategy
 from computeshare.protocol.reducer_session import Claim, Link, Received

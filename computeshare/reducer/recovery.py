@@ -12,7 +12,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import add_delta, decode_weights
 from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
-from computeshare.jobspec.sampling import Round
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundState

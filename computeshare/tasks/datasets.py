@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from computeshare.errors import DatasetError
-from computeshare.jobspec.sampling import permutation
+from computeshare.jobspec.sampling_plan import permutation
 from computeshare.tasks import cifar, idx
 from computeshare.tasks.images import Normaliser, Shape
 

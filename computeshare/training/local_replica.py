@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from computeshare.errors import ArtifactError, Interrupted
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.strategy_fields import OptimizerSpec
 from computeshare.tasks.datasets import Split
 from computeshare.tensors.layout import Layout, Weights

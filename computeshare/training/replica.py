@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from computeshare.errors import Interrupted
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.datasets import Split
 from computeshare.tasks.models import entries
 from computeshare.tensors.layout import Layout, Weights

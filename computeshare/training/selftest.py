@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from computeshare import __version__
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.settings import write_private
 from computeshare.tasks.datasets import Split
 from computeshare.tasks.images import Normaliser, Shape

@@ -10,7 +10,7 @@ from typing import Any
 from redis import Redis
 
 from computeshare.jobspec.quorum import largest_share
-from computeshare.jobspec.sampling import Round
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.reducer_session import BANNING_STRIKES, Received
 from computeshare.protocol.worker_session import Grant, Receipt

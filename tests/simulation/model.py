@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from computeshare.jobspec.sampling import Plan, Round
+from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.types import Token
 
 MAGIC = b"UPD"

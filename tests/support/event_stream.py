@@ -5,7 +5,7 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.protocol.keys import JobKeys
 
 WORKERS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb")

@@ -10,7 +10,7 @@ import numpy as np
 from redis import Redis
 
 from computeshare.checkpoints.store import Artifacts
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.protocol.keys import JobKeys
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint

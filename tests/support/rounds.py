@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from computeshare.jobspec.sampling import Plan, Round
+from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.protocol.reducer_session import Claim, Received, Suspicion
 from computeshare.protocol.round_store import RoundState, RoundStore
 from computeshare.protocol.terms import Terms

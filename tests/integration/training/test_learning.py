@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import OptimizerSpec
 from computeshare.jobspec.strategy_fields import LocalStrategy
 from computeshare.strategies import local

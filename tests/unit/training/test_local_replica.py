@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from computeshare.errors import ArtifactError, Interrupted, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.strategy_fields import LocalStrategy, OptimizerSpec
 from computeshare.strategies import local
 from computeshare.tasks.datasets import Split

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.errors import ShapeError
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.datasets import Split
 from computeshare.tasks.images import Normaliser
 from computeshare.tasks.models import build, layout_of, weights_of

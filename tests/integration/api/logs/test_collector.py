@@ -13,7 +13,7 @@ from api.logs import collector as collecting
 from api.logs.collector import Collector
 from api.logs.reader import Logs, Which
 from api.logs.view import log_view
-from api.projection import thinning
+from api.projection import row_retention
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
 from computeshare.protocol.keys import RELEASE, JobKeys
@@ -220,8 +220,8 @@ def test_only_the_newest_lines_of_a_job_are_kept(
     put(redis, job, *map(str, range(30)))
     put(redis, other, *map(str, range(10)))
     Collector(database).step(redis)
-    monkeypatch.setattr(thinning, "LINES_KEPT", 10)
-    assert thinning.thin(database) == 20 and thinning.thin(database) == 0
+    monkeypatch.setattr(row_retention, "LINES_KEPT", 10)
+    assert row_retention.thin(database) == 20 and row_retention.thin(database) == 0
     assert texts(logs, job) == list(map(str, range(20, 30))) and len(texts(logs, other)) == 10
 
 
@@ -231,15 +231,15 @@ def test_long_lines_are_thinned_by_what_they_take(
     put(redis, job, *[f"{number} {'x' * 1000}" for number in range(20)], trace="y" * 400)
     put(redis, job, "the last")
     Collector(database).step(redis)
-    monkeypatch.setattr(thinning, "LINE_BYTES_KEPT", 10_000)
-    assert thinning.thin(database) == 13 and thinning.thin(database) == 0
+    monkeypatch.setattr(row_retention, "LINE_BYTES_KEPT", 10_000)
+    assert row_retention.thin(database) == 13 and row_retention.thin(database) == 0
     assert [text.split()[0] for text in texts(logs, job)] == [*map(str, range(13, 20)), "the"]
 
 
 def test_a_flood_is_thinned_while_it_comes(
     redis: Redis, job: str, collector: Collector, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thinning, "LINES_KEPT", 10)
+    monkeypatch.setattr(row_retention, "LINES_KEPT", 10)
     monkeypatch.setattr(collecting, "THIN_EVERY", 20)
     monkeypatch.setattr(collecting, "BATCH", 8)
     put(redis, job, *map(str, range(100)))

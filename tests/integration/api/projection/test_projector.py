@@ -13,7 +13,7 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.jobs.submissions import Submissions
 from api.projection import projector as projector_module
-from api.projection import thinning
+from api.projection import row_retention
 from api.projection.projector import Projector
 from api.tables import LedgerEntry, Outbox, Submission, VersionRow, WorkerStat
 from computeshare.checkpoints.store import Artifacts
@@ -606,15 +606,15 @@ def test_oldest_submissions_and_events_are_forgotten_and_the_ledger_never(
     projector.step(redis)
     before = (history.ledger(job), history.metrics(job), jobs.show(job).accepted)
     newest = Submissions(database).list(job, limit=20).items
-    monkeypatch.setattr(thinning, "KEPT", 20)
-    monkeypatch.setattr(thinning, "SLICE", 7)
-    assert thinning.thin(database) == (45 + 45 + 24 - 20) + (30 - 20)
+    monkeypatch.setattr(row_retention, "KEPT", 20)
+    monkeypatch.setattr(row_retention, "SLICE", 7)
+    assert row_retention.thin(database) == (45 + 45 + 24 - 20) + (30 - 20)
     assert Submissions(database).list(job, limit=500).items == newest
     assert [e.type for e in history.timeline(job)] == ["opened", "created"]
     assert [e.data["version"] for e in history.events(job) if e.type == "version"] == list(range(11, 31))
     assert (history.ledger(job), history.metrics(job), jobs.show(job).accepted) == before
     assert [e.type for e in history.events(other)] == ["created"]
-    assert thinning.thin(database) == 0
+    assert row_retention.thin(database) == 0
 
 
 @pytest.fixture

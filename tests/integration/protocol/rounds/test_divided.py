@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Member

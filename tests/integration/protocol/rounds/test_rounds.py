@@ -9,7 +9,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from computeshare.errors import Banned, Fenced, JobGone
-from computeshare.jobspec.sampling import Round
+from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol import keys
 from computeshare.protocol.reducer_session import Claim, Suspicion
 from computeshare.protocol.round_store import RoundStore

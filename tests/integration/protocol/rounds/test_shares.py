@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from redis import Redis
 
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.protocol.lease_policy import (
     EXPECTED_MS,
     TOGETHER_MS,

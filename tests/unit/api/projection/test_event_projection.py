@@ -12,7 +12,7 @@ from api.projection.event_parser import Entry, read_entry
 from api.projection.event_projection import Fold, JobState
 from api.projection.rates import Rates
 from api.tables import Job
-from computeshare.jobspec.sampling import Plan
+from computeshare.jobspec.sampling_plan import Plan
 
 PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
 

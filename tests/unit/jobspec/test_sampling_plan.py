@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from computeshare.jobspec.sampling import Plan, permutation
+from computeshare.jobspec.sampling_plan import Plan, permutation
 
 PINNED_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
 PINNED_SEED = 3291213472928352369
