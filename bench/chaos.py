@@ -101,7 +101,7 @@ PARTS: dict[str, Part] = {
         "tests/integration/api/test_schema.py",
         50_000,
         5_000,
-        (*CONTROL, *BROKER, "computeshare/jobspec/*"),
+        (*CONTROL, *BROKER, "computeshare/jobspec/*.py"),
         "COMPUTESHARE_CALLS",
         "answers of 5xx",
     ),

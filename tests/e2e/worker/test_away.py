@@ -38,7 +38,7 @@ def started(role: str, port: int, home: Path) -> Iterator[subprocess.Popen[str]]
     """The process, once it looks for its broker."""
     environment = {**os.environ, "COMPUTESHARE_REDIS_URL": f"redis://:x@127.0.0.1:{port}/0"}
     environment["COMPUTESHARE_HOME"] = str(home)
-    command = [sys.executable, "-m", f"computeshare.{role}", *(["--queue", "q"] if role == "worker" else [])]
+    command = [sys.executable, "-m", f"computeshare.{role}.process", *(["--queue", "q"] if role == "worker" else [])]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     try:
