@@ -15,8 +15,10 @@ from api.main import create_app
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
-from tests.support.browser import WINDOWS, Site, Watched, Window, picture_of_test, wait_until
+from tests.support.browser import WINDOWS, Site, Watched, Window, picture_of_test
+from tests.support.control_plane import ControlPlane, control_plane
 from tests.support.requirements import lacking
+from tests.support.wait import wait_until
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_ON_MAC = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
@@ -38,6 +40,13 @@ def find_chromium() -> str:
     on_path = (path for name in CHROMIUM_NAMES if (path := shutil.which(name)))
     found = next(on_path, CHROMIUM_ON_MAC if Path(CHROMIUM_ON_MAC).exists() else None)
     return found or lacking(f"no Chromium: install one of {', '.join(CHROMIUM_NAMES)}")
+
+
+@pytest.fixture(scope="module")
+def plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """`computeshare up` with the flags that the module names in UP."""
+    with control_plane(tmp_path_factory.mktemp("home"), *getattr(request.module, "UP", ())) as plane:
+        yield plane
 
 
 @pytest.fixture(scope="session")

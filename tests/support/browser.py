@@ -1,7 +1,6 @@
 """The control plane that a browser looks at, the windows it looks through, and pages that remember what went wrong."""
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +94,6 @@ class Site:
     def login(self) -> str:
         """The address that lets a browser in."""
         return self.url + login_path(self.services.token)
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Return once `true()` is; fail if that takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.02)
 
 
 class Watched:

@@ -1,19 +1,11 @@
 """A reducer in a thread, and what it has reached."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from computeshare.protocol.round_store import RoundStore
 from computeshare.reducer.process import Reducer
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.02)
 
 
 @contextmanager

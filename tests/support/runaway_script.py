@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -10,6 +9,8 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
+
+from tests.support.wait import wait_until
 
 REFUSES_AFTER_MS = 100
 """After so long the broker answers everybody else with BUSY; by default after five seconds."""
@@ -32,8 +33,7 @@ def busy_broker(url: str) -> Iterator[None]:
         thread = threading.Thread(target=run_away)
         thread.start()
         try:
-            while not _is_busy(other):
-                time.sleep(0.01)
+            wait_until(lambda: _is_busy(other))
             yield
         finally:
             other.script_kill()

@@ -5,8 +5,9 @@ from typing import Any
 from api.database import now_ms
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
-from tests.support.browser import Site, wait_until
+from tests.support.browser import Site
 from tests.support.job_feed import Feed
+from tests.support.wait import wait_until
 
 SPEC: dict[str, Any] = {
     "name": "mnist, lenet5",

@@ -2,12 +2,10 @@
 
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 TRICKLE = -1
 """In the place of a status: an answer that never ends its headers."""
@@ -85,12 +83,3 @@ def receiving(*statuses: int, tls: ssl.SSLContext | None = None) -> Iterator[Rec
             receiver.over.set()
             server.shutdown()
             thread.join()
-
-
-def until(holds: Callable[[], Any], patience_s: float = 20) -> Any:
-    """Wait until something holds, and return it; fails after `patience_s`."""
-    deadline = time.monotonic() + patience_s
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-    return found

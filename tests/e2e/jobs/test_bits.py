@@ -2,14 +2,14 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "3", "--queue", "e2e")
 ROUNDS = {"rounds": 250, "checkpoint_every": 0, "evaluate_every": 0}
 LOCAL = {"rounds": 80} | {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}
 JOBS: dict[str, dict[str, Any]] = {
@@ -24,12 +24,6 @@ JOBS: dict[str, dict[str, Any]] = {
         "codec": {"up": "int8", "down": "int8"},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "3", "--queue", "e2e") as plane:
-        yield plane
 
 
 @pytest.mark.sampled(1)

@@ -1,7 +1,6 @@
 """Real workers that are drained, removed, shared among jobs and taken over, in mid-job; and the page that does it."""
 
 import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -11,16 +10,11 @@ from playwright.sync_api import expect
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register, unregister
 from tests.support.browser import Site, in_every_window
-from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "2", "--queue", "e2e")
 ENDLESS: dict[str, Any] = {**DIGITS_MLP, "rounds": 1_000_000, "checkpoint_every": 0, "evaluate_every": 0}
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "2", "--queue", "e2e") as plane:
-        yield plane
 
 
 def fleet(plane: ControlPlane) -> dict[str, dict[str, Any]]:

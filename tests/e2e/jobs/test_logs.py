@@ -17,8 +17,9 @@ from api.logs.view import log_view
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.runtime.log_lines import Writer, line_of
-from tests.support.browser import Site, Watched, in_every_window, picture_of_test, wait_until
-from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.browser import Site, Watched, in_every_window, picture_of_test
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -33,12 +34,6 @@ import { logs } from "/static/logs.js";
 const root = document.getElementById("logs");
 logs(root, root.dataset.job);
 </script></body></html>"""
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home")) as plane:
-        yield plane
 
 
 def lines(plane: ControlPlane, job_id: str, **wanted: Any) -> list[dict[str, Any]]:

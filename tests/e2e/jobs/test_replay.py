@@ -23,9 +23,10 @@ from computeshare.protocol.keys import JobKeys
 from computeshare.replay.replay import Replay, Verdict
 from computeshare.settings import RunFile
 from computeshare.transport.connections import connect
-from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "2", "--queue", "e2e")
 DIGITS: dict[str, Any] = {
     **DIGITS_MLP,
     "rounds": 60,
@@ -40,12 +41,6 @@ WITHOUT_ROUND |= {"checkpoint_every": 5, "evaluate_every": 0}
 BUCKETS = {"model": "mobilenet_v3_small", "input": [1, 32, 32], "rounds": 4, "checkpoint_every": 2}
 """A model of more than a million parameters."""
 CHANGES = ("--set", "optimizer.lr=0.01", "--set", "queue=nobody")
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "2", "--queue", "e2e") as plane:
-        yield plane
 
 
 @pytest.fixture(scope="module")

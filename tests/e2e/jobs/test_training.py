@@ -22,19 +22,15 @@ from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker, Place, free_port
 from tests.support.browser import WINDOWS, Watched, picture
 from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "3", "--queue", "e2e")
 DIGITS: dict[str, Any] = {
     **DIGITS_MLP,
     "checkpoint_every": 500,
     "evaluate_every": 500,
 }
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "3", "--queue", "e2e") as plane:
-        yield plane
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +220,7 @@ def test_a_worker_started_before_its_broker_waits_for_it(tmp_path: Path) -> None
         broker = EmbeddedBroker.start(tmp_path / "log", place=replace(Place.new(), port=port, password="secret"))
         try:
             redis = connect(broker.url)
-            deadline = time.monotonic() + 30
-            while not list_workers(redis):
-                assert time.monotonic() < deadline and worker.poll() is None
-                time.sleep(0.05)
+            wait_until(lambda: list_workers(redis))
         finally:
             worker.terminate()
             assert worker.wait(20) == 0

@@ -12,9 +12,10 @@ from api.database import now_ms
 from api.pages.views import elapsed_s
 from api.projection.plans import mean_round
 from computeshare.queue import WorkerInfo, register
-from tests.support.browser import SCREENSHOTS, Site, Window, forgive, in_every_window, picture, wait_until
+from tests.support.browser import SCREENSHOTS, Site, Window, forgive, in_every_window, picture
 from tests.support.job_feed import Feed
 from tests.support.staged_jobs import arrived, start, under_way
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -14,8 +14,9 @@ from api.scheduler.machines import remember
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register
-from tests.support.browser import Site, Window, forgive, in_every_window, problems, wait_until
+from tests.support.browser import Site, Window, forgive, in_every_window, problems
 from tests.support.staged_jobs import arrived, start, under_way
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -8,8 +8,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from api.webhooks.schemas import WebhookRequest
-from tests.support.browser import Site, Window, in_every_window, picture, problems, wait_until
+from tests.support.browser import Site, Window, in_every_window, picture, problems
 from tests.support.staged_jobs import under_way
+from tests.support.wait import wait_until
 from tests.support.webhook_receiver import Receiver, receiving
 
 pytestmark = pytest.mark.e2e

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
 from tests.support.runaway_script import busy_broker
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "1", "--queue", "e2e")
 SPEC: dict[str, Any] = {
     **DIGITS_MLP,
     "checkpoint_every": 100,
@@ -29,12 +29,6 @@ SPEC: dict[str, Any] = {
 BUSY_S = 20.0
 """Longer than a worker that nobody hears of is taken to be alive, and than the expiry of each claim and lease."""
 GOES_ON_WITHIN_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "1", "--queue", "e2e") as plane:
-        yield plane
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,15 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.control_plane import ControlPlane, control_plane
+from tests.support.control_plane import ControlPlane
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "1", "--queue", "e2e")
 STAYS_AWAY_S = 3.0
 """Longer than `up` pauses before it starts a process again that has lived this long."""
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "1", "--queue", "e2e") as plane:
-        yield plane
 
 
 def worker_of(plane: ControlPlane, pid: int) -> str | None:

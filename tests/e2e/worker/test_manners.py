@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
 ENDLESS: dict[str, Any] = {**DIGITS_MLP, "rounds": 100_000, "checkpoint_every": 0, "evaluate_every": 0}
@@ -37,12 +37,6 @@ main()
 _IN_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 """Takes standard input for the terminal it belongs to, so that Ctrl-C reaches it, and becomes the program named."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home")) as plane:
-        yield plane
 
 
 @contextmanager

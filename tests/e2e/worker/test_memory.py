@@ -1,23 +1,17 @@
 """Processes of a long job keep the memory that they began with: the short form of `python -m bench.memory --units`."""
 
 import contextlib
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from bench.memory import Growth
-from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
 pytestmark = pytest.mark.e2e
+UP = ("--workers", "1", "--queue", "e2e")
 ROUNDS = 750
 MOST_GROWTH = 0.05
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home"), "--workers", "1", "--queue", "e2e") as plane:
-        yield plane
 
 
 def pids(plane: ControlPlane) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane import ControlPlane, control_plane
+from tests.support.control_plane import ControlPlane
 
 pytestmark = pytest.mark.e2e
 WRONG_FROM_THE_SECOND_CALL = """
@@ -33,12 +33,6 @@ LENET: dict[str, object] = {
     "queue": "tested",
     "rounds": 20,
 }
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with control_plane(tmp_path_factory.mktemp("home")) as plane:
-        yield plane
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from api.webhooks.service import WebhookService
 from api.webhooks.webhook_events import Notices
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
-from tests.support.webhook_receiver import receiving, until
+from tests.support.wait import wait_until
+from tests.support.webhook_receiver import receiving
 
 HERE = networks_of("127.0.0.1")
 
@@ -28,7 +29,7 @@ def test_notifications_go_out_though_no_broker_is_known(database: Database, tmp_
         Jobs(database, tmp_path / "artifacts").create(JobSpec(dataset="digits", model="mlp", rounds=1))
         control.start()
         try:
-            until(lambda: receiver.heard)
+            wait_until(lambda: receiver.heard)
             assert not control.leading and "no broker is known" in (control.trouble() or "")
         finally:
             control.stop()

@@ -1,8 +1,7 @@
 """Another process that holds the database longer than anyone waits for it."""
 
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.settings import Settings
 from tests.support.event_stream import Feed
 from tests.support.scheduling_clock import online
+from tests.support.wait import wait_until
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=30, queue="locked")
 
@@ -36,20 +36,13 @@ def locked(home: Path) -> Iterator[None]:
         other.close()
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.02)
-
-
 def test_a_locked_database_is_a_503_and_everything_goes_on_after_it(
     redis: Redis, client: TestClient, settings: Settings
 ) -> None:
     online(redis, SPEC.queue)
     body = SPEC.model_dump(mode="json", exclude={"epochs"})
     job = client.post("/v1/jobs", json=body).json()["id"]
-    until(lambda: RoundStore(redis, job).spec() is not None)
+    wait_until(lambda: RoundStore(redis, job).spec() is not None)
     loops = client.app.state.services.control.loops  # type: ignore[attr-defined]
     feed = Feed(redis, job, SPEC.plan)
     with locked(settings.home):
@@ -62,12 +55,12 @@ def test_a_locked_database_is_a_503_and_everything_goes_on_after_it(
             assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
             assert int(answer.headers["retry-after"]) >= 1 and "locked" in answer.json()["detail"]
         assert client.get(f"/v1/jobs/{job}").json()["version"] == 0  # reading works
-        until(lambda: any(loop.failures for loop in loops))
+        wait_until(lambda: any(loop.failures for loop in loops))
         ready = client.get("/readyz")
         assert ready.status_code == 503 and "locked" in ready.json()["dependencies"]["sqlite"]["detail"]
-    until(lambda: client.get(f"/v1/jobs/{job}").json()["version"] == 12)
+    wait_until(lambda: client.get(f"/v1/jobs/{job}").json()["version"] == 12)
     ledger = client.get(f"/v1/jobs/{job}/ledger").json()["epochs"]
     assert [(epoch["counted"], epoch["missing"]) for epoch in ledger] == [(1437, 0)]
     assert [item["id"] for item in client.get("/v1/jobs").json()["items"]] == [job]
     assert client.post(f"/v1/jobs/{job}/pause").status_code == 202
-    until(lambda: client.get("/readyz").status_code == 200)
+    wait_until(lambda: client.get("/readyz").status_code == 200)

@@ -15,15 +15,9 @@ from api.jobs.service import Jobs
 from computeshare.errors import DatabaseDamaged, DatabaseLost
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
+from tests.support.wait import wait_until
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.02)
 
 
 def delete_home(home: Path) -> None:
@@ -43,7 +37,7 @@ def replace_file(home: Path) -> None:
 def test_what_would_be_lost_is_refused_once_the_file_is_another(
     client: TestClient, settings: Settings, lose: Callable[[Path], None]
 ) -> None:
-    until(lambda: client.get("/readyz").status_code == 200)
+    wait_until(lambda: client.get("/readyz").status_code == 200)
     job = client.post("/v1/jobs", json=SPEC).json()["id"]
     lose(settings.home)
     answers = [client.post("/v1/jobs", json=SPEC), client.post(f"/v1/jobs/{job}/pause"), client.get("/v1/jobs")]
@@ -79,7 +73,7 @@ def test_a_damaged_file_is_told_with_what_to_do(database: Database, jobs: Jobs, 
 
 
 def test_the_control_plane_copies_its_database(client: TestClient, settings: Settings) -> None:
-    until(lambda: client.get("/readyz").status_code == 200)
+    wait_until(lambda: client.get("/readyz").status_code == 200)
     assert len(settings.database_file.copies()) <= 1
-    until(lambda: len(settings.database_file.copies()) == 1)
+    wait_until(lambda: len(settings.database_file.copies()) == 1)
     assert settings.database_file.damage(20.0) is None

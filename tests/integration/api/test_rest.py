@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from computeshare.settings import Settings, login_path
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
 from tests.support.event_stream import WORKERS, Feed, token
+from tests.support.wait import wait_until
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
 PROBLEM = "application/problem+json"
@@ -51,16 +51,6 @@ def feed(redis: Redis, job: str) -> Feed:
 def project(client: TestClient, redis: Redis) -> None:
     """Take what was fed at once; the background loop may be at it too."""
     Projector(client.app.state.services.database).step(redis)  # type: ignore[attr-defined]
-
-
-def wait_until(condition: Any, timeout_s: float = 10) -> bool:
-    """Whether a condition came true in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_importing_the_api_does_not_import_torch() -> None:

@@ -1,7 +1,6 @@
 """A disk that fills up, for real: jobs rest until there is room, the API says when to ask again, nothing is lost."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.support.event_stream import Feed
 from tests.support.full_disk import fill, read_only, small_disk
 from tests.support.job_reducer import Job, spec_of
 from tests.support.rounds import take_seat
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -161,13 +161,6 @@ def test_a_full_disk_is_noticed_before_a_checkpoint_is_due(
     assert "0 MB are free" in held(job)[0]
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.05)
-
-
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30}
 
 
@@ -194,7 +187,7 @@ def test_a_full_disk_under_the_database_is_a_503_and_nothing_is_lost(redis: Redi
         assert listed[first] == shown["reason"]
         ballast.unlink()
         services = app.state.services
-        until(lambda: services.jobs.show(first).version == 20)
+        wait_until(lambda: services.jobs.show(first).version == 20)
         assert "No checkpoint" not in str(services.jobs.show(first).reason)
         assert client.post("/v1/jobs", json=SPEC).status_code == 201
         listed = {job["id"] for job in client.get("/v1/jobs", params={"limit": 100}).json()["items"]}

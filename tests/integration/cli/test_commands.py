@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from computeshare.terminal.command import run
 from computeshare.types import Token
 from computeshare.worker import invite
 from tests.support.checkpoints import write_checkpoint
+from tests.support.wait import wait_until
 
 CREATE = ["jobs", "create", "--dataset", "digits", "--model", "mlp", "--rounds", "20", "--queue"]
 
@@ -38,7 +39,7 @@ def control_plane(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> I
     application.state.services.stopping = lambda: server.should_exit
     thread = threading.Thread(target=server.run)
     thread.start()
-    until(lambda: server.started)
+    wait_until(lambda: server.started)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", settings
     server.should_exit = True
     thread.join()
@@ -53,14 +54,6 @@ def client(control_plane: tuple[str, Settings], monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(f"COMPUTESHARE_{name}", raising=False)
     with Client(url, settings.resolve_token()) as found:
         yield found
-
-
-def until(holds: Callable[[], object], patience_s: float = 20) -> None:
-    """Wait until something holds; fails after `patience_s`."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -183,7 +176,7 @@ def test_watching_ends_when_the_job_is_cancelled(client: Client, capsys: pytest.
 def test_following_shows_each_event_once_and_in_order(client: Client, redis: Redis) -> None:
     job = client.create({"dataset": "digits", "model": "mlp", "queue": "followed"})
     publish(redis, job["id"], "joined", worker="w1", session="s", seat="x", name="w1", device="cpu")
-    until(lambda: client.show(job["id"])["workers"] == 1)
+    wait_until(lambda: client.show(job["id"])["workers"] == 1)
     client.cancel(job["id"])
     events = list(client.follow(job))
     kinds = [event.type for event in events if event.type != "job"]
@@ -214,7 +207,7 @@ def test_a_checkpoint_is_downloaded_with_the_digest_that_the_job_shows(
             parameters=100_000, bytes=400_000)  # fmt: skip
     publish(redis, job_id, "checkpoint", token=str(token), version=0, sha256=sha256, bytes=manifest.bytes,
             path=str(token))  # fmt: skip
-    until(lambda: client.checkpoints(job_id))
+    wait_until(lambda: client.checkpoints(job_id))
     path = tmp_path / "weights.safetensors"
     document = command(capsys, "jobs", "download", job_id, "-o", str(path))
     assert document == {"path": str(path), "version": 0, "bytes": manifest.bytes, "sha256": sha256}

@@ -1,8 +1,7 @@
 """A machine's sleep, heard over a real bus from a login manager that speaks as logind does."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,9 @@ jeepney = pytest.importorskip("jeepney", reason="logind is Linux alone")
 
 from computeshare.host import logind  # noqa: E402
 from tests.support.login_manager import LoginManager, login_manager, private_bus  # noqa: E402
+from tests.support.wait import wait_until  # noqa: E402
 
 LOCK = "delay sleep"
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -55,14 +48,14 @@ def test_sleep_waits_for_what_is_to_be_done_before_and_each_time_anew(address: s
         assert follower.ready.wait(20)
         assert manager.holds(LOCK)
         manager.announce(True)
-        until(lambda: follower.seen == ["before"])
+        wait_until(lambda: follower.seen == ["before"])
         assert manager.holds(LOCK)
         follower.go_on.set()
-        until(lambda: not manager.holds(LOCK))
+        wait_until(lambda: not manager.holds(LOCK))
         manager.announce(False)
-        until(lambda: follower.seen == ["before", "after"] and manager.holds(LOCK))
+        wait_until(lambda: follower.seen == ["before", "after"] and manager.holds(LOCK))
         manager.announce(True)
-        until(lambda: follower.seen == ["before", "after", "before"] and not manager.holds(LOCK))
+        wait_until(lambda: follower.seen == ["before", "after", "before"] and not manager.holds(LOCK))
 
 
 def test_nobody_else_can_announce_sleep(address: str) -> None:
@@ -75,7 +68,7 @@ def test_nobody_else_can_announce_sleep(address: str) -> None:
         liar.announce(True)
         liar.stop()  # it has sent what it had by then
         manager.announce(False)
-        until(lambda: bool(follower.seen))
+        wait_until(lambda: bool(follower.seen))
         assert follower.seen == ["after"]
 
 
@@ -89,5 +82,5 @@ def test_where_nobody_tells_of_sleep_that_is_an_error_at_once(
     if there:  # it may come yet: there is no lock, and that is no error
         assert follower.ready.wait(20) and not follower.failed
     else:
-        until(lambda: bool(follower.failed))
+        wait_until(lambda: bool(follower.failed))
         assert isinstance(follower.failed[0], OSError)

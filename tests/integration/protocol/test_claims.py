@@ -19,8 +19,9 @@ from computeshare.transport.connections import connect
 from computeshare.types import Blob, Token
 from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.job_reducer import Job, spec_of
-from tests.support.reducer_process import running, until, version_of
+from tests.support.reducer_process import running, version_of
 from tests.support.rounds import events
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -46,12 +47,12 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
     for store in stores:
         store.publish(spec_of().model_dump_json())
     with running(Reducer(redis, tmp_path, threading.Event())) as reducer:
-        until(lambda: {store.job_id for store in stores} <= set(reducer.jobs))
+        wait_until(lambda: {store.job_id for store in stores} <= set(reducer.jobs))
         redis.set(stores[0].keys.reducer(), "another's", px=60_000)
-        until(lambda: stores[0].job_id not in reducer.jobs)
+        wait_until(lambda: stores[0].job_id not in reducer.jobs)
         assert stores[1].job_id in reducer.jobs
         redis.delete(stores[0].keys.reducer())
-        until(lambda: stores[0].job_id in reducer.jobs)  # nobody looks after it any more
+        wait_until(lambda: stores[0].job_id in reducer.jobs)  # nobody looks after it any more
         assert redis.pttl(stores[0].keys.reducer()) <= process.CLAIM_MS
 
 
@@ -68,15 +69,15 @@ def test_no_job_waits_for_the_step_of_another(redis: Redis, tmp_path: Path, monk
     monkeypatch.setattr(JobReducer, "_stepped", stepped)
     slow_hand, quick_hand = slow.hand("solo"), quick.hand("solo")
     with running(Reducer(redis, tmp_path, threading.Event())) as reducer:
-        until(lambda: len(reducer.jobs) == 2)
+        wait_until(lambda: len(reducer.jobs) == 2)
         slow_hand.send(slow_hand.pull())
         assert is_stepping.wait(60)
         for version in (1, 2, 3):
             quick_hand.send(quick_hand.pull())
-            until(lambda version=version: version_of(quick.store) == version)
+            wait_until(lambda version=version: version_of(quick.store) == version)
         assert version_of(slow.store) == 0
         may_go_on.set()
-        until(lambda: version_of(slow.store) == 1)
+        wait_until(lambda: version_of(slow.store) == 1)
 
 
 def test_jobs_are_spread_over_the_reducers_that_are_there(redis: Redis, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_jobs_are_spread_over_the_reducers_that_are_there(redis: Redis, tmp_path
     ):
         for number in range(4):
             RoundStore(redis, f"spread{number}").publish(spec_of().model_dump_json())
-            until(lambda number=number: len(first.jobs) + len(second.jobs) == number + 1)
+            wait_until(lambda number=number: len(first.jobs) + len(second.jobs) == number + 1)
         assert (len(first.jobs), len(second.jobs)) in ((2, 2), (1, 3), (3, 1))
 
 
@@ -100,7 +101,7 @@ def test_a_reducer_that_serves_others_leaves_a_job_to_one_that_serves_none(redis
     idle.claim_jobs()
     assert [*idle.jobs] == ["second"]
     RoundStore(redis, "third").publish(spec_of().model_dump_json())
-    until(lambda: busy.claim_jobs() or "third" in busy.jobs)  # nobody else takes it
+    wait_until(lambda: busy.claim_jobs() or "third" in busy.jobs)  # nobody else takes it
     for reducer in (busy, idle):
         reducer.stop.set()
         reducer.run()
@@ -125,9 +126,9 @@ def test_standing_by_asks_about_a_claim_when_it_would_end(redis: Redis, tmp_path
     for store in stores:
         redis.pexpire(store.keys.reducer(), 1)
     reducer._asleep = dict.fromkeys(reducer._asleep, 0.0)  # the time is up
-    until(lambda: not redis.exists(stores[0].keys.reducer()))
+    wait_until(lambda: not redis.exists(stores[0].keys.reducer()))
     with running(reducer):
-        until(lambda: len(reducer.jobs) == 100)
+        wait_until(lambda: len(reducer.jobs) == 100)
 
 
 def test_a_claim_given_up_is_taken_at_once(redis: Redis, tmp_path: Path) -> None:
@@ -154,15 +155,15 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
     job = left_to_others(Job(redis, "asleep", spec_of(), tmp_path))
     hand = job.hand("solo")
     with running(Reducer(job.redis, job.root, threading.Event())) as reducer:
-        until(lambda: any(thread.job.current for thread in reducer.jobs.values()))
+        wait_until(lambda: any(thread.job.current for thread in reducer.jobs.values()))
         (held,) = reducer.jobs.values()
         version, looks = held.job.current, list[None]()
         with monkeypatch.context() as patch:
             patch.setattr(Claim, "look", lambda *_: (looks.append(None), away()))
-            until(lambda: len(looks) > 1)
+            wait_until(lambda: len(looks) > 1)
             assert [*reducer.jobs.values()] == [held] and held.job.current is version
         hand.send(hand.pull())
-        until(lambda: version_of(job.store) == 1)
+        wait_until(lambda: version_of(job.store) == 1)
         assert [*reducer.jobs.values()] == [held]
 
 
@@ -184,7 +185,7 @@ def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
         running(Reducer(redis, tmp_path, threading.Event())) as second,
     ):
         threads = lambda: [*first.jobs.values(), *second.jobs.values()]  # noqa: E731
-        until(lambda: any(thread.job.current for thread in threads()))
+        wait_until(lambda: any(thread.job.current for thread in threads()))
         assert len(events(job.store, "reducer")) == 2  # the first of them is the test's own
 
 
@@ -202,7 +203,7 @@ def test_a_job_that_diverges_fails_in_plain_words_with_the_traceback_of_its_redu
         return bool(events(job.store, "failed"))
 
     with running(Reducer(job.redis, job.root, threading.Event())):
-        until(failed)
+        wait_until(failed)
     (told,) = events(job.store, "failed")
     assert told["error"].startswith("Training diverged at version")
     assert (
@@ -217,8 +218,8 @@ def test_a_fault_of_the_reducers_own_fails_its_job_with_its_traceback(
     job = left_to_others(Job(redis, "faulty", spec_of(), tmp_path))
     monkeypatch.setattr(JobReducer, "_resumed", lambda self, state: 1 / 0)
     with running(Reducer(job.redis, job.root, threading.Event())) as reducer:
-        until(lambda: events(job.store, "failed"))
-        until(lambda: not reducer.jobs)
+        wait_until(lambda: events(job.store, "failed"))
+        wait_until(lambda: not reducer.jobs)
     (told,) = events(job.store, "failed")
     assert told["error"] == "ZeroDivisionError: division by zero"
     assert "1 / 0" in told["detail"]
@@ -243,7 +244,7 @@ def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
     hand = job.hand("solo")
     with running(Reducer(job.redis, job.root, threading.Event())):
         hand.send(hand.pull())
-        until(lambda: version_of(job.store) == 1)
+        wait_until(lambda: version_of(job.store) == 1)
     assert not outages and len(events(job.store, "reducer")) == 3  # the test's own, and one on each side of the outage
     job.reducer = job.new_reducer()
     assert job.finish(hand) == expected

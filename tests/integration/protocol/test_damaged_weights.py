@@ -20,8 +20,9 @@ from computeshare.tasks.models import layout_for
 from computeshare.types import Blob
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.job_reducer import spec_of
-from tests.support.reducer_process import running, until, version_of
+from tests.support.reducer_process import running, version_of
 from tests.support.rounds import events
+from tests.support.wait import wait_until
 
 DAMAGED = 3
 """The version that is altered."""
@@ -38,12 +39,12 @@ def train(redis: Redis, job_id: str, spec: JobSpec, root: Path, seats: int = 1) 
         sessions.append(SeatSession(redis, seat, spec, Settings(home=root), stop))
     threads = [threading.Thread(target=session.run, args=("cpu",), daemon=True) for session in sessions]
     with running(Reducer(redis, root / "artifacts", stop)):
-        until(
+        wait_until(
             lambda: store.read() is not None
         )  # a seat in the same process draws from the generator of the first weights
         for thread in threads:
             thread.start()
-        until(lambda: version_of(store) == spec.rounds_total)
+        wait_until(lambda: version_of(store) == spec.rounds_total)
     for thread in threads:
         thread.join(20)
     state = store.read()

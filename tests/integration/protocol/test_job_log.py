@@ -3,7 +3,7 @@
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from computeshare.runtime.processes import configure_logging
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
 from computeshare.worker.rq_worker import SeatWorker
+from tests.support.wait import wait_until
 
 WRITER = Writer("aaaaaaaaaaaa", "studio")
 log = structlog.get_logger()
@@ -59,13 +60,6 @@ def refusals(redis: Redis) -> int:
     """How often the broker has refused something for want of memory."""
     stats: Any = redis.info("errorstats")
     return int(stats.get("errorstat_OOM", {}).get("count", 0))
-
-
-def until(true: Callable[[], Any], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def test_what_is_logged_about_a_job_is_in_its_log_and_still_printed(
@@ -159,7 +153,7 @@ def test_a_broker_that_was_away_gets_what_was_logged_meanwhile(quick: None, tmp_
             with connect(broker.url, retries=0) as redis:
                 RoundStore(redis, job_id).publish("{}")
                 job_log.capture(None, "info", {"event": "back", "level": "info"})
-                until(lambda: lines(redis, job_id) and lines(redis, job_id)[-1]["text"] == "back")
+                wait_until(lambda: lines(redis, job_id) and lines(redis, job_id)[-1]["text"] == "back")
         finally:
             broker.stop()
 
@@ -175,10 +169,10 @@ def test_a_broker_without_memory_delays_lines_and_the_oldest_give_way(
             redis.config_set("maxmemory", 1)
             for number in range(MOST_WAITING + 50):
                 job_log.capture(None, "info", {"event": str(number), "level": "info"})
-            until(lambda: refusals(redis) >= 3)
+            wait_until(lambda: refusals(redis) >= 3)
             assert redis.xlen(JobKeys(job_id).logs()) == 0
             redis.config_set("maxmemory", 0)
-            until(lambda: redis.xlen(JobKeys(job_id).logs()) > MOST_WAITING)
+            wait_until(lambda: redis.xlen(JobKeys(job_id).logs()) > MOST_WAITING)
             told = [line["text"] for line in lines(redis, job_id)]
             assert told == ["50 lines were dropped here: too many at a time", *map(str, range(50, MOST_WAITING + 50))]
     finally:

@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ from redis import Redis
 from computeshare.queue import Orders, give_orders, list_workers
 from computeshare.terminal.command import REMOVED
 from computeshare.up.stack import Child
-
-
-def until(holds: Callable[[], object], patience_s: float = 60) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_
     environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            until(lambda: list_workers(own) or process.poll() is not None)
+            wait_until(lambda: list_workers(own) or process.poll() is not None)
             (worker,) = list_workers(own)
             give_orders(own, {worker.id: Orders(dismissed="a user removed this worker")})
             _, said = process.communicate(timeout=30)

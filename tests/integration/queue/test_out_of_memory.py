@@ -4,7 +4,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from computeshare.transport.connections import connect, when_there_is_room
 from computeshare.up.embedded_broker import EmbeddedBroker
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.rounds import PLAN, ZERO, events, take_seat
+from tests.support.wait import wait_until
 
 LIMIT = 24_000_000
 MAC = WorkerInfo("aaaaaaaaaaaa", "mac", "cpu", (JobSpec(dataset="digits", model="mlp").queue,), {}, 1, "host", 1)
@@ -56,13 +57,6 @@ def fill(redis: Redis, ballast: list[str] | None = None) -> list[str]:
         except OutOfMemoryError:
             continue
     return ballast
-
-
-def until(true: Callable[[], Any], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.05)
 
 
 def test_a_job_is_let_in_only_where_its_most_fits_beside_the_others() -> None:
@@ -196,17 +190,17 @@ def test_a_job_in_mid_run_stands_still_and_goes_on_without_a_strike_or_a_lost_se
     store, stop = RoundStore(small, job), threading.Event()
     started = start(small, job, spec, tmp_path / "artifacts", stop)
     try:
-        until(lambda: (state := store.read()) and state.version >= 10)
+        wait_until(lambda: (state := store.read()) and state.version >= 10)
         ballast = fill(small)
-        until(lambda: fill(small, ballast) and still(store) and exhausted(Memory.of(small)))
+        wait_until(lambda: fill(small, ballast) and still(store) and exhausted(Memory.of(small)))
         fill(small, ballast)
         dispatcher.step(small)
         assert "The broker is out of memory, 2" in str(jobs.show(job).reason)
         before = store.read()
         assert before is not None and before.version < 400 and started[1] == []
         small.delete(*ballast)
-        until(lambda: store.status() == "finished")
-        until(lambda: Artifacts(tmp_path / "artifacts", job).tokens())
+        wait_until(lambda: store.status() == "finished")
+        wait_until(lambda: Artifacts(tmp_path / "artifacts", job).tokens())
     finally:
         end(started, stop)
     projector.step(small)

@@ -5,8 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,13 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.up.embedded_broker import EmbeddedBroker, Place, can_listen
-
-
-def until(true: Callable[[], bool], timeout_s: float = 15) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.02)
+from tests.support.wait import wait_until
 
 
 def answers(url: str) -> bool:
@@ -68,9 +60,9 @@ def test_a_broker_started_again_is_at_the_same_place(tmp_path: Path) -> None:
     try:
         pid, urls = broker.pid, (broker.url, broker.tcp_url)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: broker.poll() is not None)
+        wait_until(lambda: broker.poll() is not None)
         broker.spawn()
-        until(lambda: answers(broker.url) and answers(broker.tcp_url))
+        wait_until(lambda: answers(broker.url) and answers(broker.tcp_url))
         assert broker.pid != pid and (broker.url, broker.tcp_url) == urls
     finally:
         broker.stop()
@@ -110,16 +102,16 @@ def test_damaged_data_is_kept_aside_and_the_broker_starts_empty(
         for number in range(2000):
             client.set(f"key {number}", "value")
     os.kill(broker.pid, signal.SIGKILL)
-    until(lambda: broker.poll() is not None)
+    wait_until(lambda: broker.poll() is not None)
     (file,) = data.glob("**/*.incr.aof")
     content = bytearray(file.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 20] = b"damaged in the middle"[:20]
     file.write_bytes(content)
     if running:
         broker.spawn()
-        until(lambda: broker.poll() is not None)  # it refuses to start
+        wait_until(lambda: broker.poll() is not None)  # it refuses to start
         broker.spawn()
-        until(lambda: answers(broker.url))
+        wait_until(lambda: answers(broker.url))
     else:
         broker.stop()
         broker = EmbeddedBroker.start(log, data)
@@ -140,12 +132,12 @@ def test_a_tail_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
         for number in range(100):
             client.set(f"key {number}", "value")
     os.kill(broker.pid, signal.SIGKILL)
-    until(lambda: broker.poll() is not None)
+    wait_until(lambda: broker.poll() is not None)
     (file,) = data.glob("**/*.incr.aof")
     os.truncate(file, file.stat().st_size - 150)
     broker.spawn()
     try:
-        until(lambda: answers(broker.url))
+        wait_until(lambda: answers(broker.url))
         with Redis.from_url(broker.url) as client:
             assert 90 < client.dbsize() < 100
         assert list(tmp_path.glob("broker-damaged-*")) == []

@@ -13,17 +13,11 @@ from safetensors.numpy import save
 from computeshare.client import Client, NoServer
 from computeshare.client.api.models import Problem
 from computeshare.errors import ArtifactError, ComputeShareError, SettingsError
-from tests.support.http_answers import Answer, FakeServer, event, job, serving, stream
+from tests.support.http_answers import Answer, FakeServer, event, job, stream
 
 TENSOR = np.arange(1000, dtype=np.float32)
 WEIGHTS = save({"w": TENSOR}, {"order": '["w"]'})
 SHA256 = hashlib.sha256(TENSOR.tobytes()).hexdigest()
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as fake:
-        yield fake
 
 
 @pytest.fixture

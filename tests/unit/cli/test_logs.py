@@ -1,13 +1,11 @@
 """`jobs logs` and the client's two methods, against a server that says what a test wants."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from computeshare.cli.main import app
 from computeshare.client import Client
 from computeshare.client.api.models import Problem
 from computeshare.terminal.command import run
-from tests.support.http_answers import Answer, FakeServer, event, serving, stream
+from tests.support.http_answers import Answer, FakeServer, event, stream
 
 LOGS = "/v1/jobs/ab12cd34/logs"
 INTERRUPTIBLE = """
@@ -37,17 +35,6 @@ def page(*numbers: int, previous: int | None = None) -> Answer:
 
 
 END = event("end", {"status": "completed"})
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
-    for name in [name for name in os.environ if name.startswith("COMPUTESHARE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COMPUTESHARE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COMPUTESHARE_TOKEN", "secret")
-    with serving() as fake:
-        monkeypatch.setenv("COMPUTESHARE_URL", fake.url)
-        yield fake
 
 
 @pytest.fixture

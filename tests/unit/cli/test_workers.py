@@ -1,10 +1,7 @@
 """`computeshare workers`, `computeshare queues` and a job's priority as a user meets them."""
 
 import json
-import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +10,7 @@ from computeshare.cli.main import app
 from computeshare.cli.workers import state, worker_id
 from computeshare.client.api.models import Problem
 from computeshare.terminal.command import run
-from tests.support.http_answers import Answer, FakeServer, job, serving
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeServer]:
-    for name in [name for name in os.environ if name.startswith("COMPUTESHARE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("COMPUTESHARE_HOME", str(tmp_path))
-    monkeypatch.setenv("COMPUTESHARE_TOKEN", "secret")
-    with serving() as fake:
-        monkeypatch.setenv("COMPUTESHARE_URL", fake.url)
-        yield fake
+from tests.support.http_answers import Answer, FakeServer, job
 
 
 def worker(**changes: Any) -> dict[str, Any]:

@@ -25,15 +25,9 @@ from computeshare.client.event_thread import Follower
 from computeshare.client.metrics import Metrics
 from computeshare.client.weights import WeightsCache
 from computeshare.settings import RunFile
-from tests.support.http_answers import Answer, FakeServer, cut, event, job, serving, stream
+from tests.support.http_answers import Answer, FakeServer, cut, event, job, stream
 
 SHOW, EVENTS = "GET /v1/jobs/ab12cd34", "GET /v1/jobs/ab12cd34/events"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as fake:
-        yield fake
 
 
 @pytest.fixture

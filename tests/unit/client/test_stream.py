@@ -12,16 +12,10 @@ import pytest
 
 from computeshare.client import ComputeShare, Job, Problem
 from tests.support.coroutines import asynchronously
-from tests.support.http_answers import Answer, FakeServer, cut, event, job, serving, stream
+from tests.support.http_answers import Answer, FakeServer, cut, event, job, stream
 
 PATIENCE_S = 10
 SHOW, EVENTS = "GET /v1/jobs/ab12cd34", "GET /v1/jobs/ab12cd34/events"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as fake:
-        yield fake
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import xml.dom.minidom
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from computeshare.host.services import ENVIRONMENT, KINDS, flags, printed, spell
 from computeshare.terminal.command import run
 from computeshare.worker.process import command
 from tests.support.requirements import lacking
+from tests.support.wait import wait_until
 
 PYTHON = "/opt/a folder/bin/python3"
 ODD = 'it\'s "50 %", $HOME\\n & <b>; `id`'
@@ -139,10 +139,7 @@ def test_a_worker_that_launchd_stops_is_told_and_waited_for(shell: str, tmp_path
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         try:
             assert service.stdout is not None and service.stdout.readline() == "ready\n"
-            deadline = time.monotonic() + 20
-            while not catches(service.pid, signal.SIGTERM):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: catches(service.pid, signal.SIGTERM))
             service.terminate()
             pipe.write_text("the work unit is done\n")
             assert service.stdout.readline() == "the work unit is done\n"

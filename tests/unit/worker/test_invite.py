@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,9 @@ import pytest
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.settings import RunFile, Settings
 from computeshare.worker.invite import broker_url, join
-from tests.support.http_answers import Answer, FakeServer, serving
+from tests.support.http_answers import Answer, FakeServer
 
 FIRST, SECOND = "rediss://:one@broker:6379/0", "rediss://:two@broker:6379/0"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with serving() as fake:
-        yield fake
 
 
 def take_up(server: FakeServer, code: str, home: Path, address: str = FIRST) -> str:

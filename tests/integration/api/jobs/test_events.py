@@ -18,6 +18,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from tests.support.event_stream import Feed
 from tests.support.sse import events
+from tests.support.wait import wait_until
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 2}
 
@@ -38,10 +39,7 @@ class Server:
 
     def start(self) -> httpx2.Client:
         self.thread.start()
-        deadline = time.monotonic() + 30
-        while not self.server.started:
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.01)
+        wait_until(lambda: self.server.started)
         headers = {"Authorization": "Bearer secret"}
         return httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=10)
 

@@ -1,8 +1,7 @@
 """The log of a job over REST and as a stream, and the command line on it, from a real server."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -19,6 +18,7 @@ from computeshare.terminal.command import run
 from tests.support.log_lines import LAPTOP, put, put_raw
 from tests.support.served_api import serving
 from tests.support.sse import events
+from tests.support.wait import wait_until
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 2}
 
@@ -46,13 +46,6 @@ def client(served: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 @pytest.fixture
 def job(http: httpx2.Client) -> str:
     return str(http.post("/v1/jobs", json=SPEC).json()["id"])
-
-
-def until(true: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def follow(lines: Iterator[str], count: int) -> list[dict[str, Any]]:
@@ -101,7 +94,7 @@ def test_the_stream_ends_after_the_job_with_what_was_said_last(http: httpx2.Clie
         lines = response.iter_lines()
         put(redis, job, "joined")
         assert follow(lines, 1)[0]["data"]["text"] == "joined"
-        until(lambda: http.get(f"/v1/jobs/{job}").json()["status"] == "running")
+        wait_until(lambda: http.get(f"/v1/jobs/{job}").json()["status"] == "running")
         http.post(f"/v1/jobs/{job}/cancel")
         put(redis, job, "leaving")
         assert [(e["event"], e["data"].get("text")) for e in events(lines)] == [("line", "leaving"), ("end", None)]

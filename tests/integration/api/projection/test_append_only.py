@@ -10,12 +10,9 @@ import os
 import random
 import secrets
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +41,7 @@ from computeshare.types import Blob, Message, Token, Vector
 from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.rounds import age, take_seat
 from tests.support.scheduling_clock import online
+from tests.support.wait import wait_until
 
 CUTS = int(os.environ.get("COMPUTESHARE_CUTS", "10"))
 FIRST_SEED = int(os.environ.get("COMPUTESHARE_SEED", "0"))
@@ -272,13 +270,13 @@ class Run:
             self.told.append("the broker was emptied")
         else:
             os.kill(self.broker.pid, signal.SIGKILL)
-            until(lambda: self.broker.poll() is not None)
+            wait_until(lambda: self.broker.poll() is not None)
             (file,) = (self.broker.data_dir or Path()).glob("**/*.incr.aof")
             size = file.stat().st_size
             lost = self.rng.randint(0, size) if self.rng.random() < 0.3 else self.rng.randint(0, min(size, 400_000))
             os.truncate(file, size - lost)
             self.broker.spawn()
-            until(lambda: answers(self.redis))
+            wait_until(lambda: answers(self.redis))
             self.told.append(f"the broker lost {lost} of {size} bytes")
         after = self.store.read()
         self.went_back += (after.version if after else -1) < (before.version if before else -1)
@@ -289,7 +287,7 @@ class Run:
         assert not self.due, "the job ended before its broker did"
         score = {"loss": 0.5, "accuracy": 0.5, "samples": 360}
         self.store.append("scored", {"token": str(state.token), "version": state.version, **score})
-        until(self._completed)
+        wait_until(self._completed)
         job = self.jobs.show(self.job_id)
         manifest = Artifacts(self.root, self.job_id).manifest(state.token)
         assert (job.version, job.durable_version) == (state.version, state.version)
@@ -327,13 +325,6 @@ def answers(redis: Redis) -> bool:
         return bool(redis.ping())
     except RedisError:
         return False
-
-
-def until(true: Callable[[], Any], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "this never came true"
-        time.sleep(0.01)
 
 
 def run(home: Path, seed: int, faults: int, fault: str = "cut", salted: bool = False) -> tuple[str, int]:

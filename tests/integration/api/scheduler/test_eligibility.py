@@ -35,6 +35,7 @@ from computeshare.terminal.command import OTHER_VERSION, USAGE
 from computeshare.worker.process import shake_hands
 from tests.support.event_stream import SECONDS, Feed, token
 from tests.support.scheduling_clock import Clock, online, seats, set_rq_status
+from tests.support.wait import wait_until
 
 PLAN = JobSpec(dataset="digits", model="mlp").plan
 SORRY = "failed: DatasetError: data set mnist is not in /data"
@@ -142,8 +143,7 @@ def test_a_worker_that_starts_at_last_begins_with_a_clean_slate(
     job, worker = attended(), online(redis, queue)
     feed = Feed(redis, job, PLAN)
     fail_for(stage, worker, feed, 60)
-    while not (issued := seats(database, "issued")):
-        stage.turn(worker)
+    issued = wait_until(lambda: stage.turn(worker) or seats(database, "issued"))
     feed.send("joined", worker=worker, session="s", seat=issued[0].id, name="mac", device="cpu")
     Projector(database).step(redis)
     set_rq_status(redis, issued[0].id, "finished")

@@ -30,7 +30,8 @@ from computeshare.client.webhook_signatures import EventName, verify
 from computeshare.jobspec.spec import JobSpec
 from tests.support.failpoints import apart
 from tests.support.scheduling_clock import Clock
-from tests.support.webhook_receiver import HANG, TRICKLE, Receiver, receiving, until
+from tests.support.wait import wait_until
+from tests.support.webhook_receiver import HANG, TRICKLE, Receiver, receiving
 
 ADDRESS = "http://control.test:8000"
 HERE = networks_of("127.0.0.1")
@@ -58,7 +59,7 @@ class Post:
     def turn(self) -> None:
         """One turn of the loop, and until everyone it serves has been served."""
         self.notifier.step()
-        until(lambda: not any(thread.is_alive() for thread in self.notifier._serving.values()))
+        wait_until(lambda: not any(thread.is_alive() for thread in self.notifier._serving.values()))
 
     def log(self, hook: WebhookWithSecret) -> list[DeliveryPublic]:
         return self.webhooks.deliveries(hook.id).items
@@ -201,8 +202,8 @@ def test_a_slow_receiver_holds_nobody_else_up(post: Post, receiver: Receiver) ->
         for _ in range(3):
             post.cancelled()
         post.notifier.step()
-        until(lambda: {delivery.state for delivery in post.log(other)} == {"delivered"})
-        until(lambda: len(slow.heard) == 1)
+        wait_until(lambda: {delivery.state for delivery in post.log(other)} == {"delivered"})
+        wait_until(lambda: len(slow.heard) == 1)
         post.notifier.step()
         assert len(slow.heard) == 1, "one receiver is asked for one thing at a time"
         assert {delivery.state for delivery in post.log(first)} == {"pending"}

@@ -17,7 +17,8 @@ from computeshare.terminal.command import run
 from tests.support.fuzz import RAW, TEXTS, VALUES, check
 from tests.support.html import HOSTILE, assert_allowed_by_policy
 from tests.support.served_api import serving
-from tests.support.webhook_receiver import Receiver, receiving, until
+from tests.support.wait import wait_until
+from tests.support.webhook_receiver import Receiver, receiving
 
 SPEC: dict[str, Any] = {"dataset": "digits", "model": "mlp", "rounds": 30, "queue": "hooked"}
 
@@ -48,16 +49,16 @@ def delivered(client: TestClient, hook: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = client.get(f"/v1/webhooks/{hook}/deliveries").json()["items"]
         return found if all(one["state"] != "pending" for one in found) else []
 
-    return list(until(settled))
+    return list(wait_until(settled))
 
 
 def test_what_happens_in_a_job_reaches_the_receiver_by_itself(client: TestClient, receiver: Receiver) -> None:
     hook = create(client, receiver.url, events=["created", "paused", "cancelled"], queue="hooked")
-    until(lambda: client.get("/readyz").json()["dependencies"]["control"]["ok"])
+    wait_until(lambda: client.get("/readyz").json()["dependencies"]["control"]["ok"])
     job = client.post("/v1/jobs", json=SPEC).json()["id"]
     for verb in ("pause", "cancel"):
         client.post(f"/v1/jobs/{job}/{verb}")
-    until(lambda: len(receiver.heard) == 3)
+    wait_until(lambda: len(receiver.heard) == 3)
     contents = [verify(heard.headers, heard.body, hook["secret"]) for heard in receiver.heard]
     assert {content["type"] for content in contents} == {"created", "paused", "cancelled"}
     assert {content["job"]["url"] for content in contents} == {f"http://me.test/jobs/{job}"}
@@ -82,7 +83,7 @@ def test_the_secret_is_shown_once_and_stands_in_no_other_answer(client: TestClie
     renewed = client.patch(place, json={"new_secret": True}).json()["secret"]
     assert renewed not in (None, hook["secret"])
     client.post(f"{place}/test")
-    until(lambda: len(receiver.heard) == 2)
+    wait_until(lambda: len(receiver.heard) == 2)
     assert verify(receiver.heard[1].headers, receiver.heard[1].body, renewed)["type"] == "ping"
 
 
@@ -162,7 +163,7 @@ def test_the_log_has_pages_and_what_was_sent_can_be_sent_again(client: TestClien
     assert seen == pings[::-1]
     again = client.post(f"/v1/webhooks/{hook}/deliveries/{pings[0]}/redeliver")
     assert again.status_code == 202 and again.json()["state"] == "pending"
-    until(lambda: len(receiver.heard) == 6)
+    wait_until(lambda: len(receiver.heard) == 6)
     assert receiver.heard[5].headers["webhook-id"] == pings[0]
     assert client.get(f"/v1/webhooks/{hook}/deliveries?cursor=nonsense").status_code == 422
     assert client.get(f"/v1/webhooks/{hook}/deliveries/{pings[1]}").json()["id"] == pings[1]

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from computeshare.host.awake import command, stay_awake
 from computeshare.host.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
 from computeshare.worker.live_line import live_line
 from computeshare.worker.seat.progress_pipe import DESCRIPTOR, LONGEST, SeatLink, SeatProgress, Speed, Teller
+from tests.support.wait import wait_until
 
 WORKING = SeatProgress("working", "lenet5 on mnist", 120, 500, 64_000, 2_000_000, 4_000_000)
 
@@ -155,10 +155,7 @@ def test_the_owner_may_have_the_machine_sleep_where_systemd_knows_how(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     keeper = stay_awake()
     assert keeper is not None and keeper.stdin is not None
-    deadline = time.monotonic() + 20
-    while not told.exists():
-        assert time.monotonic() < deadline and keeper.poll() is None
-        time.sleep(0.01)
+    wait_until(told.exists)
     assert told.read_text() == ("--mode=block-weak\n" if knows else "--what=sleep:idle\n")
     keeper.stdin.close()  # as when the process ends
     assert keeper.wait(20) == 0
