@@ -15,22 +15,38 @@ from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
+LONG_FILES = 3
+"""Of the files with long tests, so many run with the whole suite."""
 structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # stdout is what a command answers
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked `sampled(count)`, keep so many, others for each commit."""
+    """Leave out what this commit's sample does not take: of the cases of a test, and of the long files."""
     if sample.WHOLE:
         return
+    left_out = _cases_left_out(items)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # nobody named files
+        left_out |= _long_left_out(items)
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of the cases of a test marked `sampled(count)`, all but so many."""
     cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if marker := item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
     kept = {item for (name, count), several in cases.items() for item in sample.of(several, count, name)}
-    left_out = {item for several in cases.values() for item in several} - kept
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+    return {item for several in cases.values() for item in several} - kept
+
+
+def _long_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The tests marked `long` of all but LONG_FILES files."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    kept = sample.of(sorted({item.path for item in long}), LONG_FILES, "long")
+    return {item for item in long if item.path not in kept}
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 UP = ("--workers", "3", "--queue", "e2e")
 ROUNDS = {"rounds": 250, "checkpoint_every": 0, "evaluate_every": 0}
 LOCAL = {"rounds": 80} | {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 UNIT_S = 0.25
 """What a micro-batch takes a worker longer, on purpose: so that this machine's cores are not what the workers share."""

@@ -39,6 +39,7 @@ def check_ledger_and_cancel(plane: ControlPlane, job_id: str) -> None:
     assert plane.http.post(f"/v1/jobs/{job_id}/cancel").status_code == 202
 
 
+@pytest.mark.long
 def test_a_worker_drained_in_mid_job_rests_while_the_job_goes_on_and_comes_back(plane: ControlPlane) -> None:
     job_id = plane.create(**ENDLESS)
     plane.until("two workers", lambda: plane.job(job_id)["workers"] == 2)
@@ -56,6 +57,7 @@ def test_a_worker_drained_in_mid_job_rests_while_the_job_goes_on_and_comes_back(
     check_ledger_and_cancel(plane, job_id)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_jobs_share_two_workers_and_a_third_of_higher_priority_takes_over_and_gives_back(
     plane: ControlPlane,
@@ -74,6 +76,7 @@ def test_two_jobs_share_two_workers_and_a_third_of_higher_priority_takes_over_an
         check_ledger_and_cancel(plane, job_id)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_removed_ends_and_is_not_started_again(plane: ControlPlane) -> None:
     pid = plane.pids("worker")[1]
     process = psutil.Process(pid)

@@ -23,7 +23,7 @@ from computeshare.up.embedded_broker import EmbeddedBroker
 from computeshare.up.stack import Forked
 from tests.support.control_plane import control_plane
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 ROOM_BYTES = 10e9
 """What the processes take together, generously: the broker alone holds three versions and two updates."""
 VGG16: dict[str, Any] = {"dataset": "digits", "model": "vgg16", "input": [3, 32, 32], "micro_batch": 1}

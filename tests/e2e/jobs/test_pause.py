@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 DIGITS: dict[str, Any] = {
     **DIGITS_MLP,
     "rounds": 600,

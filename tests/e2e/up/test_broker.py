@@ -17,7 +17,7 @@ from computeshare.transport.connections import connect
 from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
 from tests.support.runaway_script import busy_broker
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 UP = ("--workers", "1", "--queue", "e2e")
 SPEC: dict[str, Any] = {
     **DIGITS_MLP,

@@ -20,6 +20,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.up.embedded_broker import free_port
 from tests.support.control_plane import control_plane
 
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 PATIENCE_S = 10.0
 
 
@@ -56,7 +57,6 @@ def computeshare(home: Path, *arguments: str, within_s: float) -> tuple[int, str
     return done.returncode, done.stdout + done.stderr, time.monotonic() - started
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", [damage_every_third_page, write_no_database])
 def test_up_ends_with_the_cause_and_the_copy_to_restore_and_starts_once_it_is_restored(
     home: Path, damage: Callable[[Path], None]

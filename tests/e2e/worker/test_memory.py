@@ -8,7 +8,7 @@ import pytest
 from bench.memory import Growth
 from tests.support.control_plane import DIGITS_MLP, ControlPlane
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 UP = ("--workers", "1", "--queue", "e2e")
 ROUNDS = 750
 MOST_GROWTH = 0.05
