@@ -102,6 +102,7 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
     assert found["kind"] == plane.get(f"/v1/jobs/{done['id']}/workers")["items"][0]["kinds"][-1]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "spec",
@@ -135,6 +136,7 @@ def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
     assert (versions, verdict.outcome) == ([*range(middle + 1, total + 1)], "matches")
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 def test_replicas_that_step_by_themselves_match_and_miss_no_sample(plane: ControlPlane, codec: str) -> None:
@@ -149,6 +151,7 @@ def test_replicas_that_step_by_themselves_match_and_miss_no_sample(plane: Contro
     assert (versions, verdict.outcome) == ([*range(11, 16)], "matches")
 
 
+@pytest.mark.long
 def test_replicas_as_long_as_their_workers_are_fast_match_and_miss_no_sample(plane: ControlPlane) -> None:
     strategy = {"kind": "local", "inner_steps": 30, "replicas": 2, "scale_steps": True}
     data = {**WITHOUT_ROUND, "micro_batch": 4}  # 360 micro-batches an epoch are 12 units, 6 rounds
@@ -165,6 +168,7 @@ def test_replicas_as_long_as_their_workers_are_fast_match_and_miss_no_sample(pla
     assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
 
 
+@pytest.mark.long
 def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) -> None:
     strategy = {"kind": "async", "buffer": 3, "max_staleness": 3}
     job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, epochs=10, workers={"min": 2, "max": 2})
@@ -180,6 +184,7 @@ def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) 
     assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", [{"kind": "sync"}, {"kind": "local", "inner_steps": 5, "replicas": 2}], ids=str)
 def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane, strategy: dict[str, Any]) -> None:
@@ -197,6 +202,7 @@ def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane
         assert recomputed(plane, job_id)[1].outcome == "matches"
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("spec", "reason"),
@@ -228,6 +234,7 @@ def test_what_only_workers_know_cannot_be_recomputed_but_no_sample_is_missing(
         recomputed(plane, job_id)
 
 
+@pytest.mark.long
 def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(plane: ControlPlane) -> None:
     job_id = plane.create(**{**DIGITS, "rounds": 500})
     plane.until("a checkpoint", lambda: plane.job(job_id)["durable_version"] >= 20)
@@ -246,6 +253,7 @@ def test_a_job_that_lost_a_worker_and_its_broker_matches_in_both_incarnations(pl
     assert verdict.matched + verdict.unrecorded == job["rounds_total"]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "spec",
@@ -318,6 +326,7 @@ def fall_asleep_with_a_lease(plane: ControlPlane, job_id: str) -> None:
     pytest.fail("it never held a lease")
 
 
+@pytest.mark.long
 def test_rounds_that_did_not_wait_for_a_sleeper_count_what_is_late_once_and_match(plane: ControlPlane) -> None:
     strategy = {"quorum": 0.5, "backup": False}  # or whoever is awake would make what the sleeper holds
     job_id = plane.create(**{**DIGITS, "rounds": 300, "strategy": strategy, "workers": {"min": 2, "max": 2}})
