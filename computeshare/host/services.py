@@ -3,7 +3,9 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -81,39 +83,16 @@ def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid
     return _launchd(command, home, missing) if kind == "launchd" else _systemd(command, missing)
 
 
+def _filled(template: str, **values: str) -> str:
+    """A template's text with its names filled in; a line that has nothing but an empty value is left out."""
+    lines = (files(__package__) / "templates" / template).read_text().splitlines()
+    empty = {f"${name}" for name, value in values.items() if not value}
+    text = "".join(f"{line}\n" for line in lines if line not in empty)
+    return Template(text).substitute(values, name=NAME, label=LABEL, environment=ENVIRONMENT)
+
+
 def _systemd(command: Sequence[str], missing: str) -> str:
-    lines = [
-        f"Save this as ~/.config/systemd/user/{NAME}.service, then:",
-        f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME}",
-        f"Its log: journalctl --user -u {NAME} -f. To keep it running while you are logged out: loginctl enable-linger",
-        f"The broker's address with its password: COMPUTESHARE_REDIS_URL='...' in ~/{ENVIRONMENT} (mode 600).",
-        *([missing] if missing else []),
-    ]
-    return "\n".join(
-        [
-            *(f"# {line}" for line in lines),
-            "[Unit]",
-            "Description=ComputeShare worker",
-            "StartLimitIntervalSec=0",
-            "",
-            "[Service]",
-            f"EnvironmentFile=-%h/{ENVIRONMENT}",
-            f"ExecStart={' '.join(map(_quoted, command))}",
-            "# 2: the flags are wrong; 5: the control plane is of another version, start it again after the upgrade",
-            "# 6: a user removed this worker, which is no failure",
-            "Restart=on-failure",
-            "RestartPreventExitStatus=2 5",
-            "SuccessExitStatus=6",
-            "RestartSec=10",
-            "# The worker alone is told to stop: it finishes its work unit first.",
-            "KillMode=mixed",
-            "TimeoutStopSec=120",
-            "",
-            "[Install]",
-            "WantedBy=default.target",
-            "",
-        ]
-    )
+    return _filled("systemd.service", command=" ".join(map(_quoted, command)), missing=missing and f"# {missing}")
 
 
 def _quoted(argument: str) -> str:
@@ -125,45 +104,6 @@ def _quoted(argument: str) -> str:
 def _launchd(command: Sequence[str], home: Path, missing: str) -> str:
     secrets = shlex.quote(str(home / ENVIRONMENT))
     script = f"if [ -r {secrets} ]; then set -a; . {secrets}; set +a; fi; {_UNTIL_USELESS}"
-    path = f"~/Library/LaunchAgents/{LABEL}.plist"
-    lines = [
-        f"Save this as {path}, then:",
-        f"  launchctl bootstrap gui/$(id -u) {path}",
-        f"Its log: ~/Library/Logs/{NAME}.log. To stop it: launchctl bootout gui/$(id -u)/{LABEL}",
-        f"The broker's address with its password: COMPUTESHARE_REDIS_URL='...' in ~/{ENVIRONMENT} (mode 600).",
-        *([missing] if missing else []),
-    ]
+    arguments = (f"    <string>{escape(argument)}</string>" for argument in ["/bin/sh", "-c", script, *command])
     log = escape(str(home / "Library" / "Logs" / f"{NAME}.log"))
-    arguments = "".join(f"    <string>{escape(one)}</string>\n" for one in ["/bin/sh", "-c", script, *command])
-    return f"""<?xml version="1.0" encoding="UTF-8"?>
-<!--
-{chr(10).join(lines)}
--->
-<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
-<plist version="1.0">
-<dict>
-  <key>Label</key>
-  <string>{LABEL}</string>
-  <key>ProgramArguments</key>
-  <array>
-{arguments}  </array>
-  <key>RunAtLoad</key>
-  <true/>
-  <key>KeepAlive</key>
-  <dict>
-    <key>SuccessfulExit</key>
-    <false/>
-  </dict>
-  <key>ProcessType</key>
-  <string>Interactive</string>
-  <key>ThrottleInterval</key>
-  <integer>10</integer>
-  <key>ExitTimeOut</key>
-  <integer>120</integer>
-  <key>StandardOutPath</key>
-  <string>{log}</string>
-  <key>StandardErrorPath</key>
-  <string>{log}</string>
-</dict>
-</plist>
-"""
+    return _filled("launchd.plist", arguments="\n".join(arguments), log=log, missing=missing)
