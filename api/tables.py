@@ -133,7 +133,7 @@ class Outbox(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True)
     job_id: str = Field(index=True)
     kind: str
-    """`open`, `seat`, `stop`, `pause`, `resume`, `end`, `retry`, `unban` or `purge`."""
+    """`seat`, `stop`, `pause`, `resume`, `end`, `retry`, `unban` or `purge`."""
     payload: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     created_ms: int = Field(sa_type=Millis)
     due_ms: int = Field(sa_type=Millis)

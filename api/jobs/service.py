@@ -86,7 +86,6 @@ class Jobs:
                 session.add(
                     CheckpointRow(job_id=job.id, version=0, incarnation=0, at_ms=job.created_ms, **origin.files)
                 )
-            session.add(Outbox(job_id=job.id, kind="open", created_ms=job.created_ms, due_ms=job.created_ms))
             session.add(Event(job_id=job.id, type="created", at_ms=job.created_ms, data=_beginning(job)))
             if key:
                 session.add(IdempotencyKey(key=key, fingerprint=fingerprint, job_id=job.id, created_ms=job.created_ms))

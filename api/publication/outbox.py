@@ -39,7 +39,6 @@ class Courier:
         self._database = database
         self._artifacts_dir = artifacts_dir
         self._kinds: dict[str, Callable[[Redis, str, dict[str, Any]], None]] = {
-            "open": self._open,
             "seat": self._seat,
             "stop": self._stop,
             "pause": self._change,
@@ -109,9 +108,6 @@ class Courier:
         with self._database.engine.connect() as connection:
             status: str | None = connection.scalar(select(JOB.c.status).where(JOB.c.id == job_id))
         return status
-
-    def _open(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
-        """Nothing: the dispatcher publishes what is not published, once the broker has room for it."""
 
     def _change(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         self.align(redis, job_id)
