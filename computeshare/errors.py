@@ -113,7 +113,3 @@ class ApiError(ComputeShareError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-class InvalidSignature(ComputeShareError):
-    """What claims to be a notification was not signed with this secret, or too long ago."""

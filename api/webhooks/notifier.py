@@ -19,9 +19,9 @@ from api.database import Database, now_ms
 from api.projection.projection_store import JOB
 from api.tables import Delivery, Webhook, table
 from api.webhooks.http_delivery import GONE, Outcome, Poster
+from api.webhooks.signature import signed
 from api.webhooks.webhook_events import DELIVERY, EVENT, EVENTS, PING, Notices, drop, newest_event, pause_ms
 from computeshare import __version__
-from computeshare.client.webhook_signatures import sign
 from computeshare.runtime.failpoints import failpoint
 
 MOST_AT_ONCE = 16
@@ -161,15 +161,9 @@ class Notifier:
         return Due(*row) if row else None
 
     def _send(self, due: Due) -> Outcome:
-        body, timestamp_s = due.body.encode(), int(time.time())
-        headers = {
-            "Content-Type": "application/json",
-            "User-Agent": f"computeshare/{__version__}",
-            "webhook-id": due.id,
-            "webhook-timestamp": str(timestamp_s),
-            "webhook-signature": sign(due.id, timestamp_s, body, due.secret),
-        }
-        return self._poster.post(due.url, headers, body)
+        headers = {"Content-Type": "application/json", "User-Agent": f"computeshare/{__version__}"}
+        headers |= signed(due.id, int(time.time()), due.body, due.secret)
+        return self._poster.post(due.url, headers, due.body.encode())
 
     def _note(self, due: Due, outcome: Outcome) -> None:
         with self._database.write() as session:

@@ -5,8 +5,7 @@ from fastapi.responses import HTMLResponse
 
 from api.deps import WebhooksDep
 from api.pages.page_response import render
-from api.webhooks.schemas import DEFAULT_EVENTS
-from computeshare.client.webhook_signatures import EventName
+from api.webhooks.schemas import DEFAULT_EVENTS, EventName
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 SHOWN = 20

@@ -1,15 +1,30 @@
 """What the REST API takes and answers about webhooks."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import httpx2
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.schemas import Instant
-from computeshare.client.webhook_signatures import EventName, key_of
-from computeshare.errors import InvalidSignature
+from api.webhooks.signature import require_secret
 
+EventName = Literal[
+    "created",
+    "paused",
+    "held",
+    "resumed",
+    "retried",
+    "completed",
+    "failed",
+    "cancelled",
+    "checkpoint",
+    "scored",
+    "worker_joined",
+    "worker_left",
+    "worker_banned",
+]
+"""What a webhook can be told of; `held` is a pause that no user asked for."""
 DEFAULT_EVENTS: tuple[EventName, ...] = ("completed", "failed", "held")
 _HOST = re.compile(rb"[\w.:-]+", re.ASCII)
 
@@ -30,19 +45,11 @@ def _receiver(text: str) -> str:
     return str(url)
 
 
-def _secret(text: str) -> str:
-    try:
-        key_of(text)
-    except InvalidSignature as error:
-        raise ValueError(str(error)) from error
-    return text
-
-
 Receiver = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_receiver)]
 Events = Annotated[list[EventName], Field(min_length=1, max_length=30)]
 JobFilter = Annotated[str, Field(min_length=1, max_length=64, description="only events of this job")]
 QueueFilter = Annotated[str, Field(min_length=1, max_length=64, description="only events of jobs on this queue")]
-Secret = Annotated[str, Field(max_length=100), AfterValidator(_secret)]
+Secret = Annotated[str, Field(max_length=100), AfterValidator(require_secret)]
 
 
 class WebhookRequest(BaseModel):

@@ -25,8 +25,8 @@ from api.webhooks.schemas import (
     WebhookRequest,
     WebhookWithSecret,
 )
+from api.webhooks.signature import new_secret
 from api.webhooks.webhook_events import DELIVERY, Notices, drop, newest_event
-from computeshare.client.webhook_signatures import new_secret
 
 MOST = 100
 """Webhooks of one control plane."""

@@ -16,7 +16,7 @@ from sqlmodel import col
 
 from api.database import now_ms
 from api.tables import Delivery, Event, Job, Webhook, table
-from computeshare.client.webhook_signatures import EventName
+from api.webhooks.schemas import EventName
 
 EVENTS: dict[EventName, str] = {
     "created": "created",

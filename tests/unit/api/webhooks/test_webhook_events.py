@@ -9,9 +9,8 @@ from pydantic import ValidationError
 from api.tables import Job, Webhook
 from api.webhooks import page_routes
 from api.webhooks.http_delivery import complaint
-from api.webhooks.schemas import WebhookChange, WebhookRequest
+from api.webhooks.schemas import EventName, WebhookChange, WebhookRequest
 from api.webhooks.webhook_events import EVENTS, PAUSES_S, body_of, job_facts, pause_ms, wants
-from computeshare.client.webhook_signatures import EventName
 
 
 def hook(**given: Any) -> Webhook:

@@ -1,0 +1,43 @@
+"""How notifications are signed: by Standard Webhooks 1.0 (standardwebhooks.com), so that its libraries verify them."""
+
+import base64
+import binascii
+import secrets
+from datetime import UTC, datetime
+
+from standardwebhooks import Webhook as Signer
+
+PREFIX = "whsec_"
+FEWEST_BYTES, MOST_BYTES = 24, 64
+"""Of a secret, as the standard has it; the library takes any length but none."""
+
+
+def new_secret() -> str:
+    """A secret that nobody can guess."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def require_secret(text: str) -> str:
+    """The secret itself. Raises ValueError where the standard allows no such secret."""
+    try:
+        key = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not text.startswith(PREFIX) or not FEWEST_BYTES <= len(key) <= MOST_BYTES:
+        wanted = f"{PREFIX}, then {FEWEST_BYTES} to {MOST_BYTES} random bytes in base64"
+        raise ValueError(f"this is not a webhook's secret: give {wanted}")
+    return text
+
+
+def signed(message_id: str, timestamp_s: int, body: str, secret: str) -> dict[str, str]:
+    """The headers that a notification travels with.
+
+    Args:
+        message_id: the notification's id; it holds no full stop.
+        timestamp_s: when it is sent, in seconds since the epoch.
+    """
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": Signer(secret).sign(message_id, datetime.fromtimestamp(timestamp_s, UTC), body),
+    }
