@@ -10,11 +10,12 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from api import errors
 from api.deps import Services
 from api.fleet import invite_routes, worker_routes
 from api.fleet import routes as fleet
+from api.http import problems
 from api.http.compression import Compress
+from api.http.request_metrics import Measure
 from api.http.security import MAX_BODY_BYTES, Guard, allowed_hosts
 from api.http.server import make_room_for_connections, server_of
 from api.jobs import event_routes
@@ -25,7 +26,6 @@ from api.pages import routes as pages
 from api.pages.page_response import for_browsers
 from api.schemas import PROBLEMS
 from api.system import routes as system
-from api.system.telemetry import Measure
 from api.webhooks import page_routes
 from api.webhooks import routes as webhooks
 from computeshare import __version__
@@ -76,7 +76,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     for module in ROUTES:
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "pages" / "static"), name="static")
-    errors.install(app)
+    problems.install(app)
     for_browsers(app)
     app.add_middleware(Compress)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import problem
+from api.http.problems import problem
 from api.http.throttle import Throttle
 from computeshare.settings import EVERYWHERE, derive
 

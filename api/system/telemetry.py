@@ -1,6 +1,5 @@
 """Figures for Prometheus: requests, jobs, workers, and how far the background work lags."""
 
-import time
 from collections import Counter as Tally
 from collections.abc import Iterable
 
@@ -10,15 +9,12 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 from sqlalchemy import func, select
 from sqlmodel import col
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.broker import Broker
 from api.database import Database
 from api.tables import Job, Outbox
 from computeshare.errors import ComputeShareError
 from computeshare.queue import list_workers
-
-METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "PUT", "PATCH", "OPTIONS"})
 
 
 class Telemetry:
@@ -34,29 +30,6 @@ class Telemetry:
             "computeshare_http_request_seconds", "Seconds until an answer began", ["route"], registry=self.registry
         )
         self.registry.register(_State(database, broker))
-
-
-class Measure:
-    """Counts requests by route and status. (By route, not by path: a client must not be able to make labels.)"""
-
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
-        self.app, self._telemetry = app, telemetry
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        started = time.perf_counter()
-
-        async def watch(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "other")
-                method = scope["method"] if scope["method"] in METHODS else "other"
-                self._telemetry.requests.labels(method, route, message["status"]).inc()
-                self._telemetry.seconds.labels(route).observe(time.perf_counter() - started)
-            await send(message)
-
-        await self.app(scope, receive, watch)
 
 
 class _State(Collector):

@@ -21,12 +21,21 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
 
 def test_every_module_is_in_a_layer() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    rooms = {room.strip() for layer in layers for room in re.split("[|:]", layer)}
-    paths = (path for package in ("computeshare", "api") for path in (ROOT / package).rglob("*.py"))
+    outer, inner = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    assert outside(outer, {"computeshare", "api"}) <= {"computeshare", "computeshare.__main__"}
+    folders = {f"api.{path.parent.name}" for path in (ROOT / "api").glob("*/__init__.py")}
+    assert outside(inner, {"api"}) == {"api", *folders - rooms(inner)}
+
+
+def rooms(layers: list[str]) -> set[str]:
+    return {room.strip() for layer in layers for room in re.split("[|:]", layer)}
+
+
+def outside(layers: list[str], packages: set[str]) -> set[str]:
+    """Modules of these packages that are in none of the layers."""
+    paths = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths}
-    entries = {"computeshare", "computeshare.__main__"}
-    assert [m for m in sorted(modules - entries) if not any(f"{m}.".startswith(f"{room}.") for room in rooms)] == []
+    return {module for module in modules if not any(f"{module}.".startswith(f"{room}.") for room in rooms(layers))}
 
 
 def test_a_folder_holds_a_dozen_modules_at_most() -> None:
