@@ -56,6 +56,7 @@ class Database:
         path = Path(str(self.engine.url.database))
         self.file = DatabaseFile(path, backups_dir or path.parent / "backups")
         self._identity: tuple[int, int] | None = None
+        self._reading = threading.local()
         self._probe = Probe(self._write_something)
         self._guard()
         self._writer = self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
@@ -76,9 +77,16 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A consistent view; nothing is written."""
+        """A consistent view; nothing is written. Within another on the same thread it is the same view."""
+        if outer := getattr(self._reading, "session", None):
+            yield outer
+            return
         with Session(self.engine, autoflush=False) as session:
-            yield session
+            self._reading.session = session
+            try:
+                yield session
+            finally:
+                self._reading.session = None
 
     @contextmanager
     def write(self) -> Iterator[Session]:

@@ -35,9 +35,10 @@ FewIds = Annotated[
 
 
 @router.get("/v1/compare")
-def compare_jobs(services: ServicesDep, ids: FewIds) -> Comparison:
+def compare_jobs(services: ServicesDep, views: ViewsDep, ids: FewIds) -> Comparison:
     """Jobs side by side: what came of each, and in what their specifications differ."""
-    return _compared(services, ids)
+    with views.snapshot():
+        return _compared(services, ids)
 
 
 @router.get("/compare", include_in_schema=False, response_class=HTMLResponse)
@@ -48,8 +49,9 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
         text = f"{FEWEST} to {MOST} jobs can be compared; selected: {len(chosen)}."
         return _refused(request, "Select fewer jobs" if len(chosen) > MOST else "Select more jobs", text)
     try:
-        found = _compared(services, chosen)
-        data, tables = _data(views, chosen), [views.table(job_id) for job_id in chosen]
+        with views.snapshot():
+            found = _compared(services, chosen)
+            data, tables = _data(views, chosen), [views.table(job_id) for job_id in chosen]
     except NotFound as error:
         return _refused(request, "These jobs cannot be compared", str(error))
     return render(
@@ -67,7 +69,8 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
 @router.get("/compare/data", include_in_schema=False, response_class=JSONResponse)
 def compare_data(views: ViewsDep, ids: Ids = None) -> list[dict[str, Any]]:
     """What the script of the page draws. Raises NotFound."""
-    return _data(views, list(dict.fromkeys(ids or []))[:MOST])
+    with views.snapshot():
+        return _data(views, list(dict.fromkeys(ids or []))[:MOST])
 
 
 def _compared(services: Services, ids: list[str]) -> Comparison:

@@ -45,8 +45,9 @@ def show_job(
 ) -> HTMLResponse:
     """One job."""
     try:
-        view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
-        logs = log_view(service, job_id, log_worker, log_level)
+        with views.snapshot():
+            view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
+            logs = log_view(service, job_id, log_worker, log_level)
     except NotFound:
         return missing(request, f"There is no job {job_id}", "It may have been deleted.")
     return render(
@@ -67,14 +68,16 @@ def show_job(
 @router.get("/jobs/{job_id}/data", response_class=JSONResponse)
 def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
     """What the script of a job's page begins with, for when it has lost its way. Raises NotFound."""
-    return _page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id))
+    with views.snapshot():
+        return _page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id))
 
 
 @router.get("/jobs/{job_id}/parts")
 def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = False) -> HTMLResponse:
     """Those parts of a job's page that change, for the page to replace its own."""
     try:
-        view = views.job(job_id, table)
+        with views.snapshot():
+            view = views.job(job_id, table)
     except NotFound:
         return missing(request, f"There is no job {job_id}", "It may have been deleted.")
     return render(request, "job_parts.html", view=view, parts=PARTS | TABLE if table else PARTS)
@@ -82,13 +85,20 @@ def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = Fal
 
 @router.get("/jobs/{job_id}/submissions")
 def show_submissions(
-    request: Request, services: ServicesDep, job_id: str, outcome: str = "", worker: str = "", cursor: str = ""
+    request: Request,
+    views: ViewsDep,
+    services: ServicesDep,
+    job_id: str,
+    outcome: str = "",
+    worker: str = "",
+    cursor: str = "",
 ) -> HTMLResponse:
     """What workers sent, and why some of it did not count."""
     known = next((one for one in get_args(Outcome) if one == outcome), None)
     try:
-        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
-        page = services.submissions.list(job_id, known, worker or None, cursor or None)
+        with views.snapshot():
+            job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+            page = services.submissions.list(job_id, known, worker or None, cursor or None)
     except NotFound:
         return missing(request, f"There is no job {job_id}", "It may have been deleted.")
     except BadCursor as error:
@@ -114,11 +124,14 @@ def show_submissions(
 
 
 @router.get("/jobs/{job_id}/timeline")
-def show_timeline(request: Request, services: ServicesDep, job_id: str, cursor: str = "") -> HTMLResponse:
+def show_timeline(
+    request: Request, views: ViewsDep, services: ServicesDep, job_id: str, cursor: str = ""
+) -> HTMLResponse:
     """Everything that happened in a job, every version with it."""
     try:
-        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
-        page = services.history.timeline_page(job_id, cursor or None)
+        with views.snapshot():
+            job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+            page = services.history.timeline_page(job_id, cursor or None)
     except NotFound:
         return missing(request, f"There is no job {job_id}", "It may have been deleted.")
     except BadCursor as error:

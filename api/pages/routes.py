@@ -41,7 +41,8 @@ def show_jobs(
         return missing(request, f"No job can be {status!r}", f"A job is {', '.join(STATUSES)}.")
     order = next((one for one in SORTS if one == sort), None)
     try:
-        view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)
+        with views.snapshot():
+            view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)
     except BadCursor as error:
         return missing(request, "There is no such page", str(error))
     asked = {"status": known or "", "queue": queue, "search": search, "sort": order or ""}

@@ -1,7 +1,8 @@
 """What the pages show, put together from what the services read."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, get_args
@@ -124,6 +125,12 @@ class Views:
 
     def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
         self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Everything read within it, by whichever service, is of one moment."""
+        with self._database.read():
+            yield
 
     def jobs(self, chosen: Chosen, sort: JobSort | None = None, cursor: str | None = None) -> JobsView:
         """A page of the chosen jobs, sorted; unsorted, running ones come first, then the newest. Raises BadCursor."""

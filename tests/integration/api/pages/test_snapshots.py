@@ -1,0 +1,58 @@
+"""Each page is read in one transaction of the database, so that its parts agree with one another."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+from starlette.testclient import TestClient
+
+from api.deps import Services
+from api.main import create_app
+from computeshare.jobspec.spec import JobSpec
+from computeshare.settings import Settings
+
+SPEC = JobSpec(dataset="digits", model="mlp", rounds=30)
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[tuple[TestClient, Services]]:
+    """A control plane without its background loops: only requests read."""
+    app = create_app(Settings(home=tmp_path, redis_url="unix:///nowhere", token="secret"))
+    services: Services = app.state.services
+    services.database.migrate()
+    yield TestClient(app, base_url="http://localhost", headers={"Authorization": "Bearer secret"}), services
+    services.broker.close()
+    services.database.close()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "/",
+        "/jobs/{one}",
+        "/jobs/{one}/data",
+        "/jobs/{one}/parts?table=true",
+        "/jobs/{one}/submissions",
+        "/jobs/{one}/timeline",
+        "/compare?job={one}&job={other}",
+        "/compare/data?job={one}&job={other}",
+        "/v1/compare?job={one}&job={other}",
+    ],
+)
+def test_a_page_is_read_in_one_transaction(page: str, services: tuple[TestClient, Services]) -> None:
+    client, behind = services
+    one, other = (behind.jobs.create(SPEC).id for _ in range(2))
+    begun: list[object] = []
+    event.listen(behind.database.engine, "begin", begun.append)
+    assert client.get(page.format(one=one, other=other)).status_code == 200
+    assert len(begun) == 1
+
+
+def test_reading_within_reading_sees_the_same_moment(services: tuple[TestClient, Services]) -> None:
+    jobs, database = services[1].jobs, services[1].database
+    with database.read():
+        before = jobs.list().items
+        job = jobs.create(SPEC)
+        assert jobs.list().items == before == []
+    assert jobs.list().items == [job]
