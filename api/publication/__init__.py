@@ -1,1 +1,1 @@
-"""What the broker is told of, in order, as far as its memory goes."""
+"""Publishes jobs and delivers decisions from SQLite to the broker, within the limit of the broker's memory."""

@@ -1,4 +1,4 @@
-"""Whether the broker's memory has room for a job. Pure, but for reading how much there is."""
+"""Decides whether the broker's memory has room for a job. Pure, except for `Memory.of`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,10 @@ from redis import Redis
 from api.text_format import size
 
 BASE_BYTES = 8_000_000
-"""What the server itself, seats and registrations take."""
+"""Bytes that the server itself, seats and registrations take."""
 
 FULL = 0.98
-"""From this part of the limit on blobs are refused: they need room beside what is there."""
+"""From this fraction of the limit on, blobs are refused: a new blob needs room beside the stored data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Memory:
 
 
 def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | None:
-    """Why a job cannot start yet, in words that say what would help; None if it can.
+    """Why a job cannot start yet, and what would help; None if the job can start.
 
     Args:
-        promised_bytes: the most that all jobs which were let in may need; they may use less now.
+        promised_bytes: the most that all admitted jobs may need together; they may use less now.
     """
     if not memory.limit_bytes:
         return None
@@ -46,12 +46,12 @@ def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | Non
 
 
 def may_fit(needed_bytes: int, memory: Memory) -> bool:
-    """Whether a job would fit if it were the only one."""
+    """Whether a job would fit if it were the only job."""
     return not memory.limit_bytes or needed_bytes <= memory.limit_bytes - BASE_BYTES
 
 
 def exhausted(memory: Memory) -> str | None:
-    """Why jobs that run cannot go on just now; None if they can."""
+    """Why running jobs cannot go on at present; None if they can."""
     if memory.used_bytes < FULL * memory.limit_bytes or not memory.limit_bytes:
         return None
     full = f"The broker is out of memory, {size(memory.used_bytes)} of {size(memory.limit_bytes)} are taken"

@@ -1,6 +1,6 @@
-"""Delivers what SQLite decided to the world outside it, in order, until it is done.
+"""Delivers the outbox: carries out decisions stored in SQLite, in the broker and on disk, in order.
 
-Every delivery may be repeated: the process may die between doing a thing and writing down that it is done.
+Every delivery may be repeated: the process may die between carrying a decision out and recording it as done.
 """
 
 import json
@@ -27,7 +27,7 @@ from computeshare.types import ENDED
 OUTBOX, SEAT = table(Outbox), table(SeatRow)
 POSTPONED_MS = 5000
 KEPT_MS = 24 * 3600 * 1000
-"""How long what was delivered, and idempotency keys, are kept."""
+"""How long delivered rows of the outbox, and idempotency keys, are kept."""
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class Courier:
         }
 
     def deliver(self, redis: Redis) -> dict[str, str]:
-        """Do what is due; returns, by job, what the broker refused (which is tried again)."""
+        """Deliver the due rows; returns the broker's error by job where it refused a row, which is tried again."""
         refused = {}
         with self._database.engine.connect() as connection:
             due = (OUTBOX.c.done_ms.is_(None)) & (OUTBOX.c.due_ms <= now_ms())
@@ -59,7 +59,7 @@ class Courier:
             failpoint("before_delivery")
             try:
                 self._kinds[row.kind](redis, row.job_id, row.payload)
-            except ResponseError as error:  # out of memory, for one; the others need not wait
+            except ResponseError as error:  # for example out of memory; the other rows need not wait
                 log.warning("the broker refused", job=row.job_id, what=row.kind, error=str(error))
                 refused[row.job_id] = str(error)
                 self._note(row.id, {"due_ms": now_ms() + POSTPONED_MS})
@@ -76,7 +76,7 @@ class Courier:
                 connection.execute(update(SEAT).where(mine).values(state="issued"))
 
     def tidy(self) -> None:
-        """Forget what was delivered long ago."""
+        """Delete delivered rows and idempotency keys that are older than `KEPT_MS`."""
         before = now_ms() - KEPT_MS
         keys = table(IdempotencyKey)
         with self._database.writing() as connection:
@@ -84,7 +84,7 @@ class Courier:
             connection.execute(delete(keys).where(keys.c.created_ms < before))
 
     def publish(self, redis: Redis, job_id: str) -> None:
-        """Make a job that wants workers known to them and to reducers."""
+        """Write an active job's bans and spec to the broker, where workers and reducers find them."""
         with self._database.engine.connect() as connection:
             columns = (JOB.c.spec, JOB.c.status, JOB.c.forked_from)
             row = connection.execute(select(*columns).where(JOB.c.id == job_id)).one_or_none()
@@ -96,7 +96,7 @@ class Courier:
             RoundStore(redis, job_id).publish(json.dumps(row.spec), origin)
 
     def align(self, redis: Redis, job_id: str) -> None:
-        """Pause or resume a job's rounds, whichever SQLite says now: a user may have thought again meanwhile."""
+        """Pause or resume a job's rounds by its status in SQLite now: a user may have changed it meanwhile."""
         status, rounds = self._status(job_id), RoundStore(redis, job_id)
         if status == "paused":
             rounds.pause()
@@ -104,7 +104,7 @@ class Courier:
             rounds.resume()
 
     def _status(self, job_id: str) -> str | None:
-        """The job's status as SQLite has it; None if it was deleted."""
+        """The job's status in SQLite; None if the job was deleted."""
         with self._database.engine.connect() as connection:
             status: str | None = connection.scalar(select(JOB.c.status).where(JOB.c.id == job_id))
         return status
@@ -136,7 +136,7 @@ class Courier:
             RoundStore(redis, job_id).end(payload["status"])
 
     def _retry(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
-        """Drop what is left of the rounds that failed: a reducer opens the job from its last checkpoint."""
+        """Drop the keys of the failed rounds, so that a reducer opens the job from its last checkpoint."""
         rounds = RoundStore(redis, job_id)
         if self._status(job_id) in (None, *ENDED):
             return
@@ -157,13 +157,13 @@ class Courier:
 
 
 def _bans(connection: Connection, job_id: str) -> dict[Any, Any]:
-    """Why workers may not take part in a job, by their ids."""
+    """The reasons for a job's bans, by worker id."""
     query = select(WORKER.c.worker, WORKER.c.banned).where(WORKER.c.job_id == job_id, WORKER.c.banned.is_not(None))
     return {row.worker: row.banned for row in connection.execute(query)}
 
 
 def _wanted(connection: Connection, seat_id: str) -> bool:
-    """Whether a seat that is to be handed over has still a job to serve."""
+    """Whether a seat is still open and its job still active."""
     query = select(SEAT.c.id).join(JOB, JOB.c.id == SEAT.c.job_id)
     query = query.where(SEAT.c.id == seat_id, SEAT.c.ended_ms.is_(None), JOB.c.status.in_(ACTIVE))
     return connection.execute(query).one_or_none() is not None

@@ -1,4 +1,4 @@
-"""Which jobs the broker knows, and which it is told of: those that could start, as far as its memory goes."""
+"""Publishes in the broker the jobs that could start now, as far as the broker's memory allows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from computeshare.protocol.round_store import RoundStore
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the broker says of a job; `no_room` why its memory does not let the job start or go on, if so."""
+    """A job's state in the broker; `no_room` says why the broker's memory does not let the job start or go on."""
 
     known: bool
     status: str | None
@@ -27,14 +27,14 @@ class Published:
 
 
 class Publisher:
-    """Tells the broker of jobs, and takes them back."""
+    """Publishes jobs in the broker, and withdraws them."""
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
         self._needed: dict[tuple[str, str], int] = {}
 
     def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, Published]:
-        """What the broker says of each job, and whether it has room for it."""
+        """Each job's state in the broker, by id, `no_room` included."""
         found = look_up(redis, [job.id for job in jobs])
         memory, promised = Memory.of(redis), self._promised(jobs, found)
         full = exhausted(memory)
@@ -46,8 +46,8 @@ class Publisher:
     def publish(
         self, redis: Redis, jobs: Sequence[Any], found: dict[str, Published], ready: Collection[str]
     ) -> dict[str, str]:
-        """Tell the broker of those jobs that are `ready` and unknown to it, as far as there is room, which `found` says
-        after this; of higher priority first, then the oldest. Returns, by job, what the broker refused.
+        """Publish the `ready` jobs that the broker does not know, as far as it has room: higher priority first, then
+        the oldest. Updates `found`; returns the broker's error by job where it refused the job.
         """
         refused: dict[str, str] = {}
         new = [job for job in jobs if job.id in ready and not found[job.id].known]
@@ -60,7 +60,7 @@ class Publisher:
                 continue
             try:
                 self._courier.publish(redis, job.id)
-            except ResponseError as error:  # out of memory, for one
+            except ResponseError as error:  # for example out of memory
                 refused[job.id] = str(error)
                 continue
             promised += self._bytes(job)
@@ -70,7 +70,7 @@ class Publisher:
     def withdraw(
         self, redis: Redis, jobs: Sequence[Any], found: Mapping[str, Published], idle: Collection[str]
     ) -> None:
-        """Take back the `idle` jobs that no worker has joined yet, if another waits for the memory promised to them."""
+        """Withdraw the `idle` jobs that no worker has joined yet, if another job waits for their memory."""
         memory = Memory.of(redis)
         if not any(found[job.id].no_room and may_fit(self._bytes(job), memory) for job in jobs):
             return
@@ -81,19 +81,19 @@ class Publisher:
                 rounds.reset()
 
     def _promised(self, jobs: Sequence[Any], found: Mapping[str, Published]) -> int:
-        """Bytes that the jobs which the broker knows may take, all together."""
+        """Bytes that all published jobs may take together."""
         return sum(self._bytes(job) for job in jobs if found[job.id].known)
 
     def _bytes(self, job: Any) -> int:
         """Bytes of the broker's memory that a job may take."""
-        key = (job.id, str(job.spec["codec"]))  # which is chosen later, maybe; nothing else that matters changes
+        key = (job.id, str(job.spec["codec"]))  # the codec may be chosen later; no other field of the size changes
         if key not in self._needed:
             self._needed[key] = JobSpec.model_validate(job.spec).broker_bytes
         return self._needed[key]
 
 
 def look_up(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
-    """What the broker says of each job."""
+    """Each job's state in the broker, by id, without `no_room`."""
     members: Any = redis.smembers(keys.JOBS)
     known = [job_id for job_id in job_ids if job_id.encode() in members]
     pipeline = redis.pipeline(transaction=False)
