@@ -1,7 +1,7 @@
-"""Takes the lines of all jobs' logs from Redis into SQLite, then trims.
+"""Moves the lines of all jobs' logs from Redis streams to SQLite, then trims the streams.
 
-Repeating any part of it changes nothing: a stream is always read from what is left of it, and a line that was taken is
-not taken again. Lines come from workers, so nothing in them is trusted.
+Repeating any step changes nothing: each read starts at the head of the stream, and a stored line is not stored again.
+Lines come from workers, so nothing in them is trusted.
 """
 
 from collections import Counter
@@ -36,23 +36,23 @@ from computeshare.types import plain
 BATCH = 500
 """Lines taken from one job's stream at a time."""
 THIN_EVERY = 2000
-"""Lines of a job after which its oldest are looked at."""
+"""New lines of a job after which its oldest lines are thinned."""
 LARGEST = 200_000
-"""Bytes of a line."""
+"""The most bytes of a line."""
 
 RawLine = tuple[bytes, dict[bytes, bytes]]
 log = structlog.get_logger()
 
 
 class Collector:
-    """The one consumer of the logs' streams."""
+    """The only consumer of the log streams."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._new: Counter[str] = Counter()
 
     def step(self, redis: Redis) -> int:
-        """Take what lies there; returns the number of lines."""
+        """Store the lines that wait in the streams; returns their number."""
         job_ids = [row[0] for row in self._database.peek("SELECT id FROM job WHERE purged_ms IS NULL")]
         taken = _read(redis, job_ids)
         for job_id, raw in taken.items():
@@ -75,7 +75,7 @@ class Collector:
 
 
 def read_line(job_id: str, stream_id: bytes, fields: Mapping[bytes, bytes]) -> Row:
-    """An entry of the stream as a row. Raises KeyError, TypeError or ValueError where it is none of ours."""
+    """A stream entry as a row. Raises KeyError, TypeError or ValueError where the entry is malformed."""
     raw = fields[b"data"]
     if len(raw) > LARGEST:
         raise ValueError("too large")
@@ -108,12 +108,12 @@ def _fields(data: object) -> Row:
 
 def _value(value: object) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**53):
-        return value  # numbers that JSON can say, and browsers can read
+        return value  # numbers that JSON and browsers represent exactly
     return _clean(value, VALUE_LENGTH)
 
 
 def _clean(value: object, length: int) -> str:
-    """Any value as a text of bounded length."""
+    """Any value as printable text of at most `length` characters."""
     return plain(str(value)[:length], lines=True)
 
 
@@ -130,7 +130,7 @@ def _readable(job_id: str, raw: Sequence[RawLine]) -> list[Row]:
 
 
 def _read(redis: Redis, job_ids: Sequence[str]) -> dict[str, list[RawLine]]:
-    """What lies in the streams of these jobs; what lies there and is no stream is thrown away."""
+    """Up to `BATCH` entries of each job's stream. A key of another type is deleted."""
     pipeline = redis.pipeline(transaction=False)
     for job_id in job_ids:
         pipeline.xrange(JobKeys(job_id).logs(), count=BATCH)
@@ -147,7 +147,7 @@ def _read(redis: Redis, job_ids: Sequence[str]) -> dict[str, list[RawLine]]:
 
 
 def _trim(redis: Redis, taken: Mapping[str, Sequence[RawLine]]) -> None:
-    """Drop what is stored."""
+    """Delete the stored entries from the streams."""
     pipeline = redis.pipeline(transaction=False)
     for job_id, raw in taken.items():
         pipeline.xdel(JobKeys(job_id).logs(), *(stream_id for stream_id, _ in raw))

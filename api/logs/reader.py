@@ -1,4 +1,4 @@
-"""Reading what the collector wrote: the logs of jobs."""
+"""Reads the lines of jobs' logs that the collector stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from computeshare.types import ENDED
 AT_ONCE = 500
 """Lines that a stream sends at a time."""
 LINGER_MS = 3000
-"""How long after a job's end its log is watched: those who took part have something to say yet."""
+"""How long a log is followed after its job's end: workers, reducer and evaluator may still write to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which lines are wanted: those of one worker (its id or its name), those of at least this level."""
+    """A filter of log lines: by worker (id or name) and by lowest level."""
 
     worker: str | None = None
     level: Level | None = None
@@ -31,8 +31,8 @@ class Which:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What came after a line: the wanted lines, the id up to which there are no others, and how the job ended, if
-    nothing more is to be waited for.
+    """Lines after a given id: `lines` pass the filter, `last` is the highest id covered, and `ended` is the job's final
+    status once no more lines are expected.
     """
 
     lines: list[LogLinePublic]
@@ -41,7 +41,7 @@ class News:
 
 
 class Logs:
-    """The lines of jobs' logs. Every method raises NotFound where there is no such job."""
+    """The lines of jobs' logs. `page` and `news` raise NotFound where there is no such job."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -49,7 +49,7 @@ class Logs:
     def page(
         self, job_id: str, which: Which = Which(), after: int | None = None, before: int | None = None, limit: int = 100
     ) -> LogPage:
-        """Lines, ascending: the first with an id above `after`; without it the newest, with an id below `before`."""
+        """Lines in ascending order: the first with ids above `after`, or else the newest with ids below `before`."""
         query = _lines(job_id, which)
         if before is not None:
             query = query.where(col(LogLine.id) < before)
@@ -63,7 +63,7 @@ class Logs:
         return LogPage(items=items, previous=items[0].id if len(newest) > limit else None)
 
     def news(self, job_id: str, which: Which, last: int, limit: int) -> News:
-        """What came after the line `last`."""
+        """At most `limit` lines with ids above `last`."""
         with self._database.read() as session:
             state = select(col(Job.status), col(Job.started_ms), col(Job.finished_ms)).where(col(Job.id) == job_id)
             job = session.execute(state).one_or_none()
@@ -77,7 +77,7 @@ class Logs:
         return News(lines, lines[-1].id if len(lines) == limit else newest, None)
 
     def writers(self, job_id: str) -> Sequence[tuple[str, str]]:
-        """Who wrote to the log: ids with the names they gave last, by name."""
+        """The log's writers as (id, newest name), sorted by name."""
         query = select(col(LogLine.worker), col(LogLine.name), func.max(col(LogLine.id)))
         query = query.where(col(LogLine.job_id) == job_id).group_by(col(LogLine.worker))
         with self._database.read() as session:
@@ -86,7 +86,7 @@ class Logs:
 
 
 def _is_over(status: str, started_ms: int | None, finished_ms: int | None) -> bool:
-    """Whether a job has ended, and those who took part have had time to say so."""
+    """Whether a job has ended and, if it ever started, `LINGER_MS` have passed since."""
     return status in ENDED and (started_ms is None or finished_ms is None or finished_ms < now_ms() - LINGER_MS)
 
 

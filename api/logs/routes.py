@@ -37,8 +37,8 @@ def job_logs(
     before: Annotated[int | None, Query(ge=0, lt=2**53, description="only lines below this id")] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="lines on a page")] = 100,
 ) -> LogPage:
-    """What workers, reducer and evaluator logged of a job, whoever of them is still there: ascending, the newest lines
-    unless `after` is given.
+    """Lines about a job from its workers, reducer and evaluator, also after these have left: in ascending order, the
+    newest lines unless `after` is given.
     """
     return service.page(job_id, Which(worker, level), after, before, limit)
 
@@ -52,9 +52,9 @@ async def follow_job_logs(
     last_event_id: EventId = 0,
     after: Annotated[int, Query(ge=0, lt=2**53, description="as Last-Event-ID, for a first connection")] = 0,
 ) -> EventStream:
-    """`line` events are lines of the log, each with its id: those above `after`, then those that come.
+    """A `line` event for each line of the log above `after`, with the line's id: stored lines first, then new lines.
 
-    A few seconds after the job has ended an event `end` says how, and the stream is over.
+    A few seconds after the job has ended, an `end` event gives its final status, and the stream closes.
     """
     return EventStream.of(_follow(services, job_id, Which(worker, level), max(last_event_id, after)))
 

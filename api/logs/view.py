@@ -1,4 +1,4 @@
-"""What the panel of a job's log shows."""
+"""The content of the log panel on a job's page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from api.schemas import LogLinePublic
 from computeshare.runtime.log_lines import LEVELS, SERVICES, Level, called, fields_text
 
 SHOWN = 100
-"""Lines that are there before anything comes live."""
+"""Lines in the page itself, before the live stream adds more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """The panel: the newest lines of those that are wanted, and what can be chosen instead."""
+    """The log panel: the newest lines that pass the filter, and the choices for the filter."""
 
     lines: list[LogLinePublic]
     writers: Sequence[tuple[str, str]]
-    """Ids, each with what to call it."""
+    """Pairs of id and label."""
     worker: str
     level: str
     more: bool
@@ -26,7 +26,7 @@ class LogView:
 
     @property
     def is_open(self) -> bool:
-        """Whether the panel begins open: somebody has chosen something in it."""
+        """Whether the panel begins open: a user has set a filter."""
         return bool(self.worker or self.level)
 
     @property
@@ -36,12 +36,12 @@ class LogView:
 
     @staticmethod
     def called(line: LogLinePublic) -> str:
-        """Who wrote a line."""
+        """The display name of a line's writer."""
         return called(line.worker, line.name)
 
     @staticmethod
     def said(line: LogLinePublic) -> str:
-        """A line's fields in words; `static/logs.js` says the same."""
+        """A line's fields as text, the same text as in `static/logs.js`."""
         return fields_text(line.data)
 
 
@@ -49,8 +49,8 @@ def log_view(logs: Logs, job_id: str, worker: str = "", level: str = "") -> LogV
     """The panel of a job's log. Raises NotFound.
 
     Args:
-        worker: the id or name whose lines are wanted; empty: everyone's.
-        level: the least level; one that there is not, as none.
+        worker: shows only lines of this id or name; empty for all lines.
+        level: the lowest level to show; an unknown level means all.
     """
     least = next((one for one in LEVELS if one == level), None)
     page = logs.page(job_id, Which(worker or None, least), limit=SHOWN)
