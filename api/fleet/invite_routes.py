@@ -1,4 +1,4 @@
-"""Inviting machines over REST, and what a machine that follows an invite finds."""
+"""REST routes to make and manage invites, and the routes behind an invite's link."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ Code = Annotated[str, Path(max_length=100, description="the last part of the inv
 
 @router.post("/v1/invites", status_code=201)
 def create_invite(body: InviteRequest, service: InvitesDep, request: Request, response: Response) -> InviteCreated:
-    """Make a link that lets one worker in, once; it is not shown again."""
+    """Make a link that admits one worker, once. The link is not shown again."""
     invite, code = service.create(body.queue, body.minutes)
     url = _link(request, code)
     obstacles = [service.note(), OWN_NAME if is_loopback(request.url.hostname or "") else None]
@@ -47,19 +47,19 @@ def list_invites(service: InvitesDep) -> InviteList:
 
 @router.get("/v1/invites/{invite_id}")
 def show_invite_status(invite_id: InviteId, service: InvitesDep) -> InvitePublic:
-    """Whether an invite was taken up, and by whom."""
+    """An invite's status, and the worker that took it up."""
     return service.show(invite_id)
 
 
 @router.delete("/v1/invites/{invite_id}", status_code=204)
 def withdraw_invite(invite_id: InviteId, service: InvitesDep) -> None:
-    """Make an invite useless; a worker that took it up stays."""
+    """Withdraw an invite; a worker that took it up stays."""
     service.withdraw(invite_id)
 
 
 @router.get("/join/{code}", include_in_schema=False, response_class=HTMLResponse)
 def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLResponse:
-    """What whoever opens the link is to type."""
+    """The page behind an invite's link: the command to run on the invited machine."""
     try:
         invite = service.find(code)
     except NotFound as error:
@@ -70,7 +70,7 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
 
 @router.post("/join/{code}")
 def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: Request) -> Admission:
-    """Exchange an invite for the broker's address: for workers, which need no token for it. Works for one machine."""
+    """Exchange an invite for the broker's address, for one machine. A worker needs no token for this call."""
     host = request.client.host if request.client else ""
     return service.take_up(code, body.name, body.key, is_loopback(host))
 
@@ -80,5 +80,5 @@ def _link(request: Request, code: str) -> str:
 
 
 def command(queue: str, url: str) -> str:
-    """What to type on the machine that is helping; neither part holds anything that a shell would obey."""
+    """The shell command for the invited machine; `queue` and `url` hold no characters that are special to a shell."""
     return f"computeshare-worker --queue {queue} --join {url}"

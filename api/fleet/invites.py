@@ -1,6 +1,7 @@
-"""Inviting machines: a link that lets one worker in, once, for a short while.
+"""Invites: a link admits one worker, once, for a short while.
 
-Only its digest is stored. What the link is exchanged for is the broker's address, which the worker keeps.
+The database holds only the digest of the link's code. A worker exchanges the link for the broker's address, and keeps
+the address.
 """
 
 import hashlib
@@ -21,9 +22,9 @@ from computeshare.types import plain
 
 INVITE = table(Invite)
 KEPT_MS = 24 * 3600 * 1000
-"""How long an invite that was used, or has expired, is remembered."""
+"""How long an invite is stored after its expiry."""
 CLOCKS_MS = 60_000
-"""How far the broker's clock, by which workers are heard of, may be behind this one."""
+"""How far the broker's clock, which dates the workers' heartbeats, may be behind the control plane's clock."""
 CODE_BYTES = 18
 _SERVED = func.json_each(MACHINE.c.queues).table_valued("value", joins_implicitly=True)
 _HEARD = (
@@ -32,18 +33,18 @@ _HEARD = (
     .where(_SERVED.c.value == INVITE.c.queue)
     .exists()
 )
-"""Whether a worker of this name has come to the queue since the invite was taken up."""
+"""Whether a worker of this name has begun to serve the queue since the invite was taken up."""
 
 
 class InviteService:
-    """Making, showing and taking up invites."""
+    """Makes, shows, withdraws and takes up invites."""
 
     def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:
-        """`broker_url` gives the broker's address as workers are to use it. Raises SettingsError."""
+        """`broker_url` returns the broker's address for workers, or raises SettingsError."""
         self._database, self._broker_url = database, broker_url
 
     def create(self, queue: str, minutes: int) -> tuple[InvitePublic, str]:
-        """A new invite, and its code, which nobody can read again."""
+        """A new invite, and its code. The code cannot be read again."""
         code, now = secrets.token_urlsafe(CODE_BYTES), now_ms()
         row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue}
         with self._database.writing() as connection:
@@ -52,7 +53,7 @@ class InviteService:
         return self.show(row["id"]), code
 
     def list(self) -> InviteList:
-        """Those of the last day, newest first."""
+        """All stored invites, newest first."""
         return InviteList(items=_found(self._database))
 
     def show(self, invite_id: str) -> InvitePublic:
@@ -68,19 +69,19 @@ class InviteService:
                 raise NotFound(f"there is no invite {invite_id}")
 
     def find(self, code: str) -> InvitePublic:
-        """The invite that this code belongs to. Raises NotFound."""
+        """The invite of this code. Raises NotFound."""
         for invite in _found(self._database, INVITE.c.digest == _digest(code)):
             return invite
         raise NotFound("there is no such invite: ask for a new one")
 
     def take_up(self, code: str, name: str, key: str | None, from_here: bool) -> Admission:
-        """Let a worker in, once; whoever says the same key again, because the answer was lost, gets it again.
+        """Admit a worker, once. A repeated call with the same key gets the same answer, in case the first was lost.
 
         Args:
-            name: what the worker's machine is called.
-            key: what that machine alone knows, if it says anything.
-            from_here: whether it runs on the control plane's machine.
-        Raises: NotFound; Conflict: it was used, has expired, or the broker cannot be reached from there.
+            name: the name of the worker's machine.
+            key: a secret of that machine, if it sends one.
+            from_here: whether the worker runs on the control plane's machine.
+        Raises: NotFound; Conflict: the invite was used or has expired, or the worker cannot reach the broker.
         """
         invite, url = self.find(code), self._broker_url()
         if not from_here and is_local(url):
@@ -96,7 +97,7 @@ class InviteService:
         return Admission(redis_url=url, queue=invite.queue)
 
     def note(self) -> str | None:
-        """What a user should know before inviting another machine."""
+        """A warning to the user if other machines may not reach the broker; None otherwise."""
         url = self._broker_url()
         if is_local(url):
             return UNREACHABLE
@@ -115,7 +116,7 @@ NEARBY = (
 
 
 def is_local(url: str) -> bool:
-    """Whether only programs on the same machine can reach a broker of this address."""
+    """Whether only programs on the broker's own machine can reach the broker at this address."""
     parts = urlsplit(url)
     host = parts.hostname or "localhost"
     if parts.scheme == "unix" or host == "localhost":
@@ -128,7 +129,7 @@ def is_local(url: str) -> bool:
 
 
 def is_nearby(host: str) -> bool:
-    """Whether this is a bare name, as machines have within a network, of containers for one; not an address."""
+    """Whether `host` is a bare name, known only within one network (of containers, for example), and no address."""
     return "." not in host and ":" not in host
 
 

@@ -16,13 +16,13 @@ WorkerId = Annotated[str, Path(max_length=100, description="the worker's id, as 
 def list_workers(
     service: FleetDep, offline: Annotated[bool, Query(description="those that are not there now, too")] = False
 ) -> WorkerList:
-    """The workers that are online, and those that were in the last 30 days if asked for."""
+    """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
     return service.workers(offline)
 
 
 @router.post("/workers/{worker}/drain", status_code=202)
 def drain_worker(worker: WorkerId, service: FleetDep) -> WorkerPublic:
-    """Give a worker no more work, also when it is started again; it finishes its work unit."""
+    """Give a worker no more work, even after a restart; the worker finishes its current work unit."""
     return service.drain(worker, drained=True)
 
 
@@ -34,7 +34,7 @@ def undrain_worker(worker: WorkerId, service: FleetDep) -> WorkerPublic:
 
 @router.delete("/workers/{worker}", status_code=204)
 def remove_worker(worker: WorkerId, service: FleetDep) -> None:
-    """Have a worker finish its work unit and end; forget one that is offline."""
+    """Ask an online worker to finish its work unit and end; forget an offline worker."""
     service.remove(worker)
 
 

@@ -1,4 +1,4 @@
-"""The workers, online or not, what a user decides about them, and the queues they serve."""
+"""Workers (online and offline), users' decisions about workers, and queues."""
 
 import re
 from collections import Counter, defaultdict
@@ -24,13 +24,15 @@ from computeshare.types import ENDED
 
 
 class Fleet:
-    """Workers and queues. Where the broker is asked who is there, it raises RedisError or SettingsError while away."""
+    """Workers and queues. Methods ask the broker for the online workers, and raise RedisError or SettingsError while
+    the broker is away.
+    """
 
     def __init__(self, database: Database, broker: Broker, wake: Callable[[], None] = lambda: None) -> None:
         self._database, self._broker, self._wake = database, broker, wake
 
     def workers(self, offline: bool = False) -> WorkerList:
-        """Those online, by name; then, if asked for, the others that were seen, the last first."""
+        """Online workers by name; with `offline`, then the other known workers, the last seen first."""
         there = sorted(list_workers(self._broker.client()), key=lambda worker: (worker.name, worker.id))
         rows, figures = self._known(there)
         items = [_online(worker, rows.get(worker.id), figures) for worker in there]
@@ -39,9 +41,9 @@ class Fleet:
         return WorkerList(items=items)
 
     def drain(self, worker_id: str, drained: bool) -> WorkerPublic:
-        """Give a worker no seat any more, or seats again; it leaves the one it has after its work unit.
+        """Stop giving a worker seats (it leaves its current seat after its work unit), or give it seats again.
 
-        Raises: NotFound; Conflict: it was asked to leave for good.
+        Raises: NotFound; Conflict: the worker was asked to leave for good.
         """
         row = self._decide(worker_id, drained_ms=now_ms() if drained else None)
         there = next((one for one in list_workers(self._broker.client()) if one.id == worker_id), None)
@@ -49,7 +51,7 @@ class Fleet:
         return _online(there, row, figures) if there else _offline(row, figures)
 
     def remove(self, worker_id: str) -> None:
-        """Ask a worker that is online to leave for good; forget one that is not. Raises NotFound."""
+        """Ask an online worker to leave for good; forget an offline worker. Raises NotFound."""
         there = [worker.id for worker in list_workers(self._broker.client())]
         if worker_id in there:
             self._decide(worker_id, again=True, dismissed_ms=now_ms())
@@ -60,7 +62,7 @@ class Fleet:
                 raise _unknown(worker_id)
 
     def queues(self) -> QueueList:
-        """Those that have workers or jobs that have not ended."""
+        """The queues that have workers, or jobs that have not ended."""
         named = (queue for worker in list_workers(self._broker.client()) for queue in set(worker.queues))
         serving = Counter(queue for queue in named if re.fullmatch(QUEUE_PATTERN, queue))
         with self._database.read() as session:
@@ -76,16 +78,16 @@ class Fleet:
         )
 
     def _known(self, there: Sequence[WorkerInfo]) -> tuple[dict[str, Machine], "_Figures"]:
-        """The machines that were seen, by worker, and what is counted of all; `there` are those online."""
+        """The stored machines by worker id, and the figures of all workers; `there` holds the online workers."""
         with self._database.read() as session:
             rows = {row.worker: row for row in session.scalars(select(Machine))}
             return rows, _Figures.of(session, list(rows.values()), there, now_ms())
 
     def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> Any:
-        """Write down a decision about a worker, which the dispatcher may not have written down yet; returns its row.
+        """Store a decision about a worker, adding the worker's row if the dispatcher has not yet; returns the row.
 
         Args:
-            again: whether it can be made once more of a worker that was asked to leave.
+            again: whether the decision may be made about a worker that was asked to leave.
         """
         with self._database.engine.connect() as connection:
             known = connection.execute(select(MACHINE).where(MACHINE.c.worker == worker_id)).one_or_none()
@@ -107,8 +109,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What the database says of workers: samples a second now, those of the last hour, those by job and worker, and
-    why they get no seat in which job.
+    """Figures of workers from the database: samples per second now, samples in the last hour, samples by job and worker
+    and by job (of jobs that have not ended), and the reasons why a worker gets no seat in a job.
     """
 
     rates: dict[str, float]
@@ -145,7 +147,7 @@ class _Figures:
 
 
 def _gone(rows: Sequence[Machine], there: Sequence[WorkerInfo]) -> list[Machine]:
-    """The machines that are not there and may come back, the last seen first; of one host and name the last."""
+    """The offline machines that may come back, the last seen first; for each host and name only the last process."""
     online, seen = {worker.id for worker in there}, {(worker.host, worker.name) for worker in there}
     gone = [row for row in rows if row.worker not in online and not row.dismissed_ms]
     found = []
@@ -221,7 +223,7 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
 
 
 def _seats_held(session: Session) -> dict[str, int]:
-    """How many workers each job has been given."""
+    """The number of seats that each job holds, without the seats whose workers were asked to leave."""
     query = select(col(SeatRow.job_id), func.count())
     query = query.where(col(SeatRow.ended_ms).is_(None), col(SeatRow.leaving_ms).is_(None))
     rows = session.execute(query.group_by(col(SeatRow.job_id)))

@@ -1,4 +1,4 @@
-"""What a user decides about a worker in a job, over REST."""
+"""REST routes for a user's decisions about a worker in a job."""
 
 from fastapi import APIRouter
 
