@@ -1,1 +1,1 @@
-"""Which worker has which seat: one level-triggered loop and the decisions it makes."""
+"""Assigns seats to workers: one level-triggered loop and its decisions."""

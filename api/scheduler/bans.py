@@ -1,4 +1,4 @@
-"""Bans of workers from jobs: lifted on a user's word, and passed on to the process that comes after a banned one."""
+"""Bans of workers from jobs: a user can lift a ban; the next process of a banned worker's machine inherits it."""
 
 from collections.abc import Callable
 
@@ -12,17 +12,20 @@ from api.projection.projection_store import JOB, WORKER
 from api.tables import Event, Outbox, WorkerStat
 
 OVER = ("completed", "cancelled")
-"""What a job is that nobody will take part in again."""
+"""Statuses of jobs that no worker will join again."""
 
 
 class Bans:
-    """A ban is the reducer's to impose and a user's to lift; the outbox tells the broker."""
+    """Lifts bans. The reducer imposes bans; the outbox tells the broker that a ban was lifted."""
 
     def __init__(self, database: Database, wake: Callable[[], None] = lambda: None) -> None:
         self._database, self._wake = database, wake
 
     def lift(self, job_id: str, worker: str) -> None:
-        """Let a banned worker take part again, its strikes forgotten. Raises NotFound, Conflict."""
+        """Lift a worker's ban and clear its strikes.
+
+        Raises: NotFound: the job does not exist, or the worker never took part in it; Conflict: no ban to lift.
+        """
         with self._database.write() as session:
             job = find(session, job_id)
             row = session.get(WorkerStat, (job_id, worker))
@@ -40,7 +43,7 @@ class Bans:
 
 
 def pass_on(connection: Connection, gone: str, new: str) -> None:
-    """Ban a new process where the one of the same machine before it was banned, in that one's place."""
+    """Move the bans of the process `gone` to `new`, the next process of the same machine."""
     query = select(WORKER.c.job_id, WORKER.c.name, WORKER.c.device, WORKER.c.strikes, WORKER.c.banned)
     query = query.join(JOB, JOB.c.id == WORKER.c.job_id).where(JOB.c.status.not_in(OVER))
     for row in connection.execute(query.where(WORKER.c.worker == gone, WORKER.c.banned.is_not(None))).all():

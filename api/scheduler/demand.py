@@ -1,4 +1,4 @@
-"""What jobs want, from what SQLite and the broker say of them."""
+"""Computes the jobs' demands for workers from their state in SQLite and in the broker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from api.tables import ACTIVE, priority_of
 from computeshare.types import ENDED
 
 PAST_MS = 120_000
-"""For how long seats that ended are looked at."""
+"""How far back ended seats are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What SQLite says: the jobs that want workers (oldest first), the ids of those that are paused, the seats held,
-    those that ended lately, who takes part.
+    """The scheduler's view of SQLite: active jobs (oldest first), ids of paused jobs, open seats, recently ended seats,
+    and the (job, worker) rows of workers that take part.
     """
 
     jobs: Sequence[Any]
@@ -32,7 +32,7 @@ class Stored:
 
     @classmethod
     def read(cls, engine: Engine, now: int) -> Self:
-        """As it is now; `now` in milliseconds."""
+        """Read the current state; `now` in milliseconds."""
         with engine.connect() as connection:
             wanting = select(JOB).where(JOB.c.status.in_(ACTIVE))
             jobs = connection.execute(wanting.order_by(JOB.c.created_ms, JOB.c.id)).all()
@@ -48,7 +48,7 @@ class Stored:
 
 
 def demands_of(stored: Stored, published: Mapping[str, Published], now: int) -> list[Demand]:
-    """What each job wants, oldest job first."""
+    """The demand of each active job, oldest job first."""
     moved = _moved(stored, now)
     return [_demand(job, published[job.id], moved.get(job.id)) for job in stored.jobs]
 
@@ -74,7 +74,7 @@ def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
 
 
 def _moved(stored: Stored, now: int) -> dict[str, int]:
-    """How long ago a worker was last asked to change over from or to a job, by the job."""
+    """Milliseconds since a worker was last asked to change over from or to a job, by job."""
     found: dict[str, int] = {}
     for seat in (*stored.seats, *stored.past):
         if seat.left_to:

@@ -1,7 +1,8 @@
-"""One level-triggered loop: compare what should be with what is, and re-issue what is missing.
+"""The dispatcher: a level-triggered loop that compares the desired state with the actual state and issues the
+difference.
 
-It runs in one control plane at a time. Nothing in it has to be remembered from one turn to the next: whatever dies,
-the next turn sees what is missing. (What it remembers only makes it patient.)
+One control plane at a time runs the loop. No turn depends on an earlier turn: after a crash of any process, the next
+turn finds the difference again. (The fields that survive a turn only delay decisions.)
 """
 
 import contextlib
@@ -39,9 +40,9 @@ from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders,
 from computeshare.types import ENDED
 
 CALM_MS = 12_000
-"""How long after an outage nobody is taken for dead: everyone needs a moment to be heard of again."""
+"""How long after an outage no worker is taken for dead: each worker needs time for its next heartbeat."""
 RETIRED_MS = 60_000
-"""A job's keys are deleted this long after its end: everyone has noticed by then."""
+"""How long after a job's end its keys are deleted: every process has noticed the end by then."""
 RECONCILE_MS = 5000
 TIDY_MS = 600_000
 REMOVED = "a user removed this worker; start it again to have it back"
@@ -51,7 +52,7 @@ log = structlog.get_logger()
 
 
 class Dispatcher:
-    """Delivers the outbox, keeps jobs published, hands out seats, and says why a job is not running."""
+    """Delivers the outbox, keeps jobs published, issues seats, and records why a job is not running."""
 
     def __init__(self, database: Database, artifacts_dir: Path) -> None:
         self._database = database
@@ -64,17 +65,17 @@ class Dispatcher:
         self._short_since: dict[str, int] = {}
         self._known_since: dict[str, int] = {}
         self._doubtful: dict[str, str] = {}
-        """Jobs whose rounds could not be as they were at the last look, and why."""
+        """Jobs whose rounds contradicted SQLite at the last check, with the contradiction."""
         self._evaluator_seen = now_ms()
         self._calm_until = self._last = self._reconciled = self._tidied = 0
 
     def step(self, redis: Redis) -> None:
-        """One turn."""
+        """Run one turn of the loop."""
         now = now_ms()
         if not 0 <= now - self._last < CALM_MS // 2:  # just started, after an outage, or this machine was asleep
             self._calm_until = now + CALM_MS
         self._last = now
-        with contextlib.suppress(ResponseError):  # out of memory, for one: what was published stands
+        with contextlib.suppress(ResponseError):  # for example out of memory: the handshake published before stands
             handshake.publish(redis)
         refused = self._courier.deliver(redis)
         self._jobs.resume_due(now)
@@ -92,16 +93,16 @@ class Dispatcher:
         self._look_after(redis, stored, published, now)
 
     def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
-        """Pause the rounds of paused jobs, and of no other: a reducer may have opened them after the pause."""
+        """Pause the rounds of paused jobs, and of no others: a reducer may have opened rounds after the pause."""
         wrong = [job_id for job_id, its in jobs.items() if its.status == "paused"]
         paused = look_up(redis, stored.paused)
         wrong += [job_id for job_id, its in paused.items() if its.status == "running"]
         for job_id in wrong:
-            with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+            with contextlib.suppress(ResponseError):  # for example out of memory: the next turn tries again
                 self._courier.align(redis, job_id)
 
     def _bury(self, redis: Redis, stored: Stored, alive: set[str], now: int) -> None:
-        """Take workers that are not heard of any more out of their jobs, so that others get what they had leased."""
+        """Remove workers without a heartbeat from their jobs, so that other workers get their leases."""
         for row in stored.present:
             if row.worker not in alive:
                 text = "not heard of any more"
@@ -151,7 +152,7 @@ class Dispatcher:
         demands: Sequence[Demand],
         share: Mapping[str, QueueShare],
     ) -> dict[str, str]:
-        """Tell the broker of the jobs that could start; returns, by job, what it refused."""
+        """Publish the jobs that could start; returns the broker's error by job where it refused the job."""
         ready = {demand.job_id for demand in demands if demand.seats and share[demand.job_id].due >= demand.minimum}
         ready |= {job.id for job in stored.jobs if is_finished(job, published[job.id])}
         idle = published.keys() - ready - {seat.job_id for seat in stored.seats}
@@ -212,7 +213,7 @@ class Dispatcher:
         refused: dict[str, str],
         now: int,
     ) -> bool:
-        """Write down what was decided; False if there was nothing."""
+        """Store the decisions and the changed reasons; False if there were none."""
         reasons = [
             (job.id, text)
             for job in stored.jobs
@@ -228,18 +229,18 @@ class Dispatcher:
         return True
 
     def _order(self, redis: Redis, there: Collection[str], off: Mapping[str, str]) -> None:
-        """Ask workers to leave their seats, or for good; said again every turn while that stands."""
+        """Order workers to leave their seats, or to leave for good; repeated every turn while the order stands."""
         asked = (SEAT.c.leaving_ms.is_not(None), SEAT.c.ended_ms.is_(None), SEAT.c.state == "issued")
         with self._database.engine.connect() as connection:
             orders = {
                 w: Orders(leave=seat) for w, seat in connection.execute(select(SEAT.c.worker, SEAT.c.id).where(*asked))
             }
         orders |= {worker: Orders(dismissed=REMOVED) for worker, why in off.items() if why == DISMISSED}
-        with contextlib.suppress(ResponseError):  # out of memory, for one: the next turn tries again
+        with contextlib.suppress(ResponseError):  # for example out of memory: the next turn tries again
             give_orders(redis, {worker: order for worker, order in orders.items() if worker in there})
 
     def _look_after(self, redis: Redis, stored: Stored, published: Mapping[str, Published], now: int) -> None:
-        """What need not be done every turn."""
+        """Do the periodic work that not every turn needs."""
         if now - self._reconciled > RECONCILE_MS:
             self._reconciled = now
             for job_id in (*(job_id for job_id, its in published.items() if its.known), *stored.paused):
@@ -253,7 +254,7 @@ class Dispatcher:
             thin(self._database)
 
     def _mend(self, redis: Redis, stored: Stored, published: Mapping[str, Published]) -> None:
-        """Give up rounds that cannot be, if they still cannot at the next look: some of it may just be changing."""
+        """Give up rounds that contradict SQLite in two checks in a row: a single check may see a change half done."""
         doubtful: dict[str, str] = {}
         for job in stored.jobs:
             rounds, its = RoundStore(redis, job.id), published[job.id]
@@ -272,7 +273,9 @@ class Dispatcher:
         self._doubtful = doubtful
 
     def _retire(self, redis: Redis, now: int) -> None:
-        """See to it that jobs that ended stay so; delete their keys once what is told is stored, and seats are over."""
+        """End the rounds of ended jobs; delete a job's keys once `RETIRED_MS` have passed, its seats are closed, and
+        its events and log lines are stored.
+        """
         busy = select(SEAT.c.id).where(SEAT.c.job_id == JOB.c.id, SEAT.c.ended_ms.is_(None)).exists()
         ended = JOB.c.status.in_(ENDED) & JOB.c.purged_ms.is_(None)
         with self._database.engine.connect() as connection:
@@ -295,7 +298,7 @@ class Dispatcher:
 def _touch(
     connection: Connection, job_id: str, values: dict[str, Any], only: Sequence[str] = (*ACTIVE, "paused")
 ) -> None:
-    """Change a job that has `only` one of these statuses still."""
+    """Update a job's row if its status is still one of `only`."""
     mine = (JOB.c.id == job_id) & JOB.c.status.in_(only)
     values = values | {"revision": JOB.c.revision + 1, "updated_ms": now_ms()}
     connection.execute(update(JOB).where(mine).values(values))

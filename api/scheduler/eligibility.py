@@ -1,4 +1,4 @@
-"""Who gets no seat in which job, and why: the banned, those whose machine is unfit, those that cannot start."""
+"""Which workers get no seat in which job, and why: banned, on an unfit machine, or unable to start."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,29 +17,29 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo
 
 TRIED_MS = 3 * 3600 * 1000
-"""How far back failures of seats are counted: a worker left out the longest is tried again well within it."""
+"""How far back failed seats are counted; the longest time that a worker is left out is much shorter."""
 FAILED = "failed: "
-"""What a seat's last words begin with where an error ended it."""
+"""Prefix of a worker's reason for leaving a job where an error ended its seat."""
 
 SEAT, EVENT = table(SeatRow), table(Event).c
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """Of the jobs that want workers: why somebody cannot take part, and who gets no seat at this moment."""
+    """For active jobs: why a worker cannot take part (`reasons`), and the pairs that get no seat at present (`now`)."""
 
     reasons: dict[Pair, str]
     troubles: dict[Pair, str]
-    """Those of `reasons` that nobody decided."""
+    """`reasons` without the bans."""
     now: frozenset[Pair]
 
     def trouble(self, job_id: str, most: int = 3) -> str | None:
-        """What keeps workers from starting in a job, `most` of them named."""
+        """The troubles of at most `most` workers in a job, as one text; None if there are none."""
         return "; ".join([why for pair, why in self.troubles.items() if pair[0] == job_id][:most]) or None
 
 
 def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int) -> Excluded:
-    """Look at bans, at memory and at the seats of the last hours; `workers` are those that are there."""
+    """Check bans, memory limits and recent seats; `workers` are the online workers."""
     names = {worker.id: worker.name or worker.id for worker in workers}
     stuck = failing(_tries(connection, now_ms))
     troubles = {
@@ -63,7 +63,7 @@ def _bans(connection: Connection) -> dict[Pair, str]:
 
 
 def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
-    """The workers that are there and found that their machine cannot take part: trying again would change nothing."""
+    """Online workers that reported their machine unfit for a job: another try would change nothing."""
     query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.unfit).join(JOB, JOB.c.id == WORKER.c.job_id)
     rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.unfit.is_not(None)))
     return {
@@ -74,8 +74,8 @@ def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:
 
 
 def _too_small(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
-    """The workers that may take less memory than a job takes: as was measured on a device of the same kind, else at
-    least, by its model.
+    """Workers whose memory limit is below a job's need: the need measured on a device of the same type, or else the
+    estimate's lower bound.
     """
     limited = [worker for worker in workers if worker.max_memory_bytes]
     if not limited:
@@ -109,7 +109,7 @@ def _least_bytes(spec: str, device: str) -> int:
 
 
 def _tries(connection: Connection, now_ms: int) -> list[Try]:
-    """The seats of jobs that want workers which ended in the last hours, or were joined with, oldest first."""
+    """Seats of active jobs, oldest first: ended within `TRIED_MS`, or the last seat with which a worker joined."""
     joined = (WORKER.c.job_id == SEAT.c.job_id) & (WORKER.c.worker == SEAT.c.worker) & (WORKER.c.seat == SEAT.c.id)
     query = select(SEAT.c.job_id, SEAT.c.worker, SEAT.c.state, WORKER.c.seat.is_not(None), SEAT.c.ended_ms)
     query = query.join(JOB, JOB.c.id == SEAT.c.job_id).outerjoin(WORKER, joined)
@@ -118,7 +118,7 @@ def _tries(connection: Connection, now_ms: int) -> list[Try]:
 
 
 def _last_words(connection: Connection, pair: Pair) -> str:
-    """What a worker said last when it left a job because it had failed."""
+    """The error in a worker's last event of leaving a job with an error; at most 300 characters."""
     worker, reason = EVENT.data["worker"].as_string(), EVENT.data["reason"].as_string()
     query = select(reason).where(EVENT.job_id == pair[0], TELLING, EVENT.type == "left", worker == pair[1])
     said = connection.scalar(query.where(reason.startswith(FAILED)).order_by(EVENT.id.desc()).limit(1))

@@ -1,7 +1,8 @@
-"""How the workers there are go to the jobs that want some: by priority, and fairly among equals. Pure.
+"""Divides the available workers among jobs: by priority, and max-min fairly within a priority. Pure.
 
-Which worker may serve which job is a graph with two sides: jobs of one queue share its workers, and a worker of two
-queues ties them together. So one more worker for a job may mean that others change places; `route` finds the fewest.
+Jobs and the workers that may serve them form a bipartite graph: the jobs of one queue share its workers, and a worker
+of two queues connects the queues. So one more worker for a job may mean that other workers change jobs; `route` finds
+the fewest changes.
 """
 
 from collections import Counter
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 Owners = dict[str, str]
-"""Worker to the job that it serves, or is to serve."""
+"""Worker to the job that it serves or will serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a job could use: `seats` workers at most, of those `serving` it (the best first); below `minimum` none.
+    """A job's demand: at most `seats` workers out of `serving` (the best first), and none if fewer than `minimum`.
 
-    `holds` says how many it has.
+    `holds` is the job's current number of workers.
     """
 
     job_id: str
@@ -30,13 +31,13 @@ class Want:
 
     @property
     def fewest(self) -> int:
-        """With fewer workers than this the job gets none."""
+        """The least number of workers: with fewer, the job gets none."""
         return min(self.minimum, self.seats)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`taker` gets `worker`, which `giver` has, or nobody."""
+    """`taker` gets `worker` from `giver`, or from no job if `giver` is None."""
 
     worker: str
     taker: str
@@ -46,12 +47,12 @@ class Step:
 Graph = Mapping[str, Sequence[str]]
 """Job to the workers that may serve it."""
 Spare = Callable[[str], int]
-"""How gladly a job gives a worker away, the larger the sooner; 0: it does not."""
+"""How readily a job gives a worker away: the job with the largest value gives first; 0 means never."""
 
 
 Refused = dict[tuple[str, ...], int]
-"""How many workers a job was refused, by the workers that may serve it. Another job that the same workers may serve
-would be refused as many, too: what is given to a job is not taken back.
+"""Number of workers refused to a job, by the workers that may serve the job. Another job with the same workers would be
+refused as many: workers given to a job are not taken back.
 """
 
 
@@ -60,9 +61,11 @@ def nothing_to_spare(_job_id: str) -> int:
 
 
 def route(taker: str, graph: Graph, owners: Owners, spare: Spare = nothing_to_spare) -> list[Step]:
-    """The fewest steps by which `taker` gets one worker more, and nobody has fewer but a job that can spare one.
+    """The fewest steps that give `taker` one more worker, where only a job that can spare a worker ends with fewer.
 
-    Returns: the taker's step first, each giver's own gain after it; nothing if there is no way.
+    Breadth-first search for an augmenting path in the bipartite graph.
+
+    Returns: the taker's step first, then each giver's own gain; empty if there is no path.
     """
     came: dict[str, Step] = {}
     seen: set[str] = set()
@@ -98,17 +101,17 @@ def _way(taker: str, came: Mapping[str, Step], last: Step) -> list[Step]:
 
 
 def take(owners: Owners, steps: Iterable[Step]) -> None:
-    """Let the steps be made."""
+    """Apply the steps to `owners`."""
     owners.update({step.worker: step.taker for step in steps})
 
 
 def shares(wants: Sequence[Want]) -> dict[str, int]:
-    """How many workers each job is to have.
+    """The number of workers that each job is due, by job id.
 
-    The highest priority is served first. Among jobs of one priority each gets its minimum or is passed over, those that
-    have begun before those that have not, then the oldest; from then on whoever has the fewest gets the next worker, so
-    that no job could have more without another, which has no more than it, having less (max-min fair). What is left
-    goes to jobs that have begun and cannot have their minimum: they keep their place while nobody else needs it.
+    The highest priority is served first. Among jobs of one priority, each job gets its minimum or is passed over:
+    started jobs first, then the oldest. After that the job with the fewest workers gets the next worker, so that no job
+    could gain a worker unless a job with no more workers lost one (max-min fairness). The remaining workers go to jobs
+    that have begun and cannot get their minimum: such a job keeps its workers while no other job needs them.
 
     Args:
         wants: oldest job first.
@@ -131,7 +134,7 @@ def shares(wants: Sequence[Want]) -> dict[str, int]:
 
 
 def _gets_minimum(want: Want, graph: Graph, owners: Owners, refused: Refused) -> bool:
-    """Give a job its minimum, or nothing."""
+    """Give a job its minimum number of workers, or none; returns whether it got the minimum."""
     if want.fewest >= refused.get(want.serving, want.fewest + 1):
         return False
     for _ in range(want.fewest):
@@ -146,13 +149,15 @@ def _gets_minimum(want: Want, graph: Graph, owners: Owners, refused: Refused) ->
 
 
 def _fill(wants: Sequence[Want], graph: Graph, owners: Owners) -> None:
-    """Give whoever has the fewest one more, until nobody can have more; of equals those that have it already."""
+    """Give the job with the fewest workers one more, until no job can get more; on a tie, first a job that already
+    holds the extra worker.
+    """
     counts = Counter(owners.values())
     hungry = list(wants)
     while hungry:
         want = min(hungry, key=lambda want: (counts[want.job_id], want.holds <= counts[want.job_id]))
         steps = route(want.job_id, graph, owners) if counts[want.job_id] < want.seats else []
-        if not steps:  # nor later: what is taken stays taken; nor will others whom the same workers may serve
+        if not steps:  # nor later, as given workers are not taken back; nor will other jobs of the same workers
             full = want.serving if counts[want.job_id] < want.seats else None
             hungry = [other for other in hungry if other is not want and other.serving != full]
         else:
@@ -163,13 +168,13 @@ def _fill(wants: Sequence[Want], graph: Graph, owners: Owners) -> None:
 def settle(
     wants: Sequence[Want], counts: Mapping[str, int], owners: Owners, may: Callable[[list[Step]], bool]
 ) -> Owners:
-    """Who is to serve whom next, with as few changes as possible, so that every job gets to its share.
+    """The next assignment of workers to jobs, with as few changes as possible, so that every job reaches its share.
 
     Args:
-        counts: the shares.
-        owners: who serves whom now, of these jobs.
-        may: whether steps that take a worker from a job may be made now; the first is that of the job that asks.
-    Returns: the owners after all steps that may be made; each job gives or gets one worker of another at most.
+        counts: each job's share.
+        owners: the current assignment, of these jobs only.
+        may: whether steps that take a worker from a job may be made now; the first step is the asking job's.
+    Returns: the assignment after all permitted steps; each job gives or gets at most one worker of another job.
     """
     graph, priority = {want.job_id: want.serving for want in wants}, {want.job_id: want.priority for want in wants}
     owners, most = dict(owners), max(priority.values(), default=0)

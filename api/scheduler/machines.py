@@ -1,4 +1,4 @@
-"""The machines that were seen: which process came after which, who is drained or asked to leave for good."""
+"""The table of machines: workers seen, successions of processes on a machine, and workers drained or dismissed."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ MACHINE = table(Machine)
 KEPT_MS = 30 * 24 * 3600 * 1000
 """A machine that was not seen for this long is forgotten."""
 NOTED_MS = 30_000
-"""How often it is written down that those who are there still are."""
+"""How often the rows of online workers are refreshed."""
 TALLY_MS = 300_000
 HOUR_MS = 3_600_000
 DRAINED = "drained"
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Roll:
-    """Keeps the table of machines true to who is there."""
+    """Keeps the table of machines in line with the online workers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -36,11 +36,11 @@ class Roll:
         self._was_calm = True
 
     def call(self, workers: Sequence[WorkerInfo], now: int, calm: bool) -> dict[str, str]:
-        """Note who is there; returns which workers are to get no seat, and what they are instead.
+        """Record the online workers; returns the workers that are to get no seat, each as `DRAINED` or `DISMISSED`.
 
         Args:
             now: milliseconds by the control plane's clock.
-            calm: nobody is taken for gone just now.
+            calm: whether no worker is taken for gone at present.
         """
         there = {worker.id: worker for worker in workers}
         changed = there.keys() != self._there.keys() or (self._was_calm and not calm)
@@ -70,9 +70,9 @@ class Roll:
 
 
 def successions(rows: Sequence[Any], online: Collection[str]) -> dict[str, str]:
-    """Of the processes that are gone those after which another of the same host and name has come, and which one. Pure.
+    """Each gone process that has a successor, a later process of the same host and name, with that successor. Pure.
 
-    A process comes after one at most, so that two that ran beside each other do not become one.
+    A process succeeds at most one other, so that two processes that ran side by side do not become one.
     """
     found: dict[str, str] = {}
     new = [row for row in rows if row.worker in online and row.first_seen_ms == row.began_ms]
@@ -85,7 +85,7 @@ def successions(rows: Sequence[Any], online: Collection[str]) -> dict[str, str]:
 
 
 def remember(connection: Connection, worker: WorkerInfo, now: int) -> None:
-    """Write down what a worker that is there says of itself."""
+    """Store an online worker's description of itself."""
     said = {name: getattr(worker, name) for name in ("name", "host", "device", "memory_bytes", "versions")}
     said |= {"queues": list(worker.queues), "last_seen_ms": worker.last_seen_ms, "noted_ms": now}
     at = {"first_seen_ms": worker.last_seen_ms, "began_ms": worker.last_seen_ms}
@@ -94,19 +94,19 @@ def remember(connection: Connection, worker: WorkerInfo, now: int) -> None:
 
 
 def samples_counted(connection: Connection) -> dict[str, int]:
-    """How many samples were counted for each worker, in all jobs that there are."""
+    """The number of samples counted for each worker, over all stored jobs."""
     query = select(WORKER.c.worker, func.sum(WORKER.c.samples)).group_by(WORKER.c.worker)
     return {worker: int(samples) for worker, samples in connection.execute(query)}
 
 
 def last_hour(tallies: Sequence[Sequence[int]], total: int, now: int) -> int:
-    """How many of a worker's samples were counted in the last hour, to a few minutes. Pure."""
+    """The number of a worker's samples counted in the last hour, give or take a few minutes. Pure."""
     before = [samples for at, samples in tallies if at <= now - HOUR_MS] or [samples for _, samples in tallies[:1]]
     return max(0, total - (before[-1] if before else 0))
 
 
 def _tally(connection: Connection, there: Collection[str], now: int) -> None:
-    """Note how many samples were counted so far, every few minutes; one note older than an hour is kept."""
+    """Every `TALLY_MS`, store each worker's total of counted samples; only one tally older than an hour is kept."""
     rows = connection.execute(
         select(MACHINE.c.worker, MACHINE.c.tallies).where(MACHINE.c.worker.in_(list(there)))
     ).all()
@@ -120,7 +120,7 @@ def _tally(connection: Connection, there: Collection[str], now: int) -> None:
 
 
 def _succeed(connection: Connection, gone: str, new: str) -> None:
-    """Let a new process take over what was known and decided of the one before it, but for being asked to leave."""
+    """Give a new process the history and decisions of its predecessor, except an order to leave for good."""
     before = connection.execute(select(MACHINE).where(MACHINE.c.worker == gone)).one()
     drained = func.coalesce(MACHINE.c.drained_ms, before.drained_ms)
     values = {"first_seen_ms": before.first_seen_ms, "drained_ms": drained}

@@ -1,4 +1,4 @@
-"""Why a job is not advancing, in words that say what would help. Pure."""
+"""Why a job is not advancing, and what would help. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,24 @@ START_EVALUATOR = "start computeshare-evaluator (computeshare up brings one)"
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of a job that has not ended."""
+    """The facts about a job that has not ended from which its reason follows."""
 
     shortage: str | None
-    """Why it has too few seats, if so."""
+    """Why the job has too few seats, if so."""
     finished: bool
-    """All its rounds are done."""
+    """All rounds are done."""
     opened: bool
-    """Its weights are published."""
+    """The weights are published."""
     reducer: bool
-    """A reducer looks after it."""
+    """A reducer serves the job."""
     working: bool
     """Workers take part."""
     waited_ms: int
-    """Since it was created."""
+    """Milliseconds since the dispatcher first found the job published."""
     trouble: str | None = None
-    """What keeps single workers from taking part, though the job goes on without them."""
+    """Why single workers cannot take part, though the job goes on without them."""
     no_room: str | None = None
-    """Why the broker's memory does not let it start or go on, if so."""
+    """Why the broker's memory does not let the job start or go on, if so."""
     evaluator: bool = True
     """An evaluator runs."""
 
@@ -36,7 +36,7 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
     """The reason to show, or None for a job that advances.
 
     Args:
-        refused: what the broker said when it refused to take something for this job.
+        refused: the broker's error when it refused a write for this job.
     """
     unattended = not situation.reducer and situation.waited_ms > STARTING_MS
     causes = (

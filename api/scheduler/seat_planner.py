@@ -1,4 +1,4 @@
-"""Which worker should have which seat. Pure: what is wanted, what there is, and the time, as arguments."""
+"""Decides which worker should have which seat. Pure: demand, supply and time are arguments."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,27 +6,29 @@ from dataclasses import dataclass
 from api.scheduler.fair_share import Owners, Step, Want, settle, shares
 
 STUCK_MS = 15_000
-"""A seat that its worker, alive and idle, has not begun after this long is handed out again."""
+"""How long a worker that is alive and idle may take to begin its seat; after that the seat is issued again."""
 LEAVE_MS = 10_000
-"""How long the seats of a job that ended or was paused may take to leave by themselves."""
+"""How long the seats of an ended or paused job may take to end by themselves."""
 LONGEST_LEAVE_MS = 600_000
-"""How long a worker that was asked to leave a seat may work at its unit: one that hangs would keep it for good."""
+"""How long a worker that was asked to leave a seat may work on its unit: a worker that hangs would never leave."""
 LONGEST_PAUSE_MS = 30_000
-"""The longest wait before a worker whose seats keep ending is given another one in the same job."""
+"""The longest wait before a worker whose seats keep ending gets another seat in the same job."""
 BRIEF_MS = 4000
 """A worker that waits no longer than this is not given to another job meanwhile."""
 TAKE_OVER_MS = 3000
-"""How long a job of higher priority is short of workers before it takes one over, and the time to the next."""
+"""How long a job is short of workers before it takes a worker from a job of lower priority, and the least time between
+two such changes.
+"""
 REBALANCE_MS = 10_000
-"""The same among jobs of one priority: a model is loaded anew for each worker that changes over."""
+"""The same between jobs of one priority: each worker that changes over has to load another model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a job that is queued or running wants. `seats` is 0 once all its rounds are done.
+    """The demand of an active job. `seats` is 0 once all rounds are done.
 
-    `short_ms` is how long it has had fewer workers than its share, `moved_ms` how long ago one was last asked to change
-    over from it or to it (None: not lately).
+    `short_ms` is how long the job has had fewer workers than its share, `moved_ms` the time since a worker was last
+    asked to change over from or to the job (None: not lately).
     """
 
     job_id: str
@@ -41,10 +43,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """A worker that is alive, and the seat it says it is serving.
+    """A worker that is alive, and the seat that it reports to serve.
 
-    `resting` is why it takes no seat just now and leaves the one it has by itself, `off` why it gets none at present
-    and is asked to leave the one it has, as what it is: `drained`. Both are empty for a worker that works.
+    `resting` is why the worker takes no seat now and leaves its seat by itself; `off` is why it gets no seat and is
+    asked to leave its seat (for example `drained`). Both are empty for a worker that works.
     """
 
     id: str
@@ -55,17 +57,18 @@ class Available:
 
     @property
     def works(self) -> bool:
-        """Whether it takes seats at present."""
+        """Whether the worker takes seats at present."""
         return not (self.resting or self.off)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSeat:
-    """A seat that was given out and has not ended, as far as SQLite knows; `state` is RQ's word for it.
+    """A seat that has not ended, according to SQLite. `state` is `pending` before delivery to RQ, then the state from
+    `SeatQueue.state`.
 
-    `waiting_ms` is how long its worker has been idle meanwhile, `stopped_ms` how long ago its job ended or was paused
-    (None: neither). `leaving_ms` is how long ago its worker was asked to leave (None: it was not), `left_to` for which
-    job, if for one.
+    `waiting_ms` is how long the seat's worker has been idle, `stopped_ms` the time since the job ended or was paused
+    (None: neither), `leaving_ms` the time since the worker was asked to leave (None: not asked), and `left_to` the job
+    for which the worker was asked to leave, if any.
     """
 
     id: str
@@ -85,7 +88,7 @@ class HeldSeat:
 
 @dataclass(frozen=True, slots=True)
 class QueueShare:
-    """How many workers a job has, and is to have."""
+    """A job's current number of workers (`holds`) and its fair share (`due`)."""
 
     holds: int
     due: int
@@ -93,7 +96,7 @@ class QueueShare:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A seat that ended a short while ago."""
+    """A seat that ended recently."""
 
     id: str
     job_id: str
@@ -104,7 +107,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Give this worker a seat."""
+    """Give a worker a seat."""
 
     job_id: str
     worker: str
@@ -113,7 +116,7 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """A seat is over: `finished`, `left`, `failed`, `lost` or `stopped`; `stop`: RQ has to be told to end it."""
+    """Close a seat as `finished`, `left`, `failed`, `lost` or `stopped`; `stop` says whether RQ has to end it."""
 
     seat_id: str
     state: str
@@ -122,9 +125,9 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A seat's worker is to finish its work unit and leave, for the job `to` if for one.
+    """Ask a seat's worker to finish its work unit and leave, for the job `to` if given.
 
-    `why` is `priority` or `share`, where `to` has more right to the worker, else what the worker is: `drained`.
+    `why` is `priority` or `share` if `to` has the stronger claim to the worker, else the worker's `off`.
     """
 
     seat_id: str
@@ -136,7 +139,7 @@ Action = Issue | Close | Leave
 
 
 Pair = tuple[str, str]
-"""A job's id and a worker's."""
+"""(job id, worker id)."""
 
 
 def decide_seats(
@@ -151,11 +154,11 @@ def decide_seats(
 
     Args:
         demands: oldest job first.
-        workers: those alive; one seat per worker at a time.
+        workers: all live workers; a worker has at most one seat at a time.
         held: every seat that has not ended yet.
-        past: the seats that ended in the last minutes: the more of them, the longer the pause.
-        out: who gets no seat in which job.
-        due: the shares, by job, where they are known already.
+        past: the seats that ended in the last minutes; the more there are, the longer a worker's pause.
+        out: the pairs of job and worker that get no seat.
+        due: the shares by job, if known already.
     Returns: seats to close, seats whose workers are to leave, then seats to issue.
     """
     floor = _Floor.of(demands, workers, held, past, out)
@@ -181,7 +184,7 @@ def fair_shares(
     past: Sequence[Past] = (),
     out: Collection[Pair] = (),
 ) -> dict[str, QueueShare]:
-    """How many workers each job is to have, and has, of those alive; arguments as for `decide_seats`."""
+    """Each job's current number of live workers and its fair share; arguments as for `decide_seats`."""
     wants = _Floor.of(demands, workers, held, past, out).wants
     counts = shares(wants)
     return {want.job_id: QueueShare(want.holds, counts[want.job_id]) for want in wants}
@@ -189,9 +192,9 @@ def fair_shares(
 
 @dataclass(frozen=True, slots=True)
 class _Floor:
-    """What seats are decided by: which are over, which are kept, who is free and who serves whom.
+    """The basis of a decision: seats to close, seats to keep, free workers, and the job of each worker.
 
-    A worker that was asked to leave one job for another counts as the other's already.
+    A worker that was asked to leave one job for another already belongs to the other.
     """
 
     demands: Mapping[str, Demand]
@@ -227,7 +230,7 @@ class _Floor:
         return cls(wanted, alive, closed, kept, past, idle, _wants(demands, there, owners, past, out), owners)
 
     def may_change(self, steps: list[Step]) -> bool:
-        """Whether a job has been short for long enough, and none of those concerned has just given or got a worker."""
+        """Whether the asking job has been short for long enough, and no job concerned just gave or got a worker."""
         asks, loser = self.demands[steps[0].taker], steps[-1].giver
         above = loser is None or self.demands[loser].priority < asks.priority
         patience_ms = TAKE_OVER_MS if above else REBALANCE_MS
@@ -236,7 +239,7 @@ class _Floor:
         return asks.short_ms >= patience_ms and min(moved, default=patience_ms) >= patience_ms
 
     def recalled(self, seat: HeldSeat, owners: Owners) -> Action | None:
-        """How a seat ends whose worker is to do something else, if it is."""
+        """The action that ends a seat whose worker is to leave its job; None if the worker stays."""
         other = owners.get(seat.worker)
         off = self.workers[seat.worker].off
         if seat.leaving or seat.job_id not in self.demands or (not off and other in (None, seat.job_id)):
@@ -256,7 +259,7 @@ def _wants(
     past: Sequence[Past],
     out: Collection[Pair],
 ) -> list[Want]:
-    """What each job could use. Jobs of one queue share one tuple of workers, but for those that differ."""
+    """The `Want` of each job. Jobs of one queue share one tuple of workers, unless their workers differ."""
     pausing = {(seat.job_id, seat.worker) for seat in past}
     barred = [*out, *(pair for pair in pausing if _pause_ms(*pair, past) > BRIEF_MS)]
     barred_of, mine_of = _by_job(barred), _by_job((job_id, worker) for worker, job_id in owners.items())
@@ -282,7 +285,7 @@ def _by_job(pairs: Iterable[Pair]) -> dict[str, set[str]]:
 
 
 def _close(seat: HeldSeat, worker: Available | None, demand: Demand | None) -> Close | None:
-    """Why a seat is over, if it is."""
+    """The action that closes a seat which is over; None if it is not."""
     if seat.state in ("finished", "failed"):
         return Close(seat.id, "left" if seat.leaving else seat.state, stop=False)
     if seat.state == "missing":
@@ -300,7 +303,7 @@ def _close(seat: HeldSeat, worker: Available | None, demand: Demand | None) -> C
 
 
 def _pause_ms(job_id: str, worker: str, past: Sequence[Past]) -> int:
-    """How long this worker, whose seats in this job end so often, still has to wait: 1 s, 2 s, 4 s, ... in all."""
+    """The remaining wait of a worker whose seats in a job keep ending: 1 s, 2 s, 4 s, ... after the last end."""
     mine = (seat for seat in past if seat.job_id == job_id and seat.worker == worker)
     ends = [seat.ended_ms_ago for seat in mine if seat.state in ("finished", "failed")]
     return max(0, min(LONGEST_PAUSE_MS, 500 * 2 ** min(len(ends), 20)) - min(ends)) if ends else 0

@@ -1,4 +1,4 @@
-"""Seats in the database: how many a job wants, and writing down what was decided about them."""
+"""Seats in the database: the number that a job can use, and the storing of decisions about seats."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ log = structlog.get_logger()
 
 
 def seats_wanted(spec: dict[str, Any]) -> int:
-    """How many workers a job can use at a time, by its JobSpec's document."""
+    """The number of workers that a job can use at a time; `spec` is the JobSpec as JSON data."""
     return int(min(spec["workers"]["max"], plan_of(spec).units_per_round))
 
 
 def place(connection: Connection, action: Action, now: int) -> None:
-    """Write down one decision, with what remains to be done about it outside the database."""
+    """Store one decision, with the outbox row or event that it needs."""
     match action:
         case Issue():
             _issue(connection, action, now)

@@ -8,7 +8,7 @@ from api.scheduler.seat_planner import Available, Demand, HeldSeat, Pair
 Kind = tuple[str, int, int, bool, bool]
 
 SHOWN = 3
-"""So many workers are named in a reason; the others are counted."""
+"""The number of workers named in a reason; further workers are only counted."""
 
 
 def shortages(
@@ -20,11 +20,11 @@ def shortages(
 ) -> dict[str, str | None]:
     """Why each job has too few seats (see `shortage`), by job.
 
-    Among jobs that hold no seat and that no worker is left out of, those of one queue, minimum and priority have the
-    same reason, which is worked out once for all of them.
+    Jobs of one queue, minimum and priority share one reason, computed once, unless a job holds a seat or a worker is
+    left out of it.
 
     Args:
-        due: how many workers each job is to have.
+        due: each job's share of workers.
     """
     special = {seat.job_id for seat in held} | {job_id for job_id, _ in out}
     known: dict[Kind, str | None] = {}
@@ -49,12 +49,12 @@ def shortage(
     others: Sequence[Demand] = (),
     share: int = 0,
 ) -> str | None:
-    """Why a job has too few seats, in words that say what would help; None if it has enough, or soon will.
+    """Why a job has too few seats, and what would help; None if it has enough, or soon will.
 
     Args:
         out: why a worker gets no seat in a job.
-        others: what other jobs want.
-        share: how many workers the job is to have.
+        others: the demands of all jobs.
+        share: the job's share of workers.
     """
     out, queue = out or {}, demand.queue
     mine = {seat.worker for seat in held if seat.job_id == demand.job_id and not seat.leaving}

@@ -1,4 +1,4 @@
-"""Which workers cannot start in which jobs, and for how long they are left out. Pure."""
+"""Backoff for workers whose seats in a job keep failing before they join: when to try again. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from api.scheduler.seat_planner import Pair
 
 FAILURES = 5
-"""A worker whose seats in a job failed this often in a row, none of them having joined, cannot start."""
+"""The number of seats that failed in a row, without joining, after which a worker cannot start in a job."""
 LEFT_OUT_MS = (10_000, 30_000, 60_000, 120_000, 300_000, 600_000)
-"""How long such a worker is left out of the job after that failure and each further one."""
+"""How long a worker that cannot start is left out of the job, after that failure and after each further failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A seat that ended, or with which its worker joined the job last (`ended_ms` is None while it serves)."""
+    """A seat that ended, or the seat with which its worker last joined the job (`ended_ms` is None while open)."""
 
     job_id: str
     worker: str
@@ -24,14 +24,14 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A worker that cannot start in a job: how often in a row it failed, and until when it is left out."""
+    """A worker that cannot start in a job: the failures in a row, and until when the worker is left out."""
 
     times: int
     until_ms: int
 
 
 def failing(tries: Sequence[Try]) -> dict[Pair, Failing]:
-    """The workers that cannot start, by job, from the seats that ended, oldest first."""
+    """The workers that cannot start, by job and worker; `tries` are ordered oldest first."""
     found: dict[Pair, Failing] = {}
     for one in tries:
         pair = (one.job_id, one.worker)
