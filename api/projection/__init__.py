@@ -1,1 +1,1 @@
-"""From the broker's events to the rows of SQLite."""
+"""Projects the broker's events into rows of SQLite."""

@@ -1,8 +1,8 @@
-"""Old versions and their part of the ledger, packed into few rows.
+"""Old versions and their ledger entries, packed into few rows.
 
-Versions of closed epochs that are durable are packed 1,000 at a time: all columns of their rows, and of the ledger's,
-as compressed JSON. Every 50th version stays as it is, for plots of long jobs. Where a restore or a broker that went
-back may change rows, they are unpacked first; so a version is in one place at a time.
+Durable versions of closed epochs are packed 1,000 at a time: all columns of their rows and of their ledger rows, as
+JSON compressed with zstandard. Every 50th version stays unpacked, for plots of long jobs. Before a restore or a
+rollback of the broker changes rows, they are unpacked; so a version is in one place at a time.
 """
 
 import json
@@ -20,15 +20,15 @@ from api.projection.plans import plan_of
 from computeshare.checkpoints.branch import ALL, Branch
 
 BLOCK = 1000
-"""Versions of a block, of which the first is 1, 1,001 and so on."""
+"""Versions per block; the blocks begin at versions 1, 1,001 and so on."""
 SPARSE = 50
-"""Versions that are multiples of this are not packed."""
+"""Versions divisible by this number are not packed."""
 PLAIN = 1000
-"""The newest versions, which are not packed."""
+"""The number of newest versions that are not packed."""
 AT_ONCE = 1
-"""Blocks that are packed at a time, every few seconds: others must not wait long."""
+"""Blocks packed at a time, every few seconds: other writers must not wait long."""
 LARGEST = 1 << 28
-"""Bytes of a block once it is unpacked; more is damage."""
+"""The most bytes of a decompressed block; a larger block is damaged."""
 
 _VERSION = (
     *("token", "incarnation", "version", "epoch", "loss", "sha256", "samples", "samples_per_s", "bytes_up"),
@@ -36,7 +36,7 @@ _VERSION = (
 )
 _LEDGER = ("token", "micro_batch", "incarnation", "version", "epoch", "worker", "samples", "voided", "staleness")
 _OWN = ("micro_batch", "worker", "samples", "voided", "staleness")
-"""Columns of the ledger that its version does not tell."""
+"""Columns of a ledger row that do not follow from its version's row."""
 _WITHIN = "job_id = :job AND version BETWEEN :first AND :last"
 _PACKED = f"{_WITHIN} AND version % :sparse != 0"
 _OF_THEM = "job_id = :job AND token IN (SELECT value FROM json_each(:tokens))"
@@ -46,14 +46,14 @@ _INSERT = "INSERT INTO {0} (job_id, {1}) VALUES (:job_id, {2})"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The rows of some versions, by column name."""
+    """Rows of versions and of their ledger, each a dict by column name."""
 
     versions: Sequence[dict[str, Any]]
     ledger: Sequence[dict[str, Any]]
 
 
 def compact(database: Database) -> int:
-    """Pack what may be packed, a block in each transaction, the oldest first; returns how many there were."""
+    """Pack the oldest `AT_ONCE` blocks that are due, each in its own transaction; returns the number packed."""
     with database.engine.connect() as connection:
         due = [
             block
@@ -67,7 +67,7 @@ def compact(database: Database) -> int:
 
 
 def _due(connection: Connection, job: Any) -> Iterable[tuple[str, int]]:
-    """The blocks of a job that may be packed: its id, and their first versions."""
+    """The blocks of a job that may be packed, as (job id, first version)."""
     per_epoch = plan_of(json.loads(job.spec)).rounds_per_epoch
     upto = min(job.version // per_epoch * per_epoch, job.durable_version, job.version - PLAIN)
     query = "SELECT COUNT(*) FROM archive WHERE job_id = ?"
@@ -99,7 +99,7 @@ def _pack(connection: Connection, job_id: str, first: int) -> None:
 
 
 def _ends(versions: Iterable[Mapping[Any, Any]]) -> dict[str, list[int]]:
-    """By incarnation, the last version that stands and the first that is voided; not of those that were done again."""
+    """By incarnation, the last version that stands and the first that is voided, without renamed rows (`~`)."""
     found: dict[str, list[int]] = {}
     for row in versions:
         if "~" not in row["token"]:
@@ -112,8 +112,8 @@ def _ends(versions: Iterable[Mapping[Any, Any]]) -> dict[str, list[int]]:
 
 
 def unpack(connection: Connection, job_id: str, per_epoch: int, since: int, branch: Branch | None = None) -> int:
-    """Put back the rows of all versions from the epoch of `since` on; and, where a branch is given, from the first that
-    stands though it does not belong to the branch, or the other way round. Returns how many blocks that were.
+    """Put back the packed rows of all versions from the epoch of `since` on; with a branch, from the epoch of the first
+    block that disagrees with the branch, if that is earlier. Returns the number of blocks unpacked.
     """
     rows = connection.exec_driver_sql("SELECT first, ends FROM archive WHERE job_id = ?", (job_id,)).all()
     wrong = [row.first for row in rows if branch and not _agrees(json.loads(row.ends), branch)]
@@ -132,7 +132,7 @@ def unpack(connection: Connection, job_id: str, per_epoch: int, since: int, bran
 
 
 def _agrees(ends: dict[str, list[int]], branch: Branch) -> bool:
-    """Whether what stands of a block belongs to the branch, and what is voided does not."""
+    """Whether the standing versions of a block belong to the branch, and the voided versions do not."""
     for incarnation, (standing, voided) in ends.items():
         number = int(incarnation)
         end = branch.ends.get(number, ALL if number >= branch.incarnation else branch.others)
@@ -142,7 +142,7 @@ def _agrees(ends: dict[str, list[int]], branch: Branch) -> bool:
 
 
 def samples_of_workers(connection: Connection, job_id: str) -> Counter[str]:
-    """The samples that count for each worker in what is packed."""
+    """The samples that count for each worker in the packed ledger."""
     found: Counter[str] = Counter()
     for row in connection.exec_driver_sql("SELECT samples FROM archive WHERE job_id = ?", (job_id,)):
         found.update(json.loads(row.samples))
@@ -150,13 +150,13 @@ def samples_of_workers(connection: Connection, job_id: str) -> Counter[str]:
 
 
 def newest(connection: Connection, job_id: str) -> int:
-    """The last version that is packed; 0 where none is."""
+    """The last packed version; 0 if no version is packed."""
     query = "SELECT COALESCE(MAX(last), 0) FROM archive WHERE job_id = ?"
     return int(connection.exec_driver_sql(query, (job_id,)).scalar_one())
 
 
 def standing(connection: Connection, job_id: str, first: int, last: int) -> tuple[list[SimpleNamespace], Block]:
-    """The packed versions from `first` to `last` that stand, ascending, and the blocks' ledger that stands of them."""
+    """The packed versions from `first` to `last` that stand, ascending, and a block of them and their ledger rows."""
     blocks = _blocks(connection, job_id, first, last)
     rows = (row for block in blocks for row in block.versions)
     versions = [row for row in rows if not row["voided"] and first <= row["version"] <= last]
@@ -171,7 +171,9 @@ def _blocks(connection: Connection, job_id: str, first: int, last: int) -> list[
 
 
 def encode(block: Block) -> bytes:
-    """A block, column by column: what follows from other columns is left out, whole numbers are differences."""
+    """Compress a block column by column: derivable columns are left out, integers stored as differences, and columns of
+    few distinct values as indices.
+    """
     place = {row["token"]: number for number, row in enumerate(block.versions)}
     columns = {name: _column([row[name] for row in block.versions]) for name in _VERSION if name != "token"}
     columns["token"] = [None if row["token"] == _usual(row) else row["token"] for row in block.versions]
@@ -182,7 +184,7 @@ def encode(block: Block) -> bytes:
 
 
 def decode(data: bytes) -> Block:
-    """What `encode` made."""
+    """The block that `encode` compressed."""
     with zstandard.ZstdDecompressor().stream_reader(data) as reader:
         found = json.loads(reader.read(LARGEST))
     versions = _rows({name: _values(column) for name, column in found["version"].items()})

@@ -1,4 +1,4 @@
-"""After the broker came back older than it was: what is done again replaces what was lost."""
+"""A rollback of the broker to an older state: the versions committed again replace the versions it lost."""
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -13,12 +13,12 @@ LEDGER = table(LedgerEntry)
 
 
 def goes_back(state: JobState, token: Token) -> bool:
-    """Whether a version that has just been committed is not the one after the newest: the broker has lost some."""
+    """Whether a newly committed version is not above the newest stored version: the broker has lost versions."""
     return bool(token.incarnation == state["incarnation"] and token.version <= state["version"])
 
 
 def rewind(connection: Connection, state: JobState, token: Token, at_ms: int) -> None:
-    """Void the rows of the versions from this one on, under other names: done again they may have the same tokens."""
+    """Void the rows from this version on and rename their tokens: versions committed again may have the same tokens."""
     unpack(connection, state.id, state.plan.rounds_per_epoch, token.version)
     for rows in (table(VersionRow), LEDGER):
         lost = (rows.c.version >= token.version) & (rows.c.incarnation == token.incarnation) & rows.c.voided.is_(False)
@@ -35,7 +35,7 @@ def rewind(connection: Connection, state: JobState, token: Token, at_ms: int) ->
 
 
 def recount_workers(connection: Connection, job_id: str) -> None:
-    """What each worker has contributed, from the ledger's rows that stand, and the sums of those that are packed."""
+    """Recompute each worker's counted samples from the standing ledger rows and the sums of the packed blocks."""
     standing = select(LEDGER.c.worker, func.sum(LEDGER.c.samples)).group_by(LEDGER.c.worker)
     counted = samples_of_workers(connection, job_id)
     for worker, samples in connection.execute(standing.where(LEDGER.c.job_id == job_id, LEDGER.c.voided.is_(False))):

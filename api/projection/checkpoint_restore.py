@@ -1,4 +1,4 @@
-"""After a job went on from a checkpoint: undo what came after it, complete what the broker took with it."""
+"""After a job went on from a checkpoint: void the rows of later versions, and add the rows that the broker lost."""
 
 import json
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ from computeshare.types import Token
 _STANDS = """(version <= COALESCE(
   (SELECT value FROM json_each(:ends) WHERE CAST(key AS INTEGER) = incarnation),
   CASE WHEN incarnation >= :incarnation THEN :all ELSE :others END))"""
-"""Whether a row belongs to a branch, as `Branch.holds` says of a token."""
+"""SQL: whether a row belongs to a branch, as `Branch.holds` decides for a token."""
 _WRONG = f"job_id = :job AND instr(token, '~') = 0 AND voided = {_STANDS}"
-"""Rows that are voided though they belong to the branch, or the other way round, without those that were done again."""
+"""SQL: rows voided though in the branch, or standing though not in the branch; without renamed rows (`~`)."""
 _TURN = "SELECT token, epoch FROM version WHERE " + _WRONG
 _LEDGER = f"""UPDATE ledger_entry SET voided = NOT {_STANDS}
 WHERE job_id = :job AND token IN (SELECT value FROM json_each(:tokens))"""
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The version a job was opened at: a checkpoint's, or 0 where it has none."""
+    """The version at which a job was opened: a checkpoint's, or 0 if the job has no checkpoint."""
 
     token: Token
     at_ms: int
@@ -49,12 +49,12 @@ class Restored:
 def restore(
     connection: Connection, state: JobState, restored: Restored, branch: Branch, saved: Iterable[Saved]
 ) -> None:
-    """Void the rows of versions that were lost, have those stand that led to the restored one, and bring the job's
-    columns back in line with them.
+    """Void the rows of lost versions, let the versions that led to the restored version stand, and recompute the job's
+    columns from these.
 
     Args:
-        branch: the versions that led to the restored one, as the disk has it.
-        saved: the entries of the ledgers beside the job's checkpoints.
+        branch: the versions that led to the restored version, according to the disk.
+        saved: the entries of the ledgers stored beside the job's checkpoints.
     """
     token = restored.token
     led = lineage(saved, token)
@@ -74,7 +74,7 @@ def restore(
 
 
 def _align(connection: Connection, state: JobState, branch: Branch) -> int:
-    """Have the rows of a branch's versions stand and no others; returns the first epoch in which any changed."""
+    """Let the rows of the branch's versions stand and void all others; returns the first epoch with a changed row."""
     names = {"job": state.id, "ends": json.dumps(branch.ends), "incarnation": branch.incarnation}
     names |= {"others": branch.others, "all": ALL}
     wrong = connection.exec_driver_sql(_TURN, names).all()
@@ -85,7 +85,7 @@ def _align(connection: Connection, state: JobState, branch: Branch) -> int:
 
 
 def _recover(connection: Connection, state: JobState, restored: Restored, led: Iterable[Saved]) -> int:
-    """Write down the versions whose events were lost with the broker: checkpoints have brought them along.
+    """Add the versions whose events were lost with the broker, from the ledgers beside the checkpoints.
 
     Returns the first epoch whose ledger may have changed.
     """
@@ -105,7 +105,7 @@ def _recover(connection: Connection, state: JobState, restored: Restored, led: I
 
 
 def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:
-    """Sessions ended with the broker, and samples of lost versions do not count."""
+    """Recount workers' samples without the lost versions, and end all sessions: the broker lost them."""
     recount_workers(connection, job_id)
     mine = WORKER.c.job_id == job_id
     connection.execute(update(WORKER).where(mine, WORKER.c.banned.is_(None)).values(strikes=0))  # the broker lost them
@@ -114,7 +114,7 @@ def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:
 
 
 def _recompute(connection: Connection, state: JobState, token: Token) -> None:
-    """The job's columns about its versions, from the rows that stand."""
+    """Recompute the job's columns about versions and scores from the rows that stand."""
     versions, scores = table(VersionRow).c, table(Score).c
     last = connection.execute(
         select(versions.loss, versions.epoch)

@@ -1,5 +1,5 @@
-"""The truth is on disk: checkpoints and scores whose events were lost are taken from their files, and those whose files
-were removed, as newer ones came, are forgotten. What the broker says that cannot be is given up.
+"""Brings SQLite in line with the disk, which holds the truth: adds checkpoints and scores whose events were lost, and
+deletes the rows of checkpoints whose files were removed. Gives up rounds in the broker that contradict both.
 """
 
 from pathlib import Path
@@ -45,25 +45,25 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
 
 
 def _differences(connection: Connection, artifacts: Artifacts, job_id: str) -> tuple[set[str], list[Token]]:
-    """The tokens of rows whose files are gone; the checkpoints that SQLite does not know, or not with their score."""
+    """The tokens of rows whose files are gone, and the checkpoints that SQLite lacks, or lacks the score of."""
     saved, scored = (_known(connection, job_id, model) for model in (CheckpointRow, Score))
-    tokens, there = artifacts.tokens(), artifacts.on_disk()  # looked at last: files are there before their rows
+    tokens, there = artifacts.tokens(), artifacts.on_disk()  # read last: files exist before their rows
     news = [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
     return saved - {str(token) for token in there}, news
 
 
 def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score]) -> set[str]:
-    """The tokens that there are rows for."""
+    """The tokens that have a row."""
     rows = table(model).c
     return set(connection.scalars(select(rows.token).where(rows.job_id == job_id)))
 
 
 def contradiction(version: int, total: int, status: str | None, saved: int) -> str | None:
-    """What the rounds of a job that has not ended cannot be; None where nothing is wrong. Pure.
+    """The contradiction between the rounds of a job that has not ended and its stored state; None without one. Pure.
 
     Args:
-        version: the newest, by the events, of which none is left to read.
-        status: of the rounds; None: they are not open.
+        version: the newest version according to the events, all of which have been read.
+        status: the rounds' status; None: they are not open.
         saved: the newest version on disk.
     """
     if status in ENDED:
@@ -76,7 +76,7 @@ def contradiction(version: int, total: int, status: str | None, saved: int) -> s
 
 
 def give_up(database: Database, rounds: RoundStore, why: str) -> None:
-    """Have a job open again from its last checkpoint, which brings rows and rounds in line with it."""
+    """Delete a job's rounds, so that a reducer opens the job again from its last checkpoint and all agree again."""
     event = {"job_id": rounds.job_id, "type": "mended", "at_ms": now_ms(), "data": {"error": why}}
     with database.writing() as connection:
         connection.execute(insert(table(Event)), event)

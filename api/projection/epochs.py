@@ -1,7 +1,7 @@
-"""How often each sample of an epoch counted: kept beside the ledger while it is written, so that nobody adds it up.
+"""Counts of each epoch's samples, updated as the ledger is written, so that no query has to add the ledger up.
 
-`counted` is what stands in the ledger, `covered` what stands there at least once; they differ only if a micro-batch
-counted twice.
+`counted` is the number of samples that stand in the ledger, `covered` the number that stand there at least once; they
+differ only if a micro-batch counted twice.
 """
 
 import json
@@ -24,7 +24,7 @@ ON CONFLICT (job_id, epoch) DO UPDATE SET counted = excluded.counted, covered = 
 
 
 def growth(connection: Connection, job_id: str, rows: Sequence[Row]) -> dict[int, tuple[int, int]]:
-    """By epoch, what `counted` and `covered` grow by once these ledger rows are inserted; those known are ignored."""
+    """By epoch, the growth of `counted` and `covered` from inserting these ledger rows; stored rows are ignored."""
     grown: dict[int, tuple[int, int]] = {}
     by_epoch: dict[int, list[Row]] = {}
     for row in rows:
@@ -37,7 +37,7 @@ def growth(connection: Connection, job_id: str, rows: Sequence[Row]) -> dict[int
 
 
 def _largest(known: Sequence[Any]) -> dict[int, int]:
-    """By micro-batch, the most samples that a row which stands gives it."""
+    """By micro-batch, the largest number of samples in a standing row."""
     standing: dict[int, int] = {}
     for micro_batch, _, samples, voided in known:
         if not voided:
@@ -60,6 +60,6 @@ def _grown(rows: Sequence[Row], known: set[tuple[int, str]], standing: dict[int,
 
 
 def recount(connection: Connection, job_id: str, first: int) -> None:
-    """Add up the epochs from `first` on anew: rows were voided, or written otherwise."""
+    """Recompute the counts of the epochs from `first` on, after ledger rows were voided or changed."""
     connection.exec_driver_sql(_FORGET, {"job": job_id, "first": first})
     connection.exec_driver_sql(_RECOUNT, {"job": job_id, "first": first})

@@ -1,7 +1,7 @@
-"""Reading what is in an event. Pure.
+"""Parses and validates events. Pure.
 
-Events come from workers too, so nothing in them is trusted: every text and number is checked and bounded. What is
-not as it should be raises KeyError, TypeError or ValueError.
+Events come from workers too, so nothing in them is trusted: every text and number is checked and bounded. Malformed
+input raises KeyError, TypeError or ValueError.
 """
 
 import math
@@ -19,15 +19,15 @@ Row = dict[str, Any]
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "stale", "duplicate", "lease_lost", "fenced", "refused")
 NAME_LENGTH, TEXT_LENGTH, TRACE_LENGTH = 100, 500, 20_000
 LARGEST = 2**40
-"""No count in an event is as large: a sum of many still fits a column."""
+"""Counts in an event are below this number, so that a sum of many still fits an integer column."""
 LATEST_MS = 253_402_300_800_000
-"""The year 10,000: what calendars end with."""
+"""The year 10,000 in milliseconds: `datetime` ends before it."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the stream, read and checked for its outer shape."""
+    """A stream entry, parsed and checked for its outer shape."""
 
     stream_id: str
     type: str
@@ -36,7 +36,7 @@ class Entry:
 
 
 def read_entry(stream_id: bytes, fields: dict[bytes, bytes]) -> Entry:
-    """An entry of the stream. Raises KeyError, TypeError or ValueError where it is none of ours."""
+    """Parse a stream entry. Raises KeyError, TypeError or ValueError where it is malformed."""
     data = from_json(fields[b"data"])
     if not isinstance(data, dict):
         raise TypeError("the event's data is no object")
@@ -47,13 +47,13 @@ def read_entry(stream_id: bytes, fields: dict[bytes, bytes]) -> Entry:
 
 
 def text_of(value: object, length: int = TEXT_LENGTH) -> str:
-    """Any value as a text of bounded length."""
+    """Any value as text of at most `length` characters."""
     text = value if isinstance(value, str) else str(value)
     return text[:length].encode("utf-8", "replace").decode()
 
 
 def name_of(value: object) -> str:
-    """A short text."""
+    """A text, cut to `NAME_LENGTH` characters."""
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value if len(value) <= NAME_LENGTH and value.isascii() else text_of(value, NAME_LENGTH)
@@ -61,7 +61,7 @@ def name_of(value: object) -> str:
 
 @lru_cache(maxsize=1024)
 def token_of(value: str) -> Token:
-    """A version's token; it is also a folder's name, so nothing but digits may follow its dots."""
+    """Parse a version's token. A token is also a folder's name, so every part is checked."""
     token = Token.parse(value)
     count_of(token.incarnation)
     count_of(token.version)
@@ -71,26 +71,26 @@ def token_of(value: str) -> Token:
 
 
 def version_of(token: str) -> int | None:
-    """A token's version; None for the empty text, which says that there was none."""
+    """A token's version; None for the empty text, which stands for no version."""
     return token_of(token).version if token else None
 
 
 def kind_of(value: object) -> Kind:
-    """A machine's kind: a few short texts and numbers by name."""
+    """A machine's kind: at most 12 short texts and counts by name."""
     if not isinstance(value, dict):
         raise TypeError("not a kind")
     return {name_of(k): count_of(v) if isinstance(v, int) else name_of(v) for k, v in list(value.items())[:12]}
 
 
 def count_of(value: object) -> int:
-    """A number of things."""
+    """An integer from 0 up to, but not including, `LARGEST`."""
     if type(value) is not int or not 0 <= value < LARGEST:
         raise ValueError("not a count, or one out of range")
     return value
 
 
 def numbers_of(values: Iterable[object]) -> list[int]:
-    """Numbers of micro-batches."""
+    """Micro-batch numbers, at most 4,096."""
     numbers = [count_of(value) for value in values]
     if len(numbers) > 4096:
         raise ValueError("too many micro-batches")
@@ -98,7 +98,7 @@ def numbers_of(values: Iterable[object]) -> list[int]:
 
 
 def finite_of(value: object) -> float:
-    """A number that JSON can say."""
+    """A finite number."""
     number = optional_of(value)
     if number is None:
         raise ValueError("not a finite number")
@@ -106,7 +106,7 @@ def finite_of(value: object) -> float:
 
 
 def optional_of(value: object) -> float | None:
-    """A number; None for one that is not finite, which JSON cannot say."""
+    """A number; None for NaN and infinities, which JSON cannot represent."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError("not a number")
     number = float(value)

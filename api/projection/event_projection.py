@@ -1,7 +1,6 @@
-"""From a job's events to the rows they make. Pure: no database, no Redis.
+"""Turns a job's events into database rows. Pure: no database, no Redis.
 
-Events come from workers too, so nothing in them is trusted: what has not the shape it should have is passed over,
-and every text is bounded.
+Events come from workers too, so nothing in them is trusted: malformed events are skipped, and every text is bounded.
 """
 
 import json
@@ -35,12 +34,12 @@ from computeshare.types import ENDED, Token
 
 @dataclass(slots=True)
 class JobState:
-    """What folding needs to know of the job: columns of its row, changed as events are folded."""
+    """The job's plan and columns, updated as events are folded."""
 
     id: str
     plan: Plan
     columns: Row
-    """The job's row; `changed` names what differs from the database."""
+    """The job's row; `changed` names the columns that differ from the database."""
     changed: set[str] = field(default_factory=set)
 
     def __getitem__(self, name: str) -> Any:
@@ -56,7 +55,7 @@ class JobState:
 
 @dataclass(slots=True)
 class Changes:
-    """The rows that a batch of events makes."""
+    """The rows that follow from a batch of events."""
 
     versions: list[Row] = field(default_factory=list)
     ledger: list[Row] = field(default_factory=list)
@@ -66,9 +65,9 @@ class Changes:
     events: list[Row] = field(default_factory=list)
     refusals: list[Row] = field(default_factory=list)
     workers: dict[str, Row] = field(default_factory=dict)
-    """Worker to increments of its counters."""
+    """Increments of each worker's counters."""
     presence: list[Row] = field(default_factory=list)
-    """Joined and left, in order."""
+    """Joins and leaves, in order."""
     bans: list[Row] = field(default_factory=list)
     unfit: list[Row] = field(default_factory=list)
     damaged: list[Row] = field(default_factory=list)
@@ -82,13 +81,13 @@ class Changes:
 
 
 def _feeds_back(spec: str) -> bool:
-    """Whether workers of a job (its specification as JSON) owe what their codec left out of the updates before."""
+    """Whether a job's upload codec uses error feedback, adding the residual of earlier updates; `spec` is JSON."""
     codec = json.loads(spec)["codec"]
     return codec != "auto" and CODECS[codec["up"]].residual
 
 
 def _memory_of(data: Row) -> int | None:
-    """What a worker says that its seat takes; None for one that does not say."""
+    """The bytes of memory that a worker reports for its seat; None if it reports none."""
     return count_of(data.get("memory_bytes", 0)) or None
 
 
@@ -99,7 +98,7 @@ class Fold:
         self.state, self.rates, self.changes = state, rates, Changes()
 
     def take(self, entry: Entry) -> None:
-        """Fold one event. Raises KeyError, TypeError or ValueError where it is not what its type says."""
+        """Fold one event; unknown types are ignored. Raises KeyError, TypeError or ValueError where it is malformed."""
         handler = _HANDLERS.get(entry.type)
         if handler:
             handler(self, entry)
@@ -153,7 +152,7 @@ class Fold:
                 self._tally(micro_batch, "duplicates_refused")
 
     def folded(self, entry: Entry) -> None:
-        """Submissions that have no events of their own any more: too many came while nobody stored them."""
+        """A summary of submissions whose own events were dropped, as too many came while no projector stored them."""
         data, state = entry.data, self.state
         submissions, first = count_of(data["submissions"]), name_of(data["first"])
         of_workers = {
@@ -217,7 +216,7 @@ class Fold:
             self._rest(entry)
 
     def _rest(self, entry: Entry) -> None:
-        """The round that was to be done before the job pauses is; the last one of all leaves it to complete."""
+        """Pause a job once the round that its user wanted finished is done; after the last round, let it complete."""
         state = self.state
         state["pause_after"] = None
         if state["status"] == "running" and state["version"] < state["rounds_total"]:
@@ -227,7 +226,7 @@ class Fold:
             self.changes.events.append({**shown, "type": "paused"})
 
     def chosen(self, entry: Entry) -> None:
-        """What the job left open has been chosen; once, whatever comes later."""
+        """The codec and inner steps of a job with codec `auto` were chosen. Only the first choice counts."""
         state, data = self.state, entry.data
         spec = JobSpec.model_validate(json.loads(state["spec"]))
         if spec.codec != "auto":
@@ -239,7 +238,7 @@ class Fold:
         self._event(entry, {"reason": reason})
 
     def opened(self, entry: Entry) -> None:
-        """The first weights are published. (What a restore undoes is the projector's to write.)"""
+        """The first weights are published. (After a restore, the projector voids the rows of lost versions.)"""
         data, state = entry.data, self.state
         token, sha256 = self._token(data["token"]), name_of(data["sha256"])
         parameters, kind = count_of(data["parameters"]), kind_of(data.get("kind", {}))
@@ -296,7 +295,7 @@ class Fold:
         self._event(entry, about)
 
     def forgiven(self, entry: Entry) -> None:
-        """Others agreed that the values are not finite: what the first was given strikes for."""
+        """Take back a worker's strikes for values that are not finite: other workers found the same."""
         self._worker(name_of(entry.data["worker"]))["strikes"] -= count_of(entry.data["strikes"])
 
     def reassigned(self, entry: Entry) -> None:
@@ -308,12 +307,12 @@ class Fold:
         self._event(entry, shown)
 
     def closed(self, entry: Entry) -> None:
-        """A round goes on without what is late."""
+        """A round goes on without the micro-batches that are late."""
         data = {name: count_of(entry.data[name]) for name in ("version", "received", "total")}
         self._event(entry, data)
 
     def refused(self, entry: Entry) -> None:
-        """An accepted submission that the reducer took back; the projector knows whether it is the first time."""
+        """The reducer refused an accepted submission; `projection_store` changes the outcome only once."""
         data = entry.data
         worker, reason = name_of(data["worker"]), text_of(data["reason"])
         self.changes.refusals.append({"worker": worker, "nonce": name_of(data["nonce"]), "reason": reason})
@@ -335,7 +334,7 @@ class Fold:
         self.rated(entry.data, entry.at_ms)
 
     def rated(self, data: Row, at_ms: int) -> None:
-        """A version has its loss and accuracy on the test set."""
+        """A version was scored: loss and accuracy on the test set."""
         state, token = self.state, self._token(data["token"])
         loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"])
         row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
@@ -352,21 +351,21 @@ class Fold:
             self.state["status"], self.state["error"], self.state["reason"] = "failed", error, None
 
     def held(self, entry: Entry) -> None:
-        """The disk takes no checkpoint: the job rests until somebody has made room and resumes it."""
+        """The disk takes no checkpoint: the job pauses until a user has made room and resumes it."""
         state, reason = self.state, text_of(entry.data["reason"])
         if state["status"] in ("queued", "running"):
             state["status"], state["reason"], state["paused_ms"] = "paused", f"Paused: {reason}", entry.at_ms
             self._event(entry, {"reason": reason})
 
     def damaged(self, entry: Entry) -> None:
-        """A checkpoint that cannot be read; nobody waits for its score or downloads it any more."""
+        """A checkpoint cannot be read: the job no longer waits for its score, and users cannot download it."""
         token = self._token(entry.data["token"])
         self.changes.damaged.append({"job_id": self.state.id, "token": str(token)})
         shown = {"version": token.version, "token": str(token), "error": text_of(entry.data["error"])}
         self._event(entry, shown)
 
     def mended(self, entry: Entry) -> None:
-        """What the broker held of a job was of no use: it went on from its last checkpoint."""
+        """The job's rounds in the broker were given up: the job goes on from its last checkpoint."""
         self._event(entry, {"error": text_of(entry.data["error"])})
 
     def doubted(self, entry: Entry) -> None:
@@ -374,14 +373,14 @@ class Fold:
         self._event(entry, {"version": count_of(entry.data["version"]), "worker": name_of(entry.data["worker"])})
 
     def republished(self, entry: Entry) -> None:
-        """The reducer put its own copy of a version in the place of a damaged one."""
+        """The reducer replaced a version's damaged weights with its own copy."""
         self._event(entry, {"version": count_of(entry.data["version"])})
 
     def finish(self, is_scored: Callable[[], bool]) -> None:
-        """A job is complete once its last version is durable, and that and all others to be scored are.
+        """Complete a job once its last version is durable and scored, and so are all other versions to be scored.
 
         Args:
-            is_scored: whether no checkpoint is left to score, asked once everything else is done.
+            is_scored: whether no checkpoint is left to score; called only once everything else is done.
         """
         state = self.state
         done = state["version"] == state["durable_version"] == state["scored_version"] == state["rounds_total"]
@@ -402,7 +401,7 @@ class Fold:
         return row
 
     def _reassign(self, micro_batches: Sequence[int]) -> None:
-        """Work that was leased to another worker, too, or instead."""
+        """Count micro-batches that were leased to another worker, in addition or instead."""
         self.state.add("reassigned", len(micro_batches))
         for micro_batch in micro_batches:
             self._tally(micro_batch, "reassigned")

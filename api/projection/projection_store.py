@@ -1,7 +1,7 @@
-"""Reading a job for folding, and writing what a batch of events made of it; repeated rows change nothing.
+"""Loads a job for folding, and stores the rows that follow from a batch of events; repeated rows change nothing.
 
-A fast job makes hundreds of events a second beside the training: what runs for every batch is plain SQL, made once
-from the tables' columns.
+A fast job makes hundreds of events a second beside the training: the statements that run for every batch are plain SQL,
+made once from the tables' columns.
 """
 
 import json
@@ -36,7 +36,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.types import ENDED
 
 MOST_KINDS = 10
-"""A worker that joins as one more kind of machine than this has its first one forgotten."""
+"""The most kinds of machine stored for a worker; the oldest kind is dropped first."""
 
 JOB, WORKER = table(Job), table(WorkerStat)
 
@@ -47,7 +47,9 @@ def _inserting(model: type[SQLModel], verb: str = "INSERT OR IGNORE", without: S
 
 
 def _adding(model: type[SQLModel], added: Sequence[str], latest: Sequence[str] = (), newest: Sequence[str] = ()) -> str:
-    """Insert a row of counters, or add them to the row there is; the `newest` values replace those there are."""
+    """SQL that inserts a row of counters or updates the stored row: adds the `added` columns, takes the maximum of the
+    `latest` columns, and replaces the `newest` columns.
+    """
     changes = [f"{name} = {name} + excluded.{name}" for name in added]
     changes += [f"{name} = MAX({name}, excluded.{name})" for name in latest]
     changes += [f"{name} = COALESCE(excluded.{name}, {name})" for name in newest]
@@ -88,7 +90,7 @@ _LEAVE = (
 
 
 def load(connection: Connection, job_id: str) -> JobState | None:
-    """The job as it is stored; None if it was deleted."""
+    """The stored job; None if it was deleted."""
     row = connection.exec_driver_sql("SELECT * FROM job WHERE id = ?", (job_id,)).mappings().one_or_none()
     return JobState(job_id, _plan(row["spec"]), dict(row)) if row else None
 
@@ -99,7 +101,7 @@ def _plan(spec: str) -> Plan:
 
 
 def store(connection: Connection, state: JobState, changes: Changes, was: str) -> None:
-    """Write a batch's rows and the job's new columns; `was` is the status before, so that an end is noticed once."""
+    """Store a batch's rows and the job's changed columns; `was` is the status before, so that an end is noted once."""
     _drop_repeated(connection, state.id, changes)
     if changes.ledger:
         for epoch, (counted, covered) in growth(connection, state.id, changes.ledger).items():
@@ -127,7 +129,7 @@ def store(connection: Connection, state: JobState, changes: Changes, was: str) -
 
 
 def is_scored(connection: Connection, state: JobState, changes: Changes) -> bool:
-    """Whether every checkpoint that the job wants scored has its score, those in `changes` included."""
+    """Whether every checkpoint that the job wants scored has its score, counting the rows in `changes`."""
     saved, scores = table(CheckpointRow).c, table(Score).c
     query = select(saved.token, saved.version).where(saved.job_id == state.id, ~saved.voided)
     versions = {row.token: row.version for row in connection.execute(query)}
@@ -139,7 +141,7 @@ def is_scored(connection: Connection, state: JobState, changes: Changes) -> bool
 
 
 def add_versions(connection: Connection, changes: Changes) -> int:
-    """Write versions and their entries of the ledger where they are not there; returns how many entries were not."""
+    """Insert the versions and ledger entries that are not stored yet; returns the number of entries inserted."""
     for row in changes.versions:
         row["seconds"] = to_json(row["seconds"]).decode()
     if changes.versions:
@@ -148,7 +150,7 @@ def add_versions(connection: Connection, changes: Changes) -> int:
 
 
 def save(connection: Connection, state: JobState) -> None:
-    """Write the columns of the job that changed."""
+    """Store the changed columns of the job."""
     if not state.changed:
         return
     columns = ", ".join(f"{name} = :{name}" for name in sorted(state.changed))
@@ -159,7 +161,9 @@ def save(connection: Connection, state: JobState) -> None:
 
 
 def _drop_repeated(connection: Connection, job_id: str, changes: Changes) -> None:
-    """Evaluators and reducers announce again what they cannot know was heard: show it once."""
+    """Drop checkpoints and scores that are stored already, and add an event for each new one: evaluators and reducers
+    repeat announcements that may have been lost.
+    """
     for rows, known_rows, kind in (
         (changes.checkpoints, table(CheckpointRow), "checkpoint"),
         (changes.scores, table(Score), "scored"),
@@ -193,7 +197,7 @@ def _present(connection: Connection, row: Row) -> None:
 
 
 def _refuse(connection: Connection, state: JobState, refusal: Row) -> None:
-    """Change a submission's outcome; it counted as accepted until now, once however many micro-batches it had."""
+    """Change a submission from accepted to refused, and the counters by one, however many micro-batches it had."""
     columns = table(Submission).c
     mine = (columns.job_id == state.id) & (columns.nonce == refusal["nonce"]) & (columns.outcome == "accepted")
     changed = connection.execute(
@@ -214,7 +218,7 @@ def _refuse(connection: Connection, state: JobState, refusal: Row) -> None:
 
 
 def _note_end(connection: Connection, state: JobState) -> None:
-    """What is still to be done for a job that has just ended."""
+    """Store the event and the outbox row of a job that has just ended."""
     now, status = now_ms(), state["status"]
     state["finished_ms"] = now
     to_do = {"job_id": state.id, "kind": "end", "payload": {"status": status}, "created_ms": now, "due_ms": now}

@@ -1,6 +1,7 @@
-"""Takes the events of all jobs from Redis into SQLite: rows and the last stream id in one transaction, then trims.
+"""Moves the events of all jobs from Redis streams to SQLite: rows and the last stream id in one transaction; then trims
+the streams.
 
-Repeating any part of it changes nothing: an id that was taken is not taken again, whatever was trimmed or not.
+Repeating any step changes nothing: a stored stream id is not stored again, whether it was trimmed or not.
 """
 
 import json
@@ -32,9 +33,9 @@ from computeshare.types import Token
 BATCH = 1000
 """Events taken from one job's stream at a time."""
 REWIND_TURNS = 10
-"""How many turns pass between looks whether the broker lost a stream."""
+"""Turns between checks whether the broker lost a stream."""
 RATE_TURNS = 5
-"""How many turns pass between writing down how fast things go."""
+"""Turns between updates of the stored rates."""
 
 _KNOWN = " UNION ALL ".join(
     f"SELECT stream_id, {kind}, {what} FROM {name} "
@@ -55,10 +56,10 @@ log = structlog.get_logger()
 
 
 class Projector:
-    """The one consumer of the event streams."""
+    """The only consumer of the event streams."""
 
     def __init__(self, database: Database, artifacts_dir: Path | None = None) -> None:
-        """`artifacts_dir`: where checkpoints lie; without it, none tells of versions that a lost broker took along."""
+        """`artifacts_dir` is the folder of checkpoints; without it, versions lost with a broker are not recovered."""
         self._database = database
         self._artifacts_dir = artifacts_dir
         self._rates: dict[str, Rates] = {}
@@ -66,7 +67,7 @@ class Projector:
         self._broker = ""
 
     def step(self, redis: Redis) -> int:
-        """Take what has come since the last turn; returns the number of events."""
+        """Store the events since the last turn; returns their number."""
         positions = self._positions()
         if not positions:
             self._rates.clear()
@@ -90,11 +91,11 @@ class Projector:
         return events
 
     def _positions(self) -> dict[str, str]:
-        """The last stream id taken of each job whose stream may hold more."""
+        """The last stored stream id of each job whose stream may hold more."""
         return dict(self._database.peek("SELECT id, stream_id FROM job WHERE purged_ms IS NULL"))
 
     def _rewind(self, redis: Redis, positions: dict[str, str]) -> None:
-        """Start over with a stream that the broker lost (or some of it), which its own last id gives away.
+        """Read a stream from its start again if the broker lost (part of) it: its last id is below the stored id.
 
         New ids need not be above the old ones: they come from the clock of the broker's machine.
         """
@@ -131,7 +132,7 @@ class Projector:
             raise
 
     def _apply(self, connection: Connection, state: JobState, rates: Rates, entries: Sequence[Entry]) -> None:
-        """Fold and store a batch in which nothing was undone but by its first event."""
+        """Fold and store a batch; only its first event may undo earlier events."""
         was, fold = state["status"], Fold(state, rates)
         for entry in entries:
             if not self._is_backed(state.id, entry):
@@ -152,7 +153,7 @@ class Projector:
         store(connection, state, fold.changes, was)
 
     def _is_backed(self, job_id: str, entry: Entry) -> bool:
-        """Whether the disk bears an event out, where it can: whoever can write to the broker can say anything."""
+        """Whether the disk confirms an event, where it can: every client of the broker can write any event."""
         if self._artifacts_dir is None or entry.type not in ("opened", "checkpoint"):
             return True
         artifacts, token = Artifacts(self._artifacts_dir, job_id), _token(entry)
@@ -165,7 +166,7 @@ class Projector:
         return token.incarnation < branch.incarnation or (newest and token.version == branch.start)
 
     def _restore(self, connection: Connection, state: JobState, restored: Restored) -> None:
-        """Bring the rows in line with the version that a job was opened at, and with what the disk tells of it."""
+        """Bring the rows in line with the version at which a job was opened, and with its checkpoints on disk."""
         branch, saved = Branch(), list[Saved]()
         if self._artifacts_dir:
             artifacts = Artifacts(self._artifacts_dir, state.id)
@@ -175,7 +176,7 @@ class Projector:
         restore(connection, state, restored, branch, saved)
 
     def _measure(self, redis: Redis) -> None:
-        """Write down the rates of now: they fall without any event. A job that does not run begins anew."""
+        """Store the current rates, which fall without events. A job that is not running loses its rates."""
         now_ms = _now_ms(redis)
         with self._database.writing() as connection:
             moving = connection.exec_driver_sql(_MOVING).scalars()  # before this process started, perhaps
@@ -199,7 +200,9 @@ class Projector:
 
 
 def _batches(state: JobState, entries: Sequence[Entry]) -> Iterable[Sequence[Entry]]:
-    """Cut before each event that undoes others, which must have been written: `opened`, and versions that go back."""
+    """Split before each event that undoes earlier events, which must be stored first: `opened`, and versions that go
+    back.
+    """
     start, newest = 0, state["version"]
     for index, entry in enumerate(entries):
         token = _token(entry) if entry.type in ("opened", "version") else None
@@ -220,10 +223,10 @@ def _token(entry: Entry) -> Token | None:
 
 
 def _unknown(connection: Connection, job_id: str, raw: Sequence[RawEntry]) -> list[RawEntry]:
-    """Without the entries that were taken before.
+    """The entries that are not stored yet.
 
-    A broker that lost some and whose clock went back gives their ids again: such an entry is told by what it says, and
-    is kept under an id of its own.
+    A broker that lost entries and whose clock went back may issue their ids again: such an entry is recognized by its
+    content, and is stored under an id of its own.
     """
     own = {stream_id: b"%s~%08x" % (stream_id, crc32(fields.get(b"data", b""))) for stream_id, fields in raw}
     ids = json.dumps([each.decode() for pair in own.items() for each in pair])
@@ -239,7 +242,7 @@ def _unknown(connection: Connection, job_id: str, raw: Sequence[RawEntry]) -> li
 
 
 def _unfolded(connection: Connection, state: JobState, raw: Sequence[RawEntry]) -> Sequence[RawEntry]:
-    """Without the submissions that were counted before, folded, and are there again in a broker that went back."""
+    """The entries without submissions that a `folded` summary counted and that a broker rollback brought back."""
     if not state["folded"]:
         return raw
     since = raw[0][0].decode().partition("-")[0]  # milliseconds of as many digits as all others
@@ -254,7 +257,7 @@ def _unfolded(connection: Connection, state: JobState, raw: Sequence[RawEntry]) 
 
 
 def _said(fields: dict[bytes, bytes]) -> tuple[str, str | None] | None:
-    """What tells an entry from others with its id: its type, and the nonce or token it is about; None: unreadable."""
+    """An entry's type, and its nonce or token, which together tell entries of one id apart; None if unreadable."""
     try:
         kind, data = fields[b"type"].decode(), json.loads(fields[b"data"])
         return kind, data.get({"submission": "nonce", "version": "token"}.get(kind, ""))
@@ -273,7 +276,7 @@ def _readable(job_id: str, raw: Sequence[RawEntry]) -> list[Entry]:
 
 
 def _told(redis: Redis, positions: dict[str, str]) -> list[str]:
-    """The jobs that something has happened in since."""
+    """The jobs with stream entries after their positions."""
     names: Any = {}
     owners = {}
     for job_id, position in positions.items():
@@ -284,13 +287,13 @@ def _told(redis: Redis, positions: dict[str, str]) -> list[str]:
 
 
 def _run_id(redis: Redis) -> str:
-    """What names one run of the broker."""
+    """The id of the broker's process, new at each start."""
     info: Any = redis.info("server")
     return str(info["run_id"])
 
 
 def _trim(redis: Redis, taken: Mapping[str, Sequence[RawEntry]]) -> None:
-    """Drop what is stored."""
+    """Trim the stored entries from the streams."""
     pipeline = redis.pipeline(transaction=False)
     for job_id, entries in taken.items():
         milliseconds, sequence = _order(entries[-1][0].decode())

@@ -1,4 +1,4 @@
-"""How fast a job is going: samples per second over a sliding window."""
+"""The speed of a job: samples per second over a sliding window."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,16 +10,16 @@ WINDOW_MS = 10_000
 class Rate:
     """Samples counted at certain times (milliseconds, the broker's clock).
 
-    The rate is that of the ten seconds before the newest step, or of the newest step alone where steps take longer. It
-    falls once the next step is overdue, and is 0 when nothing has come for three steps, ten seconds at least.
+    The rate covers the ten seconds before the newest step, or the newest step alone where steps take longer. It falls
+    once the next step is overdue, and is 0 after three steps' time without a step (at least ten seconds).
     """
 
     points: deque[tuple[int, int]] = field(default_factory=deque)
     total: int = 0
-    """Samples of all points but the first: that one only says when the window begins."""
+    """Samples of all points but the first, which only marks the start of the window."""
 
     def add(self, at_ms: int, samples: int) -> None:
-        """Note that `samples` more were done by `at_ms`."""
+        """Record `samples` more, counted by `at_ms`."""
         points = self.points
         if points:
             self.total += samples
@@ -42,7 +42,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Rates:
-    """A job's rate and those of its workers."""
+    """The rate of a job, and the rates of its workers."""
 
     job: Rate = field(default_factory=Rate)
     workers: dict[str, Rate] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Forgets the oldest fine-grained rows of long jobs. The ledger, versions and scores stay for good."""
+"""Deletes the oldest fine-grained rows of long jobs. The ledger, versions and scores stay for good."""
 
 from sqlalchemy import ColumnElement, Connection, LargeBinary, Table, cast, func, or_, select, true
 
@@ -8,9 +8,9 @@ from api.tables import Event, LogLine, Submission, table
 
 KEPT = 100_000
 LINES_KEPT, LINE_BYTES_KEPT = 20_000, 10_000_000
-"""Lines of a job's log, and bytes of what they say."""
+"""The most lines of a job's log, and the most bytes of their texts and fields."""
 SLICE = 5000
-"""Rows deleted in one transaction: others must not wait long."""
+"""Rows deleted per transaction: other writers must not wait long."""
 
 SUBMISSIONS, EVENTS, LINES = table(Submission), table(Event), table(LogLine)
 FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool]], ...] = (
@@ -20,7 +20,7 @@ FINE_GRAINED: tuple[tuple[Table, ColumnElement[bool]], ...] = (
 
 
 def thin(database: Database) -> int:
-    """Keep each job's newest submissions, frequent events and lines of its log; returns how many rows were deleted."""
+    """Keep each job's newest submissions, frequent events and log lines; returns the number of deleted rows."""
     deleted = 0
     for rows, which in FINE_GRAINED:
         query = select(rows.c.job_id, func.count()).where(which).group_by(rows.c.job_id)
@@ -34,14 +34,14 @@ def thin(database: Database) -> int:
                     deleted += connection.execute(rows.delete().where(rows.c.id.in_(oldest))).rowcount
     with database.engine.connect() as connection:
         open_jobs = connection.scalars(select(JOB.c.id).where(JOB.c.purged_ms.is_(None))).all()
-    for job_id in open_jobs:  # others are told nothing any more
+    for job_id in open_jobs:  # the logs of other jobs do not grow
         with database.writing() as connection:
             deleted += thin_lines(connection, job_id)
     return deleted
 
 
 def thin_lines(connection: Connection, job_id: str) -> int:
-    """Keep the newest lines of one job's log, of which not many can be too many; returns how many were deleted."""
+    """Keep a job's newest log lines, within the limits of lines and bytes; returns the number of deleted lines."""
     mine, newest = LINES.c.job_id == job_id, LINES.c.id.desc()
     size = func.length(cast(LINES.c.text, LargeBinary)) + func.length(cast(LINES.c.data, LargeBinary))
     count, size_up_to = func.count().over(order_by=newest), func.sum(size).over(order_by=newest)
