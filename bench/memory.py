@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--input", type=int, nargs=3)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--micro-batches", type=int, default=4, help="of each round")
-    parser.add_argument("--limit", type=float, default=120, help="seconds")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds that training may take")
     parser.add_argument("--units", type=int, help="measure growth over so many units instead, of a small model")
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()
@@ -162,7 +162,7 @@ def main() -> None:
         "evaluate_every": 0,
     }
     if options.units:
-        _report(_grow(options.units), options.json)
+        _report(_grow(options.units, options.limit), options.json)
         return
     with ours.plane(2, Settings().data_dir) as plane:  # idle is who has had a job with next to no model
         ours.train(plane, document | {"model": "mlp", "input": [1, 8, 8], "rounds": 3})
@@ -171,7 +171,7 @@ def main() -> None:
     _report(tell(memory, JobSpec.model_validate(trained.job["spec"])), options.json)
 
 
-def _grow(units: int) -> Part:
+def _grow(units: int, limit_s: float) -> Part:
     """Train a small model on a control plane of its own, with one worker, and look at all of its processes."""
     from bench import ours
 
@@ -182,6 +182,8 @@ def _grow(units: int) -> Part:
     with ours.plane(1, Settings().data_dir) as plane:
         job = plane.client.create(document)
         while job["status"] not in ENDED:
+            if time.monotonic() > started + limit_s:
+                raise TimeoutError(f"version {job['version']} of {job['rounds_total']} after {limit_s:.0f} s")
             job = plane.client.show(job["id"])
             growth.look(plane.pids(), per_round * job["version"])
             time.sleep(EVERY_S)
