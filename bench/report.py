@@ -1,17 +1,16 @@
-"""What a part of `make bench` found, as one Markdown file and plots in plain SVG."""
+"""Results of a part of `make bench`: tables in one Markdown file, plots as SVG files."""
 
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
-from math import log2
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 Cell = str | float | int | None
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 360, 64, 40, 150, 48
-COLOURS = ("#0b6e99", "#c2410c", "#4d7c0f", "#7e22ce", "#a16207", "#be123c")
+MARKED = 40
+"""Most points of a line for each to be marked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,38 +100,24 @@ def cell(value: Cell) -> str:
 
 
 def svg(plot: Plot) -> str:
-    """The plot as a document of its own."""
-    drawn = {name: [(float(x), float(y)) for x, y in points] for name, points in plot.lines.items() if points}
-    scale_x = log2 if plot.doubling else float
-    xs = [scale_x(x) for points in drawn.values() for x, _ in points] or [0.0]
-    top = max([y for points in drawn.values() for _, y in points] or [1.0]) or 1.0
-    low, span = min(xs), (max(xs) - min(xs)) or 1.0
+    """The plot as an SVG document, with its words as text."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        inner_x, inner_y = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-        return LEFT + inner_x * (scale_x(x) - low) / span, HEIGHT - BOTTOM - inner_y * y / top
-
-    at_x = sorted({x for points in drawn.values() for x, _ in points})
-    marks = at_x if plot.doubling else [low + span * i / 4 for i in range(5)]
-    parts = [_text(LEFT, TOP - 18, plot.title, "start", 15), _text(LEFT, TOP - 4, plot.y, "start")]
-    for mark in marks:
-        parts.append(_text(place(mark, 0)[0], HEIGHT - BOTTOM + 16, cell(mark), "middle"))
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = place(at_x[0] if at_x else 1.0, share * top)[1]
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#ccc"/>')
-        parts.append(_text(LEFT - 6, y + 4, cell(share * top), "end"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, plot.x, "middle"))
-    for number, (name, points) in enumerate(drawn.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        dots = (place(*point) for point in points) if len(points) <= 40 else ()
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots]
-        parts.append(_text(WIDTH - RIGHT + 10, TOP + 16 * (number + 1), name, "start", colour=colour))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *parts, "</svg>\n"])
-
-
-def _text(x: float, y: float, words: str, anchor: str, size: int = 12, colour: str = "#333") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"'
-    return f"<text {place}>{escape(words)}</text>"
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot(title=plot.title, xlabel=plot.x, ylabel=plot.y)
+    for name, points in plot.lines.items():
+        marker = "o" if len(points) <= MARKED else ""
+        axes.plot([x for x, _ in points], [y for _, y in points], label=name, marker=marker, gid=name)
+    if plot.doubling:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted({x for points in plot.lines.values() for x, _ in points}))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: cell(x)))
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    figure.legend(loc="outside right upper")
+    document = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
+        figure.savefig(document, format="svg", metadata={"Date": None})
+    return document.getvalue()

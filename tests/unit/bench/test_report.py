@@ -40,8 +40,9 @@ def test_what_one_of_them_did_not_reach_has_no_median() -> None:
 def test_a_plot_is_well_formed_and_puts_doublings_at_equal_distances() -> None:
     plot = Plot("x", "Rates & more", "workers", "<s>", {"<ours>": [(1, 2.0), (8, 8.0), (64, 4.0)]}, True)
     root = ElementTree.fromstring(svg(plot))
-    line = next(node for node in root.iter() if node.tag.endswith("polyline"))
-    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    (line,) = [node for node in root.iter() if node.get("id") == "<ours>"]
+    path = next(node for node in line.iter() if node.tag.endswith("path")).attrib["d"]
+    points = [tuple(map(float, point.split())) for point in path.removeprefix("M").split("L")]
     assert points[1][0] - points[0][0] == pytest.approx(points[2][0] - points[1][0], abs=0.2)
     assert points[1][1] < points[2][1] < points[0][1]  # upwards is more
     assert {"Rates & more", "<s>", "<ours>"} <= {node.text for node in root.iter()}
