@@ -34,26 +34,26 @@ from computeshare.types import Token
 CLAIM_MS = 10_000
 RENEW_S = 2.0
 SET_ASIDE_S = 60.0
-"""How long a checkpoint that could not be scored waits until it is tried again."""
+"""How long a checkpoint that could not be scored waits for its next try."""
 LOOK_S = 0.5
 
 Due = tuple[str, Token]
-"""A job's id and a checkpoint of it."""
+"""A job's id and the token of one of its checkpoints."""
 log = structlog.get_logger()
 
 
 def in_turn(
     waiting: Mapping[str, Collection[Token]], last: Mapping[str, int], served: Mapping[str, int]
 ) -> Iterator[Due]:
-    """The order in which checkpoints are to be scored. Pure.
+    """The order in which to score checkpoints. Pure.
 
-    Jobs whose last version waits come first, then those that were served longest ago; of each job one checkpoint, the
-    newest, before any job gets a second one.
+    Jobs whose last version waits come first, then the jobs served longest ago. In each pass over the jobs, each job
+    gets one checkpoint scored, the newest first.
 
     Args:
         waiting: checkpoints without a score, by job.
         last: the number of each job's last version.
-        served: when each job was served last, as a number that grows; not in it: never.
+        served: a number for each job that grows with the time it was last served; jobs never served are missing.
     """
     newest_first = {job: sorted(tokens, key=_newness, reverse=True) for job, tokens in waiting.items() if tokens}
 
@@ -88,7 +88,7 @@ class Evaluator:
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
-        """Score until told to stop; an outage of the broker is waited out."""
+        """Score checkpoints until `stop` is set; retry while the broker is away."""
         threading.Thread(target=self._stay_known, name="alive", daemon=True).start()
         while not self.stop.is_set():
             try:
@@ -100,7 +100,7 @@ class Evaluator:
                 self.stop.wait(random.uniform(0.5, 1.5))
 
     def _stay_known(self) -> None:
-        """Say that an evaluator is alive, and keep the claim on the checkpoint that is being scored."""
+        """Keep renewing the key that shows a live evaluator, and the claim on the checkpoint being scored."""
         while True:
             with contextlib.suppress(RedisError):  # full or away: the next time
                 self.redis.set(EVALUATOR, self.id, px=CLAIM_MS)
@@ -110,7 +110,7 @@ class Evaluator:
                 return
 
     def _turn(self) -> bool:
-        """Score one checkpoint, or pass on a score that the control plane may have missed; False if none is due."""
+        """Score one checkpoint, or announce a stored score again in case its event was lost; False if none is due."""
         handshake.check(self.redis, "evaluator")
         waiting, last = self._waiting(published_jobs(self.redis))
         for job_id, token in in_turn(waiting, last, self._served):
@@ -122,7 +122,7 @@ class Evaluator:
         return False
 
     def _waiting(self, job_ids: Sequence[str]) -> tuple[dict[str, list[Token]], dict[str, int]]:
-        """The checkpoints that are to be scored or announced, and the number of the last version, by job."""
+        """The checkpoints to score or to announce, and the number of the last version, both by job."""
         self._announced = {due for due in self._announced if due[0] in job_ids}
         self._set_aside = {due: until for due, until in self._set_aside.items() if until > time.monotonic()}
         done = self._announced | self._set_aside.keys()
@@ -140,13 +140,13 @@ class Evaluator:
                 if spec.codec == "auto":
                     return None  # until it is chosen, and with it how many rounds there are
                 self._specs[job_id] = spec
-            except ValidationError as error:  # another release's, for one: the other jobs can be scored
+            except ValidationError as error:  # for example of another release: the other jobs can be scored
                 log.error("cannot read the specification", job=job_id, error=str(error))
                 self._specs[job_id] = None
         return self._specs.get(job_id)
 
     def _settle(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> bool:
-        """Score a checkpoint, unless another evaluator is at it, and tell the control plane; False if that failed."""
+        """Score a checkpoint and announce the score; False if scoring failed or another evaluator has the claim."""
         rounds = RoundStore(self.redis, job_id)
         score = artifacts.score(token)
         if score is None:
@@ -157,7 +157,7 @@ class Evaluator:
             self._claimed = claim
             try:
                 score = self._score(artifacts, job_id, spec, token)
-            except Exception as error:  # the data set, the disk, a job deleted meanwhile: the others can be scored
+            except Exception as error:  # data set, disk, a job deleted meanwhile: other checkpoints can be scored
                 self._pass_over(rounds, spec, token, error)
                 return False
             finally:
@@ -167,7 +167,9 @@ class Evaluator:
         return True
 
     def _pass_over(self, rounds: RoundStore, spec: JobSpec, token: Token, error: Exception) -> None:
-        """Try again later; a job does not wait for the score of a version on its way that cannot be read at all."""
+        """Set a checkpoint aside to try again later. An unreadable checkpoint other than the last version's is reported
+        as damaged, so that the job does not wait for its score.
+        """
         reason = f"{type(error).__name__}: {error}"
         log.error("cannot score", job=rounds.job_id, token=str(token), error=reason)
         self._set_aside[rounds.job_id, token] = time.monotonic() + SET_ASIDE_S
@@ -209,7 +211,7 @@ def serve(settings: Settings) -> None:
 
 
 def child(values: dict[str, str]) -> None:
-    """Entry point for `computeshare up`: as `serve`, ending with the process that started it."""
+    """Entry point for `computeshare up`: `serve` in a process that ends with its parent."""
     os.environ.update(values)
     exit_with_parent()
     serve(Settings())

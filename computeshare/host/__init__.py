@@ -1,1 +1,1 @@
-"""A worker's manners on somebody's own machine: when it rests, what it keeps awake, how it tells what it does."""
+"""A worker as a guest on its owner's machine: when it rests, the machine's sleep, and service files."""

@@ -1,4 +1,4 @@
-"""Looking at clock, power and sleep, and remembering what was decided."""
+"""Reads clock, power and sleep of this machine, and keeps the decision whether the worker rests."""
 
 import sys
 import time
@@ -12,12 +12,12 @@ from computeshare.host import linux_power
 from computeshare.host.rest_policy import Manners, Power, RestDecision, may_work
 
 LONG_SLEEP_S = 10.0
-"""After a longer one the leases are gone, and nobody knows what became of the connections."""
+"""After a longer sleep the leases have expired, and the connections may be broken."""
 log = structlog.get_logger()
 
 
 def read_power() -> Power:
-    """This machine's power as the system tells it; a machine without a battery has none to tell of."""
+    """This machine's power, as the system reports it; all fields are None without a battery."""
     try:
         if sys.platform == "linux":
             return linux_power.read(linux_power.FOLDER)
@@ -28,7 +28,7 @@ def read_power() -> Power:
 
 
 class Minder:
-    """Whether this machine's worker is to rest, looked at every few seconds."""
+    """Decides whether this machine's worker is to rest; the caller calls `look` every few seconds."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Minder:
         return "its machine sleeps" if self.asleep else self._decision.reason
 
     def look(self) -> None:
-        """Decide anew."""
+        """Read the power and decide again."""
         before = self._decision
         self.power = self._read()
         self._decision = may_work(self.manners, self.power, self._now(), before)
@@ -59,19 +59,19 @@ class Minder:
 
 
 class Naps:
-    """Tells how long the machine has slept, from a clock that goes on meanwhile and one that does not (seconds)."""
+    """Measures how long the machine has slept, by two clocks in seconds: only `always` runs on during sleep."""
 
     def __init__(self, always: Callable[[], float] | None = None, awake: Callable[[], float] = time.monotonic) -> None:
         self._always, self._awake = always or _clock_through_sleep(), awake
         self._difference = self._always() - self._awake()
 
     def slept_s(self) -> float:
-        """For how long since this was last asked."""
+        """Seconds slept since the last call."""
         before, self._difference = self._difference, self._always() - self._awake()
         return max(0.0, self._difference - before)
 
 
 def _clock_through_sleep() -> Callable[[], float]:
-    """A clock that nobody sets and that does not stop in sleep, as `time.monotonic` does on Linux and macOS."""
+    """A clock that runs on during sleep, unlike `time.monotonic`, and that is not set where the system has such."""
     clock = time.CLOCK_MONOTONIC if sys.platform == "darwin" else getattr(time, "CLOCK_BOOTTIME", time.CLOCK_REALTIME)
     return lambda: time.clock_gettime(clock)

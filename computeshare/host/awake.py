@@ -1,4 +1,4 @@
-"""Keeping the machine awake for as long as the process that asks for it lives, and letting it go with that."""
+"""Keeps the machine awake for as long as the calling process lives."""
 
 import os
 import shutil
@@ -8,13 +8,13 @@ import threading
 
 REASON = "a job trains on this machine"
 _WEAKLY = 'systemd-inhibit --mode=block-weak "$@" || exec systemd-inhibit "$@"'
-"""Weakly, so that the owner may have the machine sleep; before systemd 257 there is no other way."""
+"""`block-weak` lets the owner put the machine to sleep; systemd before 257 has only the strong lock."""
 
 
 def command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
-    """What keeps a machine awake: on macOS until the process `pid` ends, on Linux until the end of standard input.
+    """The command that keeps a machine awake: on macOS until process `pid` ends, on Linux until standard input closes.
 
-    Empty where no such tool is known.
+    Empty on other platforms.
     """
     if platform == "darwin":
         return ["caffeinate", "-i", "-w", str(pid or os.getpid())]
@@ -25,9 +25,9 @@ def command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
 
 
 def stay_awake() -> subprocess.Popen[bytes] | None:
-    """Keep this machine awake until this process ends, however that happens; None where no tool is known.
+    """Keep this machine awake until this process ends in any way; None if there is no tool for this.
 
-    What is returned must be kept: with it the machine may sleep again.
+    The caller must keep the returned process object: once it is garbage collected, the machine may sleep.
     """
     wanted = command()
     if not wanted or not shutil.which(wanted[0]):
@@ -37,5 +37,5 @@ def stay_awake() -> subprocess.Popen[bytes] | None:
         keeper = subprocess.Popen(wanted, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
     except OSError:
         return None
-    threading.Thread(target=keeper.wait, name="awake", daemon=True).start()  # it may end at once, where nobody hears it
+    threading.Thread(target=keeper.wait, name="awake", daemon=True).start()  # reaps a tool that ends at once
     return keeper

@@ -1,4 +1,4 @@
-"""Hearing of a Mac's sleep from IOKit, which waits up to 30 seconds for an answer.
+"""A Mac's notices of sleep from IOKit, which waits up to 30 seconds for an answer.
 
 Written from Apple's Technical Q&A QA1340; not run on a Mac yet.
 """
@@ -8,12 +8,12 @@ import ctypes.util
 from collections.abc import Callable
 
 CAN_SLEEP, WILL_SLEEP, WILL_NOT_SLEEP, HAS_WOKEN = 0xE0000270, 0xE0000280, 0xE0000290, 0xE0000300
-"""kIOMessageCanSystemSleep and its kin, of <IOKit/IOMessage.h>."""
+"""kIOMessageCanSystemSleep and related constants of <IOKit/IOMessage.h>."""
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
 
 
 def react(message: int, before: Callable[[], None], after: Callable[[], None], allow: Callable[[], None]) -> None:
-    """What a message of the power manager leads to: each that asks is answered, whatever goes wrong meanwhile."""
+    """Handle a message of the power manager. A message that asks for permission always gets it, even after an error."""
     if message == WILL_SLEEP:
         try:
             before()
@@ -26,10 +26,10 @@ def react(message: int, before: Callable[[], None], after: Callable[[], None], a
 
 
 def follow(before: Callable[[], None], after: Callable[[], None], ready: Callable[[], None] = lambda: None) -> None:
-    """Call `before` ahead of every sleep, while the machine waits for it to return, and `after` when it is over.
+    """Call `before` ahead of every sleep, which waits until `before` returns, and `after` when the sleep is over.
 
     Args:
-        ready: called once it listens.
+        ready: called once notices are registered.
     Raises OSError, AttributeError: this is no Mac, or IOKit gives no notice.
     """
     kit, core = _library("IOKit"), _library("CoreFoundation")

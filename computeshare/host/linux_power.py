@@ -1,4 +1,4 @@
-"""A Linux machine's own power, as the files of its power supplies tell it."""
+"""A Linux machine's own power, read from /sys/class/power_supply."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ FOLDER = Path("/sys/class/power_supply")
 
 
 def read(folder: Path) -> Power:
-    """The machine's power; the battery of a mouse or a headset is none of its own. Raises OSError, ValueError."""
+    """The machine's power, without the batteries of devices such as a mouse. Raises OSError, ValueError."""
     own = [path for path in sorted(folder.iterdir()) if _text(path / "scope") != "Device"]
     batteries = [path for path in own if _text(path / "type") == "Battery"]
     if not batteries:
@@ -26,7 +26,7 @@ def _is_plugged(own: list[Path], batteries: list[Path]) -> bool | None:
 
 
 def _text(path: Path) -> str:
-    """What a file says; nothing where there is none."""
+    """A file's stripped text; empty if the file does not exist."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Hearing of a Linux machine's sleep from logind, which waits a few seconds for those who hold a delay lock."""
+"""A Linux machine's notices of sleep from logind, which waits a few seconds for holders of a delay lock."""
 
 import contextlib
 from collections.abc import Callable
@@ -14,11 +14,11 @@ _SIGNAL = {"type": "signal", "interface": f"{_NAME}.Manager", "member": "Prepare
 
 
 def follow(before: Callable[[], None], after: Callable[[], None], ready: Callable[[], None] = lambda: None) -> None:
-    """Call `before` ahead of every sleep, while the machine waits for it to return, and `after` when it is over.
+    """Call `before` ahead of every sleep, which waits until `before` returns, and `after` when the sleep is over.
 
     Args:
-        ready: called once it listens.
-    Raises OSError, jeepney's errors: there is no bus, or no logind, or they have gone.
+        ready: called once signals are subscribed.
+    Raises OSError, jeepney's errors: there is no bus or no logind, or the connection was lost.
     """
     with open_dbus_connection(bus="SYSTEM", enable_fds=True) as connection:
         bus = Proxy(message_bus, connection, timeout=10)
@@ -29,7 +29,7 @@ def follow(before: Callable[[], None], after: Callable[[], None], ready: Callabl
             while True:
                 signal = connection.recv_until_filtered(signals)
                 if (signal.header.fields[HeaderFields.sender],) != bus.GetNameOwner(_NAME):
-                    continue  # anybody can send a signal
+                    continue  # any client of the bus can send a signal
                 (sleeps,) = signal.body
                 if not sleeps:
                     lock = lock or _delay(connection)
@@ -44,9 +44,9 @@ def follow(before: Callable[[], None], after: Callable[[], None], ready: Callabl
 
 
 def _delay(connection: DBusConnection) -> FileDescriptor | None:
-    """A lock that delays sleep until it is closed; None where the machine's policy refuses one."""
+    """A lock that delays sleep until it is closed; None if the machine's policy refuses the lock."""
     wanted = ("sleep", "ComputeShare", "handing leases back", "delay")
-    with contextlib.suppress(Exception):  # what can be done is done in a hurry then
+    with contextlib.suppress(Exception):  # without the lock, `before` runs while the machine goes to sleep
         reply = connection.send_and_get_reply(new_method_call(_MANAGER, "Inhibit", "ssss", wanted), timeout=10)
         (lock,) = unwrap_msg(reply)
         return lock if isinstance(lock, FileDescriptor) else None

@@ -1,4 +1,4 @@
-"""Whether a worker may work now: by its owner's hours, and by the machine's power and battery. Pure."""
+"""Decides whether a worker may work now, by its owner's hours and the machine's power and battery. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from computeshare.errors import SettingsError
 DAY = 24 * 60
 """Minutes."""
 START_ABOVE_STOP = 10.0
-"""How many percent more a battery must have before work begins again, where nobody says."""
+"""Default distance from `battery_stop` to `battery_start`, in percentage points."""
 _WINDOW = re.compile(r"(\d{1,2})(?::(\d{2}))?\s*-\s*(\d{1,2})(?::(\d{2}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """A machine's power; None for what it does not say, `percent` None where there is no battery."""
+    """A machine's power; a field is None if unknown, and `percent` (0 to 100) also without a battery."""
 
     plugged: bool | None = None
     percent: float | None = None
@@ -27,7 +27,7 @@ UNKNOWN = Power()
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Hours of each day, as minutes of local time: from `start` until before `end`, over midnight if that is less."""
+    """A window of each day in minutes of local time: from `start` to before `end`, over midnight if `end` is less."""
 
     start: int
     end: int
@@ -40,33 +40,33 @@ class Window:
         return minute >= self.start or minute < self.end
 
     def opens(self, now: datetime) -> datetime:
-        """When it opens next, later than `now`."""
+        """The next opening after `now`."""
         opening = datetime.combine(now.date(), time(*divmod(self.start, 60)), now.tzinfo)
         return opening if opening > now else opening + timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """What the owner of a machine allows: at any hour, on battery too and down to the last percent, unless told."""
+    """The owner's rules for the worker. By default it works at any hour, and on battery down to the last percent."""
 
     only_on_power: bool = False
     battery_stop: float | None = None
-    """Percent of the battery at which work ends."""
+    """Battery percentage at which work stops."""
     battery_start: float = 100.0
-    """Percent at which it begins again."""
+    """Battery percentage at which work starts again."""
     hours: tuple[Window, ...] = ()
-    """When to work; none: always."""
+    """Windows in which to work; empty: always."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestDecision:
-    """Whether to work, and why not; `until` is when that ends, as far as the clock tells."""
+    """Whether to work, and why not; `until` is the end of the rest, if the clock decides it."""
 
     work: bool
     reason: str = ""
     until: datetime | None = None
     charging: bool = False
-    """The battery was at `battery_stop`, and is not at `battery_start` again."""
+    """The battery has fallen to `battery_stop` and has not yet risen to `battery_start`."""
 
 
 def may_work(manners: Manners, power: Power, now: datetime, before: RestDecision = RestDecision(True)) -> RestDecision:
@@ -74,7 +74,7 @@ def may_work(manners: Manners, power: Power, now: datetime, before: RestDecision
 
     Args:
         now: local time.
-        before: the decision before, so that a battery between its two thresholds does not make it waver.
+        before: the previous decision, for hysteresis between the two battery thresholds.
     """
     charging = _is_charging(manners, power, before.charging)
     if manners.hours and not any(window.holds(now) for window in manners.hours):
@@ -100,9 +100,9 @@ def manners_of(
     battery_start: float | None = None,
     hours: Sequence[str] = (),
 ) -> Manners:
-    """Manners as the flags of `computeshare-worker` name them, percentages from 0 to 100.
+    """Rules from the flags of `computeshare-worker`; percentages from 0 to 100.
 
-    Raises: SettingsError: they make no sense.
+    Raises: SettingsError: the flags contradict each other or cannot be parsed.
     """
     if battery_stop is None and battery_start is not None:
         raise SettingsError(f"--battery-start {battery_start:g} needs --battery-stop: at which percentage to rest")
@@ -115,7 +115,7 @@ def manners_of(
 
 
 def parse_hours(texts: Sequence[str]) -> tuple[Window, ...]:
-    """Windows from words such as `22-07`, `22:30-07` and `12-13,18-23:30`. Raises: SettingsError: they are none."""
+    """Parse windows such as `22-07`, `22:30-07` and `12-13,18-23:30`. Raises SettingsError."""
     return tuple(_window(part.strip()) for text in texts for part in text.split(","))
 
 

@@ -17,13 +17,15 @@ LABEL = "computeshare.worker"
 FLAG = "--print-service"
 KINDS = ("launchd", "systemd")
 ENVIRONMENT = ".config/computeshare/worker.env"
-"""Below the home folder: variables that are not for everybody's eyes."""
+"""File below the home folder for environment variables that are secret."""
 _PLAIN = re.compile(r"[A-Za-z0-9@%+=:,./_-]+")
 _UNTIL_USELESS = (
     '"$0" "$@" & trap "kill $!" TERM; wait $!; code=$?; while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; '
     "case $code in 2|5|6) exit 0;; esac; exit $code"
 )
-"""Runs a worker, and ends well where another start would change nothing: launchd starts again what did not."""
+"""Shell script that runs a worker and exits with 0 where a restart would change nothing (codes 2, 5 and 6): launchd
+restarts a service only after another code.
+"""
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -37,10 +39,10 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:
-    """Flags as they would be typed, paths made absolute: a service runs in another folder.
+    """Flags as typed on a command line, with absolute paths: a service runs in another folder.
 
     Args:
-        given: flag to value; a list for one that was given several times, True for a switch.
+        given: flag to value; a list for a repeated flag, True for a switch.
     """
     found: list[str] = []
     for flag, value in given.items():
@@ -56,7 +58,7 @@ def _typed(value: object) -> str:
 
 
 def refuse_secrets(arguments: Sequence[str]) -> None:
-    """Raises SettingsError if an address among the arguments has a password in it: everyone may read those."""
+    """Raises SettingsError if an address among the arguments holds a password: others can read a service's file."""
     for argument in arguments:
         if "://" in argument and has_secret(argument):
             raise SettingsError(
@@ -66,14 +68,14 @@ def refuse_secrets(arguments: Sequence[str]) -> None:
 
 
 def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid: Sequence[str] = ()) -> str:
-    """The file of a service that runs the worker with these arguments.
+    """The text of a service file that runs the worker with these arguments.
 
     Args:
         kind: `launchd` or `systemd`.
         python: the interpreter's absolute path.
         home: the user's home folder.
-        unsaid: variables of this shell that the service will not have.
-    Raises: SettingsError: `kind` is none of them, or there is a secret among the arguments.
+        unsaid: names of variables that this shell has and the service will not have.
+    Raises: SettingsError: unknown `kind`, or a secret among the arguments.
     """
     if kind not in KINDS:
         raise SettingsError(f"{FLAG} {kind}: say launchd (macOS) or systemd (Linux)")
@@ -84,7 +86,7 @@ def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid
 
 
 def _filled(template: str, **values: str) -> str:
-    """A template's text with its names filled in; a line that has nothing but an empty value is left out."""
+    """A template's text with its names filled in; a line that holds only an empty value is left out."""
     lines = (files(__package__) / "templates" / template).read_text().splitlines()
     empty = {f"${name}" for name, value in values.items() if not value}
     text = "".join(f"{line}\n" for line in lines if line not in empty)
@@ -96,7 +98,7 @@ def _systemd(command: Sequence[str], missing: str) -> str:
 
 
 def _quoted(argument: str) -> str:
-    """An argument as systemd reads it."""
+    """An argument quoted for systemd."""
     escaped = "".join(_ESCAPES.get(c, c) for c in argument)
     return escaped if _PLAIN.fullmatch(argument) else f'"{escaped}"'
 

@@ -1,4 +1,4 @@
-"""Hearing of this machine's sleep, by whatever its system has for that."""
+"""Notices of this machine's sleep, from IOKit or logind."""
 
 import sys
 import threading
@@ -10,9 +10,9 @@ log = structlog.get_logger()
 
 
 def watch_sleep(before: Callable[[], None], after: Callable[[], None]) -> threading.Thread:
-    """Call `before` ahead of every sleep and `after` when it is over, in a thread; does nothing where it cannot hear.
+    """Call `before` ahead of every sleep and `after` when it is over, in a thread that ends if there are no notices.
 
-    A sleep that nobody announced is left to `minding.Naps`.
+    `availability.Naps` detects a sleep without a notice.
     """
 
     def follow() -> None:
@@ -24,7 +24,7 @@ def watch_sleep(before: Callable[[], None], after: Callable[[], None]) -> thread
             system.follow(before, after)
         except Exception as error:  # no bus, no logind, no permission: the clocks tell of a sleep once it is over
             log.debug("sleep is noticed afterwards only", error=f"{type(error).__name__}: {error}")
-            after()  # should the one who announced a sleep be gone
+            after()  # in case a sleep was announced and its end will not be
 
     thread = threading.Thread(target=follow, name="sleep", daemon=True)
     thread.start()

@@ -1,1 +1,1 @@
-"""How commands end, and how values look in a terminal."""
+"""Exit codes and errors of commands, and the display of values in a terminal."""

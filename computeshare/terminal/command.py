@@ -1,4 +1,4 @@
-"""How every command of the package ends: an exit code, and one clear line where it failed."""
+"""The end of every command: an exit code, and an error message on standard error if the command failed."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ from computeshare.terminal.output import plain
 
 FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
 REMOVED = 6
-"""A user removed this worker: whatever watches it is not to start it again."""
+"""A user removed this worker: a supervisor must not restart it."""
 DETACHED = 130
-"""Ctrl-C: what was watched goes on."""
+"""Ctrl-C while watching: the job goes on."""
 
 
 def exit_code(error: ComputeShareError) -> int:
@@ -47,10 +47,10 @@ def exit_code(error: ComputeShareError) -> int:
 
 
 def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
-    """Run a typer app to its end; errors of this package become a line on standard error, never a traceback.
+    """Run a Typer app to its end; errors of this package become a line on standard error, never a traceback.
 
     Args:
-        arguments: as on the command line, without the program's name; default those of this process.
+        arguments: as on the command line, without the program's name; default: this process's arguments.
     Returns: the exit code.
     """
     try:
@@ -76,13 +76,13 @@ def run_command(function: Callable[..., Any]) -> None:
 
 
 def report(message: str) -> None:
-    """Say on standard error what went wrong."""
+    """Print an error message on standard error."""
     lines = "\n".join(plain(line) for line in message.splitlines())
     Console(stderr=True).print(Text.assemble(("error: ", "bold red"), lines), soft_wrap=True)
 
 
 def validation_errors(error: ValidationError) -> list[tuple[str, str]]:
-    """Dotted field and message of each of pydantic's errors."""
+    """The dotted field and the message of each pydantic error."""
     found = []
     for each in error.errors(include_url=False, include_context=False):
         found.append((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")))

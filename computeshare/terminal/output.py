@@ -1,6 +1,6 @@
-"""How values, jobs and documents look in a terminal. Pure but for `console` and `print_json`.
+"""Formats values, jobs and documents for a terminal. Pure, except for `console` and `print_json`.
 
-What comes from a control plane may hold anything: it is shown as plain text, never as markup or control sequences.
+Texts from a control plane may hold anything: they are shown as plain text, never as markup or control sequences.
 """
 
 import json
@@ -32,25 +32,25 @@ _STYLES = {
 
 
 def console(stderr: bool = False) -> Console:
-    """Where people read; a pipe gets long lines rather than broken ones."""
+    """A console on standard output or standard error; into a pipe, lines are 200 characters wide."""
     found = Console(stderr=stderr, highlight=False)
     return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
 
 
 def print_json(document: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     json.dump(document, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
 def how_to_help(queue: str) -> str:
-    """What to type for one more worker of a queue."""
+    """The command that starts one more worker for a queue, here and elsewhere."""
     name = shlex.quote(plain(queue))
     return f"here computeshare-worker --queue {name}, elsewhere what computeshare workers invite --queue {name} prints"
 
 
 def title(job: Job) -> str:
-    """What the job is called."""
+    """The job's title, else its name, else its model and data set."""
     return plain(job.get("title") or job["name"] or f"{job['spec'].get('model')} on {job['spec'].get('dataset')}")
 
 
@@ -83,7 +83,7 @@ def duration(seconds: float | None) -> str:
 
 
 def instant(text: str | None) -> datetime | None:
-    """An ISO 8601 time of the API; None for what is none."""
+    """Parse an ISO 8601 time from the API, as UTC if it has no zone; None if it cannot be parsed."""
     try:
         found = datetime.fromisoformat(text or "")
     except ValueError:
@@ -92,13 +92,13 @@ def instant(text: str | None) -> datetime | None:
 
 
 def age(text: str | None, now: datetime) -> str:
-    """How long ago a time of the API was."""
+    """The time that has passed since an ISO 8601 time from the API."""
     moment = instant(text)
     return duration((now - moment).total_seconds() if moment else None)
 
 
 def elapsed(job: Job, now: datetime) -> str:
-    """How long the job has been, or was, at work, its pauses left out."""
+    """The job's running time so far or in all, without its pauses."""
     started = instant(job["started_at"])
     if started is None:
         return duration(None)
@@ -107,7 +107,7 @@ def elapsed(job: Job, now: datetime) -> str:
 
 
 def job_table(jobs: list[Job], now: datetime) -> Table:
-    """Jobs, one a row."""
+    """A table with a row for each job."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("Job", "Name", "State", "Queue"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
@@ -129,7 +129,7 @@ def job_table(jobs: list[Job], now: datetime) -> Table:
 
 
 def job_details(job: Job, page: str, now: datetime) -> Table:
-    """One job, a fact a row, what is wrong first."""
+    """A table of one job with a row for each fact, errors first."""
     rows: list[tuple[str, Any]] = [("Job", Text.assemble(plain(job["id"]), "  ", status(job)))]
     if job["error"]:
         rows.append(("Error", Text("\n".join(map(plain, job["error"].splitlines())), "red")))
@@ -166,7 +166,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
 
 
 def submissions(job: Job) -> str:
-    """A job's submissions by outcome; the rarer ones are named where there were any."""
+    """The counts of a job's submissions by outcome; rare outcomes are left out if zero."""
     told = cast(dict[str, Any], job)
     found = [(outcome, told.get(outcome, 0)) for outcome in get_args(types.Outcome)]
     shown = [one for one in found if one[1] or one[0] in ("accepted", "stale", "duplicate")]
@@ -174,7 +174,7 @@ def submissions(job: Job) -> str:
 
 
 def target(output: Path | None, name: str) -> Path:
-    """The file to write: `output`, or `name` in it where it is a folder, or in the current one."""
+    """The file to write: `output`, or `name` inside it if it is a folder; `name` in the current folder by default."""
     if output is None:
         return Path(name)
     return output / name if output.is_dir() else output

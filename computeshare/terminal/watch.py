@@ -26,15 +26,15 @@ LINE_EVERY_S = 5.0
 _TICK_S = 0.25
 
 Show = Callable[[Job, str], None]
-"""Shows a job, with a note beside it or an empty one."""
+"""Shows a job with a note, which may be empty."""
 
 
 def watch_job(client: Client, job_id: str, stop: threading.Event | None = None, screen: Console | None = None) -> Job:
-    """Show a job's progress until it has ended or `stop` is set; returns the job as it was seen last.
+    """Show a job's progress until the job has ended or `stop` is set; returns the last known state of the job.
 
-    Lost connections are reopened. Nothing here changes the job: whoever stops watching leaves it running.
+    Lost connections are reopened. Watching never changes the job, which goes on when the watching ends.
     Args:
-        screen: where to show it; default standard error.
+        screen: the console to show it on; default: standard error.
     Raises: NoServer, Problem.
     """
     job = client.show(job_id)
@@ -76,7 +76,7 @@ def live_bar(screen: Console) -> Iterator[Show]:
 def plain_lines(
     screen: Console, every_s: float = LINE_EVERY_S, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Show]:
-    """A line at every change of state, and every few seconds while there is progress."""
+    """Print a line at every change of state, and every few seconds while there is progress."""
     state, version, due_s = ("", ""), -1, 0.0
 
     def show(job: Job, note: str) -> None:
@@ -98,7 +98,7 @@ def line(job: Job, note: str = "") -> str:
 
 
 def figures(job: Job) -> list[str]:
-    """What is known of a job's progress beside the version."""
+    """A job's known figures besides the version: loss, accuracy, samples per second, workers, time left."""
     found = []
     if job["loss"] is not None:
         found.append(f"loss {number(job['loss'])}")
@@ -130,7 +130,7 @@ def bar(job: Job, note: str, now: datetime) -> RenderableType:
 
 
 def follow_to_end(client: Client, job_id: str, as_json: bool) -> NoReturn:
-    """Watch a job and end the command: 0 if it completed, 1 if not, 130 for Ctrl-C, which leaves the job alone."""
+    """Watch a job, then exit with 0 if it completed, 1 if not, or 130 after Ctrl-C, which does not affect the job."""
     try:
         job = watch_job(client, job_id, screen=console(stderr=as_json))
     except KeyboardInterrupt:
