@@ -1,7 +1,7 @@
-"""ComputeShare from Python: `ComputeShare` and the jobs it hands out; below them `Client`, a method a REST call.
+"""The Python client: `ComputeShare` and its `Job` objects; below them `Client`, with a method for each REST call.
 
-Everything is synchronous but `Job.stream`. What is refused raises `Problem`, which names the field; where nothing
-answers, `NoServer` says what to start.
+Everything is synchronous except `Job.stream`. A refused request raises `Problem`, which names the wrong field; a
+control plane that does not answer raises `NoServer`, which says what to start.
 """
 
 from computeshare.client.api.address import NoServer

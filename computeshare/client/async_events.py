@@ -1,4 +1,4 @@
-"""A job's events for programs that run in asyncio: the one part of the client that is not synchronous."""
+"""A job's events for asyncio programs: the client's only asynchronous module."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -15,7 +15,7 @@ from computeshare.client.event_feed import CLOSED, Course
 
 
 async def stream(client: Client, job: Job, after: int | None = None) -> AsyncGenerator[Event]:
-    """As `Client.follow`, over connections of its own; cancelling or closing it closes them."""
+    """As `Client.follow`, asynchronously; cancelling or closing the generator closes its connections."""
     course = Course.of(job, after)
     async with httpx2.AsyncClient(**client.connection) as http:
         while not course.ended:
@@ -33,7 +33,7 @@ async def stream(client: Client, job: Job, after: int | None = None) -> AsyncGen
 
 
 async def _connected(client: Client, http: httpx2.AsyncClient, job_id: str, after: int | None) -> AsyncGenerator[Event]:
-    """A job's events until this one connection ends."""
+    """Yield a job's events above the id `after` until this connection ends."""
     path = f"/v1/jobs/{quote(job_id, safe='')}/events"
     with outages(client.url):
         async with http.sse(path, **resumed(client.connection, after)) as source:

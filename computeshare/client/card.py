@@ -1,4 +1,4 @@
-"""A job, and a list of jobs, as a notebook shows them: small HTML that takes its colours from the notebook. Pure."""
+"""A job, and a list of jobs, as small HTML for notebooks, which takes its colours from the notebook. Pure."""
 
 from collections.abc import Sequence
 from html import escape
@@ -12,14 +12,14 @@ _LINK = "color:inherit;text-decoration:underline"
 _WRONG = "border-left:3px solid #d64545;padding-left:.6em;white-space:pre-wrap;overflow-wrap:anywhere"
 _CELL = "text-align:left;padding:.2em .8em"
 LONGEST = 600
-"""How much of an error a card shows, in characters."""
+"""Most characters of an error that a card shows."""
 
 
 def card(job: Job, url: str) -> str:
-    """One job: name, state, progress, accuracy, and what is wrong.
+    """A job's name, state, progress and accuracy, with its error or the reason why it is not running.
 
     Args:
-        url: of its page.
+        url: address of the job's page.
     """
     parts = [
         f"<b>{_link(job, url)}</b>",
@@ -32,12 +32,12 @@ def card(job: Job, url: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """What an error says first."""
+    """Cut a text to its first `LONGEST` characters."""
     return text if len(text) <= LONGEST else text[:LONGEST] + " …"
 
 
 def table(jobs: Sequence[tuple[Job, str]]) -> str:
-    """Jobs, each with the URL of its page, one a row."""
+    """A table of jobs, one per row. Each job comes with the address of its page."""
     heads = "".join(f'<th style="{_CELL}">{name}</th>' for name in ("Job", "State", "Progress", "Accuracy"))
     rows = "".join(f"<tr>{_row(job, url)}</tr>" for job, url in jobs)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

@@ -1,4 +1,4 @@
-"""Reading a job's events beside whatever else a program does."""
+"""Reading a job's events in a background thread."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ from computeshare.client.async_events import stream
 
 
 class Follower:
-    """Reads events in a thread of its own, so that whoever waits for one may give up or look elsewhere meanwhile.
+    """Reads a job's events in a background thread, so that a caller can wait for the next event with a time limit.
 
-    Usable as a context manager; its end cuts the connection, whether or not anything comes over it.
+    Use as a context manager: leaving it closes the connection, even an idle one.
     """
 
     def __init__(self, client: Client, job: Job) -> None:
@@ -28,11 +28,11 @@ class Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # it has come to its end
+        with contextlib.suppress(RuntimeError):  # the thread has ended, and its loop is closed
             self._loop.call_soon_threadsafe(self._reading.cancel)
 
     def next(self, timeout_s: float) -> Event | Literal["end"] | None:
-        """The next event, `end` after the last one, None if there was none in time. Raises what following raises."""
+        """The next event, `end` after the last event, or None after `timeout_s`. Raises the reading thread's error."""
         try:
             found = self._found.get(timeout=timeout_s)
         except queue.Empty:

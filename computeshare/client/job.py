@@ -1,4 +1,4 @@
-"""One job: what was last told of it, and all that can be done with it."""
+"""One job: its fields as last received from the control plane, and its operations."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -34,7 +34,7 @@ Told = TypeVar("Told")
 
 
 class Field(Generic[Told]):
-    """A field of the job's document, as it was told last; None where the control plane does not tell it."""
+    """A field of the job's document, as last received; None if the control plane did not send it."""
 
     def __init__(self, read: Callable[[Any], Any] = lambda value: value) -> None:
         self._read = read
@@ -51,10 +51,10 @@ def _instant(text: str | None) -> datetime | None:
 
 
 class Job:
-    """A job. Its fields are a snapshot: `refresh`, `wait` and the events bring it up to date.
+    """A job. Its fields are a snapshot, updated by `refresh`, `wait`, `events` and `stream`.
 
-    `accuracy` is a fraction of the test set, of the version scored last; `loss` that of the newest version's round;
-    sizes are bytes; `rounds_total` is the version that the job ends with. Methods raise NoServer and Problem.
+    `accuracy` is a fraction of the test set, for the version scored last; `loss` is that of the newest version's round;
+    sizes are in bytes; `rounds_total` is the number of the job's last version. Methods raise NoServer and Problem.
     """
 
     id = Field[str]()
@@ -93,24 +93,25 @@ class Job:
 
     @property
     def url(self) -> str:
-        """The job's page."""
+        """Address of the job's page."""
         return f"{self._client.url}/jobs/{self.id}"
 
     @property
     def ended(self) -> bool:
-        """Whether it has completed, failed or been cancelled."""
+        """Whether the job has completed, failed or been cancelled."""
         return self.status in ENDED
 
     def refresh(self) -> "Job":
-        """Ask how the job is now."""
+        """Fetch the job's current state."""
         return self._told(self._client.show(self.id))
 
     def wait(self, timeout_s: float | None = None) -> "Job":
-        """Wait until the job has ended, through outages of a control plane that answers now.
+        """Wait until the job has ended.
 
+        The control plane must answer the first request; later outages are waited out.
         Args:
-            timeout_s: seconds to wait at most; None: as long as it takes.
-        Raises: JobFailed: it failed or was cancelled. TimeoutError: it goes on after that time; so may you.
+            timeout_s: most seconds to wait; None: no limit.
+        Raises: JobFailed: the job failed or was cancelled. TimeoutError: the job goes on after that time; wait again.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not self.refresh().ended:
@@ -120,42 +121,42 @@ class Job:
         return self
 
     def events(self, after: int | None = None) -> Iterator[Event]:
-        """What happens until the job has ended; lost connections are taken up where they broke off.
+        """Yield the job's events until it has ended; a lost connection is reopened where it broke off.
 
-        Events of type `job` bring the snapshot up to date; `lost` tells of an outage; the others are the timeline.
+        Events of type `job` update this snapshot; `lost` reports an outage; the other types are the job's timeline.
         Args:
-            after: id of the event to go on from, 0 for the whole timeline; default from the snapshot on.
+            after: id of the event to continue after, 0 for the whole timeline; default: the snapshot's last event.
         """
         for event in self._client.follow(self.document, after=after):
             self._saw(event)
             yield event
 
     async def stream(self, after: int | None = None) -> AsyncGenerator[Event]:
-        """As `events`, with `async for`: cancelling its task closes the connection, and so does `aclosing`."""
+        """As `events`, for `async for`: cancelling its task closes the connection, and so does `aclosing`."""
         async with aclosing(stream(self._client, self.document, after)) as events:
             async for event in events:
                 self._saw(event)
                 yield event
 
     def metrics(self, since: int = 0, points: int = 1000) -> Metrics:
-        """Series by version.
+        """Metrics by version.
 
         Args:
             since: only versions above this one.
-            points: about so many a series, 10,000 at most; of more versions, some are left out evenly.
+            points: about this many points per series, 10,000 at most; of more versions, some are left out evenly.
         """
         return Metrics.of(self._client.metrics(self.id, since, points=points))
 
     def logs(
         self, limit: int | None = 100, worker: str | None = None, level: str | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """What workers, reducer and evaluator logged, ascending, those that have left too.
+        """Yield log lines of the job's workers (also those that have left), reducer and evaluator, ascending.
 
         Args:
-            limit: how many of the newest lines; None: all.
-            worker: only those of this one: its id or its name.
-            level: only those of at least this level: `debug`, `info`, `warning` or `error`.
-            follow: go on with those that come, until the job has ended; lost connections are taken up again.
+            limit: number of newest lines; None: all.
+            worker: only lines of this worker: its id or its name.
+            level: only lines of at least this level: `debug`, `info`, `warning` or `error`.
+            follow: then yield new lines until the job has ended, reconnecting after outages.
         """
         last = 0
         for line in self._client.logs(self.id, worker, level, limit):
@@ -165,21 +166,21 @@ class Job:
             yield from self._client.follow_logs(self.id, worker, level, last)
 
     def load(self, version: int | str = "latest") -> "dict[str, Tensor]":
-        """The weights of a version as a state dict on the CPU, checked by their sha256 and kept for the next time.
+        """A version's weights as a state dict on the CPU, downloaded unless cached, and checked by sha256.
 
         Args:
-            version: its number, `latest` or `best`; see `checkpoints` for those there are.
-        Raises: ArtifactError: they are not what the control plane announced, or cannot be written here.
+            version: a number, `latest` or `best`; `checkpoints` lists the available versions.
+        Raises: ArtifactError: the weights are not those that the control plane announced, or cannot be stored.
         """
         chosen = weights.pick(self.checkpoints(), str(version), self.id)
         return weights.read(self._cache.fetch(self._client, self.id, chosen))
 
     def pause(self, after_round: bool = False, hours: float | None = None) -> "Job":
-        """Let a queued or running job rest, at once or once its round is done; for so many hours, or until resumed."""
+        """Pause a queued or running job, at once or at the end of its round, for `hours` or until `resume`."""
         return self._told(self._client.pause(self.id, after_round, hours))
 
     def resume(self) -> "Job":
-        """Let a paused job go on where it was."""
+        """Continue a paused job where it stopped."""
         return self._told(self._client.resume(self.id))
 
     def cancel(self) -> "Job":
@@ -187,49 +188,49 @@ class Job:
         return self._told(self._client.cancel(self.id))
 
     def retry(self) -> "Job":
-        """Let a failed job go on from its last checkpoint."""
+        """Continue a failed job from its last checkpoint."""
         return self._told(self._client.retry(self.id))
 
     def prioritise(self, priority: int) -> "Job":
-        """Give a job that has not ended another priority, -100 to 100: those with more get workers first."""
+        """Set the priority, -100 to 100, of a job that has not ended: jobs of higher priority get workers first."""
         return self._told(self._client.prioritise(self.id, priority))
 
     def rename(self, name: str) -> "Job":
-        """Give the job another name; an empty one: what it trains names it."""
+        """Set the job's name. A job with an empty name is shown as `MODEL on DATASET`."""
         return self._told(self._client.rename(self.id, name))
 
     def edit(self, **changes: Any) -> "Job":
-        """Change fields of the JobSpec: any time what only describes the job, its priority while it has not ended."""
+        """Change fields of the JobSpec: descriptive fields at any time, its priority only until the job has ended."""
         return self._told(self._client.edit(self.id, changes))
 
     def fork(self, version: int | str = "latest", *, optimizer: str | None = None, **changes: Any) -> "Job":
-        """Create a job that starts from a version of this one.
+        """Create a job that starts from a version of this job.
 
         Args:
-            version: its number, `latest` or `best`.
-            optimizer: `kept` or `fresh`; by default its state is kept where its settings stay the same.
-            changes: fields of the JobSpec that are different.
+            version: a number, `latest` or `best`.
+            optimizer: `kept` or `fresh`; by default the optimizer's state is kept if its settings stay the same.
+            changes: fields of the JobSpec that differ.
         """
         made = self._client.fork(self.id, version, {**changes}, optimizer)
         return Job(made, self._client, self._cache)
 
     def delete(self) -> None:
-        """Forget the job, which has to have ended, and its checkpoints."""
+        """Delete the job, which must have ended, and its checkpoints."""
         self._client.delete(self.id)
 
     def workers(self) -> list[JobWorker]:
-        """Who takes or took part, the active ones first."""
+        """The workers that take or took part, active workers first."""
         return self._client.workers(self.id)
 
     def submissions(
         self, limit: int | None = 100, outcome: str | None = None, worker: str | None = None
     ) -> Iterator[Submission]:
-        """What workers sent, newest first, and what became of it.
+        """Yield the workers' submissions and their outcomes, newest first.
 
         Args:
-            limit: how many at most; None: all.
-            outcome: only `accepted`, `stale`, `duplicate`, `lease_lost`, `fenced` or `refused` ones.
-            worker: only those of the worker with this id.
+            limit: most submissions to yield; None: all.
+            outcome: only this outcome: `accepted`, `stale`, `duplicate`, `lease_lost`, `fenced` or `refused`.
+            worker: only submissions of the worker with this id.
         """
         return self._client.submissions(self.id, limit, outcome, worker)
 
@@ -238,11 +239,11 @@ class Job:
         return self._client.checkpoints(self.id)
 
     def ledger(self) -> list[EpochLedger]:
-        """How often each sample of each epoch counted."""
+        """For each epoch, how many samples were counted, missing, reassigned or refused as duplicates."""
         return self._client.ledger(self.id)
 
     def estimate(self) -> Estimate:
-        """How many times as fast the job would be with one more worker, or in `reason` why nothing is said."""
+        """The expected speed-up from one more worker; if there is no estimate, `reason` says why."""
         return self._client.estimate(self.id)
 
     def _follow_to_end(self, deadline: float | None) -> None:

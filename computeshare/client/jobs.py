@@ -1,4 +1,4 @@
-"""The jobs of a control plane: made, found, listed."""
+"""The jobs of a control plane: create, get and list."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,15 +42,15 @@ class Jobs:
         """Create a job.
 
         Args:
-            spec: a JobSpec's document; `fields` go over it, one by one.
-            idempotency_key: a text of your own choice: calls that repeat it make one job.
-            fields: of the JobSpec: `dataset`, `model`, `epochs`, `optimizer={"name": "SGD", "lr": 0.02}` and so on.
-        Raises: Problem: a field is wrong; `errors` names it, and what is allowed.
+            spec: a JobSpec's document; `fields` override its entries.
+            idempotency_key: any text; calls that repeat it create one job.
+            fields: fields of the JobSpec: `dataset`, `model`, `optimizer={"name": "SGD", "lr": 0.02}` and so on.
+        Raises: Problem: a field is wrong; `errors` names the field and says which values are allowed.
         """
         return self._job(self._client.create({**(spec or {}), **fields}, idempotency_key))
 
     def get(self, job_id: str) -> Job:
-        """The job with this id. Raises Problem: there is none."""
+        """The job with this id. Raises Problem: there is no such job."""
         return self._job(self._client.show(job_id))
 
     def list(
@@ -64,10 +64,10 @@ class Jobs:
         """Jobs, newest first.
 
         Args:
-            status: only jobs in this state, or in one of these.
+            status: only jobs in this state, or in one of these states.
             queue: only jobs of this queue.
-            limit: how many at most; None: all.
-            search: only jobs with this text in their title, in upper or lower case, or with this id.
+            limit: most jobs to return; None: all.
+            search: only jobs whose title contains this text (in upper or lower case) or whose id is this text.
             sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
         """
         statuses = (status,) if isinstance(status, str) else status

@@ -1,4 +1,4 @@
-"""A job's series as Python values."""
+"""A job's metrics by version, as Python values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 
 class Point(NamedTuple):
-    """A value of a series, of the version that has it."""
+    """A series' value for one version, and its time."""
 
     version: int
     value: float
@@ -19,9 +19,9 @@ Series = tuple[Point, ...]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes a version.
+    """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes per version.
 
-    `staleness` is how many versions late a version's updates were, on average; a job of `async` alone has it.
+    `staleness` is the mean age, in versions, of the updates in a version; only `async` jobs have it.
     """
 
     train_loss: Series = ()
@@ -34,17 +34,17 @@ class Metrics:
 
     @classmethod
     def of(cls, document: Mapping[str, Sequence[Mapping[str, Any]]]) -> Self:
-        """What the REST API answers; series that this release does not know are left out."""
+        """Read the answer of the REST API; series that this release does not know are left out."""
         return cls(**{name: tuple(map(_point, document.get(name, ()))) for name in SERIES})
 
     def to_dict(self) -> dict[str, dict[int, float]]:
-        """Series by name, each its values by version."""
+        """Series by name, each a mapping from version to value."""
         return {name: {point.version: point.value for point in getattr(self, name)} for name in SERIES}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a version, ascending: `version`, `at` and every series, None where it has no value.
+        """One row per version, ascending: `version`, `at` and every series, None where a series has no value.
 
-        `pandas.DataFrame(metrics.rows())` is a table of them.
+        `pandas.DataFrame(metrics.rows())` makes a table of them.
         """
         found: dict[int, dict[str, Any]] = {}
         for name in SERIES:

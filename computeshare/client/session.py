@@ -1,4 +1,4 @@
-"""`ComputeShare`: where Python programs begin."""
+"""`ComputeShare`: the Python client's entry point."""
 
 from pathlib import Path
 from typing import Self
@@ -16,7 +16,7 @@ CACHE_BYTES = 4_000_000_000
 
 
 def reach(settings: Settings, timeout_s: float = 15.0) -> Client:
-    """A client of the control plane that the settings, or `run.json`, name. Raises NoServer where none is known."""
+    """A client of the control plane in the settings or in `run.json`. Raises NoServer: neither names one."""
     try:
         address = settings.resolve_url()
     except SettingsError as error:
@@ -29,16 +29,16 @@ def reach(settings: Settings, timeout_s: float = 15.0) -> Client:
 
 
 class ComputeShare:
-    """A control plane, and its jobs. Usable as a context manager.
+    """A control plane and its jobs. Usable as a context manager.
 
     Args:
-        url: of the control plane; default COMPUTESHARE_URL, else the one that runs on this machine.
-        token: default COMPUTESHARE_TOKEN, else the one that `computeshare up` keeps here.
-        home: folder of token and `run.json`; default COMPUTESHARE_HOME.
+        url: address of the control plane; default COMPUTESHARE_URL, else the control plane that runs on this machine.
+        token: default COMPUTESHARE_TOKEN, else the token that `computeshare up` stored on this machine.
+        home: folder of the token file and `run.json`; default COMPUTESHARE_HOME.
         timeout_s: seconds to wait for an answer.
-        cache: folder of downloaded weights; default the platform's cache folder.
-        cache_bytes: what they may take there, in bytes; the newest one is kept whatever its size.
-    Raises: NoServer: no control plane is known. SettingsError: the address or the token cannot be one.
+        cache: folder for downloaded weights; default the platform's cache folder.
+        cache_bytes: size limit of that folder; the newest file is kept whatever its size.
+    Raises: NoServer: no control plane is known. SettingsError: the address or the token is malformed.
     """
 
     def __init__(

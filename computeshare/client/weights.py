@@ -1,4 +1,4 @@
-"""Weights of a job's versions: downloaded, checked, and kept in a folder that does not grow for ever."""
+"""Weights of a job's versions: downloaded, checked, and cached in a folder of limited size."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def pick(checkpoints: Sequence[Checkpoint], version: str, job_id: str) -> Checkpoint:
-    """The checkpoint that `latest`, `best` or a number means, of a list newest first. Raises Problem."""
+    """Find `latest`, `best` or a number in a list sorted newest first. Raises Problem: there is no such checkpoint."""
     for checkpoint in checkpoints:
         if version in ("latest", str(checkpoint["version"])) or (version == "best" and checkpoint["best"]):
             return checkpoint
@@ -31,15 +31,15 @@ def pick(checkpoints: Sequence[Checkpoint], version: str, job_id: str) -> Checkp
 
 @dataclass(frozen=True, slots=True)
 class WeightsCache:
-    """A folder of weights files, each named by its digest; `most_bytes` in all, those unused longest go first."""
+    """A folder of weights files named by digest; above `most_bytes` the least recently used files are deleted."""
 
     folder: Path
     most_bytes: int
 
     def fetch(self, client: Client, job_id: str, checkpoint: Checkpoint) -> Path:
-        """The file of a version's weights, whose digest has been checked.
+        """The path of a version's weights file, downloaded unless it is cached, with its digest checked.
 
-        Raises: ArtifactError: it cannot be written, or is not what the control plane announced.
+        Raises: ArtifactError: the file cannot be written, or differs from the one that the control plane announced.
         """
         sha256 = checkpoint["sha256"]
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
@@ -50,7 +50,7 @@ class WeightsCache:
             if client.download(job_id, checkpoint["version"], path) != sha256:
                 path.unlink(missing_ok=True)
                 raise ArtifactError(f"version {checkpoint['version']} of job {job_id} has changed: try again")
-        with contextlib.suppress(OSError):  # a cache that is only read is one, too
+        with contextlib.suppress(OSError):  # a read-only folder is a cache, too
             os.utime(path)
             self._trim(path)
         return path
@@ -65,7 +65,7 @@ class WeightsCache:
             ) from error
 
     def _trim(self, newest: Path) -> None:
-        """Remove what was not used for longest until the rest fits, whatever size the newest one has."""
+        """Delete the least recently used files until the rest fits; `newest` stays whatever its size."""
         files = [(path, path.stat()) for path in self.folder.glob("*.safetensors") if path != newest]
         room = self.most_bytes - newest.stat().st_size
         for path, found in sorted(files, key=lambda file: file[1].st_mtime, reverse=True):

@@ -1,4 +1,4 @@
-"""How a control plane is reached: its address, the token, and what is said where nothing answers."""
+"""A control plane's address and token, and the errors raised when it does not answer."""
 
 import ipaddress
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from computeshare import __version__
 from computeshare.errors import ComputeShareError, SettingsError
 
 SILENCE_S = 45.0
-"""An event stream that is silent for this long is taken for lost; the server pings every 15 s."""
+"""Seconds of silence after which an event stream counts as lost; the server pings every 15 s."""
 
 
 class NoServer(ComputeShareError):
@@ -21,7 +21,7 @@ class NoServer(ComputeShareError):
 
 @contextmanager
 def outages(url: str) -> Iterator[None]:
-    """Turns a connection's failures into NoServer."""
+    """Turn failures of the HTTP connection into NoServer."""
     try:
         yield
     except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -36,7 +36,7 @@ def outages(url: str) -> Iterator[None]:
 
 
 def connection(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
-    """What an HTTP client of a control plane is made of. Raises SettingsError: the token cannot be one."""
+    """Arguments for an HTTP client of a control plane. Raises SettingsError: the token is malformed."""
     headers = {"Accept": "application/json", "User-Agent": f"computeshare/{__version__}"}
     if token:
         headers["Authorization"] = f"Bearer {checked_token(token)}"
@@ -45,13 +45,13 @@ def connection(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
 
 
 def resumed(connection: Mapping[str, Any], after: int | None) -> dict[str, Any]:
-    """What the request for an event stream takes beside its path, so that it goes on after an event."""
+    """Arguments of the request for an event stream that continues after event `after`."""
     headers = {} if after is None else {"Last-Event-ID": str(after)}
     return {"headers": headers, "timeout": httpx2.Timeout(connection["timeout"], read=SILENCE_S)}
 
 
 def checked_url(url: str) -> str:
-    """The address without a slash at its end. Raises SettingsError: it is none."""
+    """The address without a trailing slash. Raises SettingsError: it is not http://HOST:PORT or https://HOST:PORT."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -63,14 +63,14 @@ def checked_url(url: str) -> str:
 
 
 def checked_token(token: str) -> str:
-    """The token. Raises SettingsError: it cannot be one."""
+    """The token. Raises SettingsError: it holds characters other than printable ASCII."""
     if not (token.isascii() and token.isprintable()):
         raise SettingsError("the token holds characters that no token has: look at COMPUTESHARE_TOKEN or HOME/token")
     return token
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the address is this machine's own."""
+    """Whether the address is on this machine's loopback interface."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""The REST API from Python: a small synchronous client."""
+"""A synchronous client of the REST API, with a method for each call."""
 
 import os
 import secrets
@@ -38,9 +38,9 @@ _LINES = 1000
 
 
 class Client:
-    """Talks to one control plane; usable as a context manager.
+    """A client of one control plane; usable as a context manager.
 
-    Every method raises NoServer where nothing answers, and Problem (an ApiError) where the answer is a refusal.
+    Methods raise NoServer if the control plane does not answer, and Problem (an ApiError) if it refuses the request.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 15.0) -> None:
@@ -59,7 +59,7 @@ class Client:
         self._requests.close()
 
     def create(self, spec: Mapping[str, Any], idempotency_key: str | None = None) -> Job:
-        """Create a job from a JobSpec's document; the key makes it one job however often it is sent."""
+        """Create a job from a JobSpec's document; calls that repeat `idempotency_key` create one job."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return cast(Job, document(self._requests.repeatable("POST", "/v1/jobs", json=dict(spec), headers=headers)))
 
@@ -71,12 +71,12 @@ class Client:
         optimizer: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Create a job that starts from a version of another; the key makes it one job however often it is sent.
+        """Create a job that starts from a version of another job; calls that repeat `idempotency_key` create one job.
 
         Args:
-            version: its number, `latest` or `best`.
+            version: a number, `latest` or `best`.
             spec: fields of the JobSpec that change; the others are the parent's.
-            optimizer: `kept` or `fresh`; by default its state is kept where its settings stay the same.
+            optimizer: `kept` or `fresh`; by default the optimizer's state is kept if its settings stay the same.
         """
         document_sent = {"version": version, "spec": dict(spec or {}), "optimizer": optimizer}
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
@@ -91,68 +91,68 @@ class Client:
         search: str | None = None,
         sort: JobSort | None = None,
     ) -> Iterator[Job]:
-        """Jobs newest first, `limit` of them or all; further pages are fetched as they are needed.
+        """Yield jobs newest first, `limit` of them or all; further pages are fetched on demand.
 
         Args:
-            search: only jobs with this text in their title, in upper or lower case, or with this id.
+            search: only jobs whose title contains this text (in upper or lower case) or whose id is this text.
             sort: another order: `oldest`, `name`, `accuracy` (the best first) or `updated` (the latest first).
         """
         filters = {"status": list(statuses) or None, "queue": queue, "search": search, "sort": sort}
         return self._requests.listed("/v1/jobs", filters, limit)
 
     def show(self, job_id: str) -> Job:
-        """One job."""
+        """Fetch a job."""
         return cast(Job, document(self._requests.repeatable("GET", _path(job_id))))
 
     def compare(self, job_ids: Sequence[str]) -> Comparison:
-        """Two to six jobs side by side: what came of each, and in what they differ."""
+        """Compare two to six jobs: their results, and the fields of their specifications that differ."""
         parameters = {"job": list(job_ids)}
         return cast(Comparison, document(self._requests.repeatable("GET", "/v1/compare", params=parameters)))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> Job:
-        """Let a queued or running job rest, at once or once its round is done; what its workers did stays.
+        """Pause a queued or running job, at once or at the end of its round; its workers' finished work is kept.
 
         Args:
-            hours: after which it goes on by itself; None: once it is resumed.
+            hours: time after which the job resumes by itself; None: it stays paused until `resume`.
         """
         parameters: dict[str, Any] = {"after": "round"} if after_round else {}
         parameters |= {"hours": hours} if hours is not None else {}
         return cast(Job, document(self._requests.once("POST", _path(job_id, "pause"), params=parameters)))
 
     def resume(self, job_id: str) -> Job:
-        """Let a paused job go on where it was."""
+        """Continue a paused job where it stopped."""
         return cast(Job, document(self._requests.once("POST", _path(job_id, "resume"))))
 
     def retry(self, job_id: str) -> Job:
-        """Let a failed job go on from its last checkpoint."""
+        """Continue a failed job from its last checkpoint."""
         return cast(Job, document(self._requests.once("POST", _path(job_id, "retry"))))
 
     def workers(self, job_id: str) -> list[JobWorker]:
-        """Who takes or took part in a job."""
+        """The workers that take or took part in a job."""
         return items(self._requests.repeatable("GET", _path(job_id, "workers")))[0]
 
     def unban(self, job_id: str, worker_id: str) -> dict[str, Any]:
-        """Let a worker that was banned from a job take part again; returns its part in the job."""
+        """Let a banned worker take part in a job again; returns its entry among the job's workers (`JobWorker`)."""
         return document(self._requests.once("POST", _path(job_id, "workers", quote(worker_id, safe=""), "unban")))
 
     def prioritise(self, job_id: str, priority: int) -> Job:
-        """Give a job that has not ended another priority."""
+        """Set the priority of a job that has not ended."""
         return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"priority": priority})))
 
     def rename(self, job_id: str, name: str) -> Job:
-        """Give a job another name; an empty one: what it trains names it."""
+        """Set a job's name. A job with an empty name is shown as `MODEL on DATASET`."""
         return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"name": name})))
 
     def edit(self, job_id: str, changes: Mapping[str, Any]) -> Job:
-        """Change fields of a job that may be changed."""
+        """Change fields of a job's specification that may be changed."""
         return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json=dict(changes))))
 
     def fleet(self, offline: bool = False) -> list[dict[str, Any]]:
-        """The workers that are online; with `offline` also those that were in the last 30 days."""
+        """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
         return items(self._requests.repeatable("GET", "/v1/workers", params={"offline": offline}))[0]
 
     def drain(self, worker_id: str) -> dict[str, Any]:
-        """Give a worker no more work; it finishes its work unit."""
+        """Give a worker no further work; it finishes its current work unit."""
         return document(self._requests.repeatable("POST", _worker_path(worker_id, "drain")))
 
     def undrain(self, worker_id: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Client:
         return document(self._requests.repeatable("POST", _worker_path(worker_id, "undrain")))
 
     def remove(self, worker_id: str) -> None:
-        """Have a worker finish its work unit and end; forget one that is offline."""
+        """Make an online worker finish its work unit and exit; forget an offline worker."""
         self._requests.once("DELETE", _worker_path(worker_id))
 
     def queues(self) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ class Client:
         return cast(Job, document(self._requests.once("POST", _path(job_id, "cancel"))))
 
     def delete(self, job_id: str) -> None:
-        """Forget a job that has ended, and its checkpoints."""
+        """Delete a job that has ended, and its checkpoints."""
         self._requests.once("DELETE", _path(job_id))
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
@@ -180,7 +180,7 @@ class Client:
         return items(self._requests.repeatable("GET", _path(job_id, "checkpoints")))[0]
 
     def versions(self, job_id: str, first: int, last: int) -> Iterator[Version]:
-        """The versions that stand from `first` to `last`, each with what it was made of; fetched as they are needed."""
+        """Yield the versions from `first` to `last` that no restore has undone; pages are fetched on demand."""
         since: int | None = first - 1
         while since is not None and since < last:
             parameters = {"since": since, "limit": min(PAGE, last - since)}
@@ -189,41 +189,41 @@ class Client:
             since = page["next_since"]
 
     def state(self, job_id: str, version: int) -> bytes:
-        """The reducer's state that goes with a checkpoint's weights: optimizer, full-precision parameters."""
+        """The reducer's state that belongs to a checkpoint's weights: optimizer state and full-precision parameters."""
         return self._requests.repeatable("GET", _path(job_id, "checkpoints", str(version), "state")).content
 
     def metrics(
         self, job_id: str, since: int = 0, until: int | None = None, points: int = 1000
     ) -> dict[str, list[dict[str, Any]]]:
-        """A job's series by name, each a list of points by version: of those above `since`, up to `until`.
+        """A job's series by name, each a list of points by version, for versions above `since` up to `until`.
 
         Args:
-            points: about so many a series; of more versions than that, some are left out evenly.
+            points: about this many points per series; of more versions, some are left out evenly.
         """
         parameters = given(since=since, until=until, points=points)
         response = self._requests.repeatable("GET", _path(job_id, "metrics"), params=parameters)
         return cast(dict[str, list[dict[str, Any]]], document(response))
 
     def metrics_csv(self, job_id: str) -> str:
-        """Every version of a job and its values, as CSV; `at` is in seconds since the epoch."""
+        """Every version of a job with its values, as CSV; `at` is in seconds since the epoch."""
         return self._requests.repeatable("GET", _path(job_id, "metrics.csv")).text
 
     def estimate(self, job_id: str) -> Estimate:
-        """How many times as fast a job would be with one more worker."""
+        """The expected speed-up of a job from one more worker."""
         return cast(Estimate, document(self._requests.repeatable("GET", _path(job_id, "estimate"))))
 
     def ledger(self, job_id: str) -> list[EpochLedger]:
-        """How often each sample of each epoch counted."""
+        """For each epoch, how many samples were counted, missing, reassigned or refused as duplicates."""
         return cast(list[EpochLedger], document(self._requests.repeatable("GET", _path(job_id, "ledger")))["epochs"])
 
     def submissions(
         self, job_id: str, limit: int | None = PAGE, outcome: str | None = None, worker: str | None = None
     ) -> Iterator[Submission]:
-        """The submissions of a job newest first, `limit` of them or all, with where each one's time went.
+        """Yield a job's submissions newest first, `limit` of them or all, with the seconds each took the worker.
 
         Args:
-            outcome: only those of this outcome.
-            worker: only those of the worker with this id.
+            outcome: only submissions with this outcome.
+            worker: only submissions of the worker with this id.
         """
         return self._requests.listed(_path(job_id, "submissions"), {"outcome": outcome, "worker": worker}, limit)
 
@@ -232,20 +232,21 @@ class Client:
         return document(self._requests.repeatable("GET", "/v1/version"))
 
     def ready(self) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """What `/readyz` says, ready or not, and the answer's headers."""
+        """The content and the headers of `/readyz`, whether it answers ready (200) or not ready (503)."""
         response = self._requests.get("/readyz")
         if response.status_code != 503:
             raise_for_problem(response)
         return document(response), response.headers
 
     def events(self, job_id: str, after: int | None = None) -> Iterator[Event]:
-        """A job's events above the id `after`, until this one connection ends (see `follow`)."""
+        """Yield a job's events above the id `after` until this connection ends; `follow` reconnects."""
         yield from self._requests.listen(_path(job_id, "events"), after, {})
 
     def follow(self, job: Job, after: int | None = None) -> Iterator[Event]:
-        """Events from now, or from the event `after` on, until the job has ended, over as many connections as it takes.
+        """Yield a job's events until it has ended: after event `after`, else after the last event known to `job`.
 
-        A lost connection yields an event `lost` and is reopened, later and later up to 5 s, where it broke off.
+        A lost connection is reopened where it broke off, after growing pauses of up to 5 s; each loss yields an event
+        of type `lost`.
         """
         course = Course.of(job, after)
         while not course.ended:
@@ -263,11 +264,11 @@ class Client:
     def logs(
         self, job_id: str, worker: str | None = None, level: str | None = None, limit: int | None = 100
     ) -> Iterator[LogLine]:
-        """The newest `limit` lines of a job's log (None: all of them), ascending.
+        """Yield the newest `limit` lines of a job's log (None: all) in ascending order.
 
         Args:
-            worker: only those of this one: its id or its name.
-            level: only those of at least this level: debug, info, warning or error.
+            worker: only lines of this worker: its id or its name.
+            level: only lines of at least this level: debug, info, warning or error.
         """
         wanted, path = given(worker=worker, level=level), _path(job_id, "logs")
         if limit is None:
@@ -293,9 +294,10 @@ class Client:
         after: int = 0,
         lost: Callable[[str], None] = lambda _: None,
     ) -> Iterator[LogLine]:
-        """Lines of a job's log above the id `after`, then those that come, until the job has ended.
+        """Yield the lines of a job's log above the id `after`, and new lines until the job has ended.
 
-        A lost connection is reopened, later and later up to 5 s, where it broke off; `lost` is told why.
+        A lost connection is reopened where it broke off, after growing pauses of up to 5 s; `lost` is called with the
+        reason.
         """
         course, wanted = Course(after), given(worker=worker, level=level)
         while True:
@@ -312,9 +314,9 @@ class Client:
             time.sleep(course.pause())
 
     def download(self, job_id: str, version: int, path: Path, progress: Progress | None = None) -> str:
-        """Write a version's weights (safetensors) to `path`, which is complete or untouched; returns their sha256.
+        """Write a version's weights (safetensors) to `path` in one step; returns their sha256.
 
-        Raises: ArtifactError: `path` cannot be written, or what came has not the sha256 that the answer names.
+        Raises: ArtifactError: `path` cannot be written, or the weights' sha256 differs from the answer's ETag.
         """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:

@@ -1,4 +1,4 @@
-"""Invites over REST: links that let one worker in, once."""
+"""Invites over REST: links that admit one worker, once."""
 
 from typing import Any
 from urllib.parse import quote
@@ -16,19 +16,19 @@ class Invites:
         self._requests = requests
 
     def list(self) -> list[dict[str, Any]]:
-        """Those of the last day, newest first; none of them holds its link."""
+        """The invites of the last day, newest first, without their links."""
         return items(self._requests.repeatable("GET", PATH))[0]
 
     def show(self, invite_id: str) -> dict[str, Any]:
-        """One of them: its `status`, and by whom it was taken up."""
+        """An invite: its `status`, and the `worker` that accepted it."""
         return document(self._requests.repeatable("GET", _path(invite_id)))
 
     def create(self, queue: str, minutes: int) -> dict[str, Any]:
-        """A link that lets one worker in, once, within `minutes`: the answer alone holds it."""
+        """Create a link that admits one worker, once, within `minutes`. Only this answer holds the link."""
         return document(self._requests.once("POST", PATH, json={"queue": queue, "minutes": minutes}))
 
     def withdraw(self, invite_id: str) -> None:
-        """Make an invite useless; a worker that took it up stays."""
+        """Make an invite invalid; a worker that has already accepted it stays."""
         self._requests.once("DELETE", _path(invite_id))
 
 

@@ -1,4 +1,4 @@
-"""What the REST API answers, as its clients see it: jobs, checkpoints, events, problems."""
+"""The answers of the REST API as clients see them: jobs, checkpoints, events, problems."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ ICONS: dict[str, str] = {
     "failed": "✗",
     "cancelled": "■",
 }
-"""A job's state as one character."""
+"""A job's status as one character."""
 
 
 class Problem(ApiError):
-    """The control plane refused; `errors` are the fields it names, each with what is wrong with it."""
+    """The control plane refused the request; `errors` holds a field and a message for each error."""
 
     def __init__(self, detail: str, status: int, errors: Sequence[tuple[str, str]] = ()) -> None:
         named = [f"{field}: {message}" if field else message for field, message in errors]
@@ -32,7 +32,7 @@ class Problem(ApiError):
 
 
 class Reducer(TypedDict):
-    """The process that makes a job's versions, and its machine's kind where that was recorded."""
+    """The process that computes a job's versions; `kind` describes its machine, if recorded."""
 
     host: str
     pid: int
@@ -40,7 +40,7 @@ class Reducer(TypedDict):
 
 
 class ForkedFrom(TypedDict):
-    """The version of another job that a job started from."""
+    """The version of another job from which a job started."""
 
     job_id: str
     version: int
@@ -91,7 +91,7 @@ class Job(TypedDict):
 
 
 def trouble(job: Job) -> str | None:
-    """What is wrong with a job, without the traceback that may follow its error after an empty line."""
+    """A job's error, without the traceback that may follow an empty line, else the reason why it is not running."""
     return job["error"].partition("\n\n")[0] if job["error"] else job["reason"]
 
 
@@ -106,7 +106,7 @@ class Checkpoint(TypedDict):
 
 
 class JobWorker(TypedDict):
-    """A worker's part in a job; `share` is a fraction of all counted samples, `banned` says why it may not go on."""
+    """A worker's part in a job; `share` is a fraction of all counted samples, `banned` the reason for a ban."""
 
     id: str
     name: str
@@ -132,7 +132,7 @@ class JobWorker(TypedDict):
 
 
 class Seconds(TypedDict):
-    """Where a worker's time for one submission went."""
+    """The seconds that a worker spent on one submission, by activity."""
 
     waiting: float
     computing: float
@@ -141,7 +141,7 @@ class Seconds(TypedDict):
 
 
 class Submission(TypedDict):
-    """One message of a worker, and what became of it."""
+    """One worker's message, and its outcome."""
 
     id: int
     at: str
@@ -160,7 +160,7 @@ class Submission(TypedDict):
 
 
 class Estimate(TypedDict):
-    """How many times as fast a job would be with one more worker, likely and within a range; or why nothing is said."""
+    """The factor by which one more worker would speed a job up: likely value and range, or the `reason` for None."""
 
     low: float | None
     likely: float | None
@@ -169,7 +169,7 @@ class Estimate(TypedDict):
 
 
 class ComparedJob(TypedDict):
-    """What came of one of several jobs side by side."""
+    """The results of one of several compared jobs."""
 
     id: str
     title: str
@@ -189,14 +189,14 @@ class ComparedJob(TypedDict):
 
 
 class Comparison(TypedDict):
-    """Jobs side by side; `differences` are dotted fields of their specifications, with each job's value."""
+    """Compared jobs; `differences` maps each differing field of their specifications (dotted) to every job's value."""
 
     items: list[ComparedJob]
     differences: dict[str, list[Any]]
 
 
 class EpochLedger(TypedDict):
-    """How often each sample of an epoch counted; every number is in samples."""
+    """How many of an epoch's samples were counted, missing, reassigned or refused as duplicates."""
 
     epoch: int
     samples: int
@@ -207,8 +207,10 @@ class EpochLedger(TypedDict):
 
 
 class Version(TypedDict):
-    """A version that stands; `counted` holds unit, worker and samples of each part it was made of, `staleness` how many
-    versions before its base each was computed on (nothing: all on its base).
+    """A version that no restore has undone.
+
+    `counted` holds unit, worker and samples of each update in it; `staleness`, in the same order, how many versions
+    before its base each update was computed (empty: all on its base).
     """
 
     version: int
@@ -218,7 +220,7 @@ class Version(TypedDict):
 
 
 class LogLine(TypedDict):
-    """A line of a job's log; `data` are its fields, `exception` among them a traceback."""
+    """A line of a job's log; `data` holds its structured fields, with a traceback under `exception`."""
 
     id: int
     at: str
@@ -231,7 +233,7 @@ class LogLine(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An entry of a job's event stream; `job` carries the whole job, `lost` says that the stream is being reopened."""
+    """An entry of a job's event stream. Type `job` carries the whole job; `lost` reports a broken connection."""
 
     id: int
     type: str
@@ -239,7 +241,7 @@ class Event:
 
 
 def event(message: httpx2.ServerSentEvent) -> Event:
-    """Read a server-sent event; one without an id has 0."""
+    """Read a server-sent event. Without a numeric id its id is 0."""
     try:
         data = message.json()
     except ValueError:
@@ -249,7 +251,7 @@ def event(message: httpx2.ServerSentEvent) -> Event:
 
 
 def document(response: httpx2.Response) -> dict[str, Any]:
-    """The JSON object of an answer. Raises Problem where there is none."""
+    """The JSON object in a response. Raises Problem: there is none."""
     try:
         found = response.json()
     except ValueError:
@@ -260,7 +262,7 @@ def document(response: httpx2.Response) -> dict[str, Any]:
 
 
 def items(response: httpx2.Response) -> tuple[list[Any], str | None]:
-    """The items of a list's page, and the cursor of the next one. Raises Problem where there are none."""
+    """The items of a list's page, and the cursor of the next page. Raises Problem: the response is no such page."""
     page = document(response)
     if not isinstance(page.get("items"), list):
         raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
@@ -268,7 +270,7 @@ def items(response: httpx2.Response) -> tuple[list[Any], str | None]:
 
 
 def raise_for_problem(response: httpx2.Response) -> None:
-    """Raises Problem for any answer but success."""
+    """Raise Problem unless the response reports success."""
     if response.is_success:
         return
     if response.is_redirect:
@@ -286,7 +288,7 @@ def raise_for_problem(response: httpx2.Response) -> None:
 
 
 def _field_errors(errors: object) -> Iterator[tuple[str, str]]:
-    """Field and message of each of a problem's `errors`, whose field may be a JSON pointer."""
+    """Yield field and message of each of a problem's `errors`; a field's JSON pointer is turned into dotted form."""
     for error in errors if isinstance(errors, list) else ():
         if isinstance(error, dict):
             field = str(error.get("field") or error.get("pointer") or "").lstrip("#/").replace("/", ".")

@@ -1,4 +1,4 @@
-"""Requests to one control plane: what may be repeated is, and what goes wrong is told as NoServer or Problem."""
+"""HTTP requests to one control plane: repeatable requests are retried, and failures raise NoServer or Problem."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ PAGE = 100
 _BROKEN = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes received so far, and in all where that is known."""
+"""Called with the bytes received so far, and the total (None if unknown)."""
 
 
 class Requests:
@@ -25,7 +25,7 @@ class Requests:
         self.url = checked_url(url)
         self.connection = connection(self.url, token, timeout_s)
         self._http = httpx2.Client(**self.connection)
-        # Only what may be repeated goes through this: a connection that the server has closed meanwhile.
+        # For repeatable requests only: the server may have closed a connection that was idle.
         self._retrying = Retrying(
             retry=retry_if_exception_type(_BROKEN),
             stop=stop_after_attempt(3),
@@ -38,12 +38,12 @@ class Requests:
         self._http.close()
 
     def get(self, path: str) -> httpx2.Response:
-        """An answer as it is, be it a refusal. Raises NoServer alone."""
+        """The response to a GET request, even if it is a refusal. Raises only NoServer."""
         with outages(self.url):
             return self._http.get(path)
 
     def listed(self, path: str, filters: Mapping[str, Any], limit: int | None) -> Iterator[Any]:
-        """The items of a list, `limit` of them or all, page by page."""
+        """Yield the items of a list, `limit` of them or all, page by page."""
         parameters = given(**filters, limit=min(limit or PAGE, PAGE))
         while True:
             found, cursor = items(self.repeatable("GET", path, params=parameters))
@@ -56,21 +56,21 @@ class Requests:
             parameters["cursor"] = cursor
 
     def repeatable(self, method: str, path: str, **content: Any) -> httpx2.Response:
-        """The answer to what does no harm when it is sent again."""
+        """Send a request that may be repeated, and retry it if the connection breaks."""
         with outages(self.url):
             response = self._retrying(self._http.request, method, path, **content)
         raise_for_problem(response)
         return response
 
     def once(self, method: str, path: str, **content: Any) -> httpx2.Response:
-        """The answer to what must not be sent again behind the user's back."""
+        """Send a request that must not be repeated without the user's knowledge."""
         with outages(self.url):
             response = self._http.request(method, path, **content)
         raise_for_problem(response)
         return response
 
     def listen(self, path: str, after: int | None, parameters: Mapping[str, Any]) -> Iterator[Event]:
-        """The events of a stream above the id `after`, until this one connection ends."""
+        """Yield the events of a stream above the id `after` until this connection ends."""
         with (
             outages(self.url),
             self._http.sse(path, params=dict(parameters), **resumed(self.connection, after)) as source,
@@ -82,13 +82,13 @@ class Requests:
                 yield read_event(message)
 
     def save(self, path: str, target: Path, progress: Progress | None) -> str:
-        """Write an answer's body into a new file; returns its ETag."""
+        """Write a response's body to a file, and retry if the connection breaks; returns its ETag."""
         with outages(self.url):
             etag: str = self._retrying(self._stream, path, target, progress)
         return etag
 
     def _stream(self, path: str, target: Path, progress: Progress | None) -> str:
-        """Stream an answer's body into a new file; returns its ETag."""
+        """Write a response's body to a file as it arrives; returns its ETag."""
         headers = {"Accept": "application/octet-stream, */*", "Accept-Encoding": "identity"}
         with self._http.stream("GET", path, headers=headers) as response:
             if not response.is_success:
@@ -105,5 +105,5 @@ class Requests:
 
 
 def given(**parameters: Any) -> dict[str, Any]:
-    """The parameters that are given."""
+    """The parameters that are not None."""
     return {name: value for name, value in parameters.items() if value is not None}

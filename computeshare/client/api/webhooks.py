@@ -1,4 +1,4 @@
-"""Webhooks over REST: whom to tell of what happens, and what was told."""
+"""Webhooks over REST: where to send notifications, and which were sent."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,35 +17,35 @@ class Webhooks:
         self._requests = requests
 
     def list(self) -> list[dict[str, Any]]:
-        """Those who are told of what happens, newest first."""
+        """All webhooks, newest first."""
         return items(self._requests.repeatable("GET", PATH))[0]
 
     def show(self, webhook_id: str) -> dict[str, Any]:
-        """One of them."""
+        """One webhook."""
         return document(self._requests.repeatable("GET", _path(webhook_id)))
 
     def create(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have notifications posted to `request["url"]`; the answer alone holds the secret that signs them."""
+        """Create a webhook that posts to `request["url"]`. Only this answer holds the notifications' signing secret."""
         return document(self._requests.once("POST", PATH, json=dict(request)))
 
     def change(self, webhook_id: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Change what is given: `url`, `events`, `job_id`, `queue`, `active`, `new_secret`."""
+        """Change the given fields: `url`, `events`, `job_id`, `queue`, `active`, `new_secret`."""
         return document(self._requests.once("PATCH", _path(webhook_id), json=dict(change)))
 
     def delete(self, webhook_id: str) -> None:
-        """Send nothing to it any more, and forget what was sent."""
+        """Delete a webhook and the record of its deliveries."""
         self._requests.once("DELETE", _path(webhook_id))
 
     def ping(self, webhook_id: str) -> dict[str, Any]:
-        """Send a notification that says nothing; returns the delivery, of which `delivery` tells the outcome."""
+        """Send a test notification; returns its delivery, whose outcome `delivery` tells later."""
         return document(self._requests.once("POST", _path(webhook_id, "test")))
 
     def deliveries(self, webhook_id: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """What was sent to a webhook, or is to be, newest first; `limit` of them or all."""
+        """Yield a webhook's deliveries, sent or pending, newest first; `limit` of them or all."""
         return self._requests.listed(_path(webhook_id, "deliveries"), {}, limit)
 
     def delivery(self, webhook_id: str, delivery_id: str) -> dict[str, Any]:
-        """One notification and what became of it."""
+        """One delivery and its outcome."""
         return document(self._requests.repeatable("GET", _path(webhook_id, "deliveries", delivery_id)))
 
     def redeliver(self, webhook_id: str, delivery_id: str) -> dict[str, Any]:
