@@ -1,1 +1,1 @@
-"""Versions on disk."""
+"""Checkpoints: versions of a job on disk."""

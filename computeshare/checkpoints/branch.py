@@ -1,7 +1,8 @@
-"""Which versions lead to where a job stands. Pure.
+"""The branch of versions that leads to a job's current state. Pure.
 
-Every opening of a job begins an incarnation, at a checkpoint of an earlier one or at the weights that the seed gives.
-What the earlier one has made after that checkpoint is a branch that was given up, also if it reaches the disk late.
+Each opening of a job begins an incarnation, at a checkpoint of an earlier incarnation or at the initial weights given
+by the seed. Versions that the earlier incarnation made after that checkpoint form an abandoned branch, even if they
+reach the disk late.
 """
 
 from collections.abc import Mapping
@@ -10,18 +11,18 @@ from dataclasses import dataclass, field
 from computeshare.types import Token
 
 ALL = 10**18
-"""Above every version."""
+"""Greater than every version number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The newest incarnation, and the versions before it."""
+    """The newest incarnation, and the versions of earlier incarnations that it builds on."""
 
     incarnation: int = 0
     ends: Mapping[int, int] = field(default_factory=dict)
-    """Earlier incarnation to the last version of it that counts."""
+    """For each earlier incarnation on the branch, its last version that is valid."""
     others: int = ALL
-    """The same for incarnations without a record: what is not known to be given up counts."""
+    """The last valid version of earlier incarnations without an entry in `ends`; without any record, all are valid."""
 
     @property
     def start(self) -> int:
@@ -29,12 +30,12 @@ class Branch:
         return max(self.ends.values(), default=0)
 
     def holds(self, token: Token) -> bool:
-        """Whether a version belongs to the branch."""
+        """Whether a version is on the branch."""
         others = ALL if token.incarnation >= self.incarnation else self.others
         return token.version <= self.ends.get(token.incarnation, others)
 
     def opened(self, incarnation: int, origin: Token | None) -> "Branch":
-        """The branch once a new incarnation is opened at `origin`, a version of this one; None: at the beginning."""
+        """The branch after a new incarnation opens at `origin`, a version on this branch; None: at initial weights."""
         if origin is None:
             return Branch(incarnation, {}, -1)
         ends = {number: end for number, end in self.ends.items() if number < origin.incarnation}

@@ -1,7 +1,8 @@
-"""Which checkpoints of a running job are removed as newer ones come.
+"""The removal of a running job's superseded checkpoints.
 
-A job keeps its newest ones, the best by accuracy, and every so many versions one for good, as its `keep` says; the last
-version always, and what it was forked from. One that is still to be scored waits for its score.
+A job keeps its newest checkpoints, the most accurate, and every so many versions a checkpoint for good, as its `keep`
+says; also its last version, and the checkpoint that it was forked from. A checkpoint that waits for its score is kept
+until it is scored.
 """
 
 import heapq
@@ -12,24 +13,24 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.types import Token
 
 LOOKS = 4
-"""Checkpoints looked at for each that is written: more than one, so that those that wait come to an end."""
+"""Superseded checkpoints examined per new checkpoint: more than one, so that a backlog shrinks."""
 FEWEST = 2
-"""Newest ones that stay while the job runs: one may turn out damaged."""
+"""Newest checkpoints kept while the job runs, since one may turn out damaged."""
 
 
 class Retention:
-    """Removes what is no longer kept; what one look costs does not depend on how many checkpoints there are."""
+    """Removes superseded checkpoints; the cost of examining a checkpoint does not depend on their number."""
 
     def __init__(self, artifacts: Artifacts, spec: JobSpec) -> None:
         self._artifacts, self._spec = artifacts, spec
         self._newest: deque[Token] | None = None
         self._overtaken: deque[Token] = deque()
-        """To be kept or removed, the oldest first."""
+        """Superseded by newer checkpoints, not yet judged; oldest first."""
         self._best: list[tuple[float, int, int, Token]] = []
-        """A heap of those that are kept for their accuracy; the earlier of two that are alike."""
+        """A heap of the checkpoints kept for their accuracy; of equal accuracies the earlier version ranks higher."""
 
     def prune(self, token: Token) -> list[Token]:
-        """Remove what is not kept any more now that this checkpoint is durable; returns what was removed."""
+        """Remove superseded checkpoints now that checkpoint `token` is durable; returns the removed ones' tokens."""
         if self._newest is None:
             return self._begin()
         if token not in self._newest:
@@ -37,15 +38,15 @@ class Retention:
         return self._removed(LOOKS)
 
     def _begin(self) -> list[Token]:
-        """Look at all that there is, once: another reducer may have written it, or been killed while it did."""
+        """Examine all checkpoints once: another reducer may have written them, or been killed while writing."""
         self._artifacts.clear_unfinished()
-        tokens = self._artifacts.on_disk()  # before the branch: what is none of it now was given up
+        tokens = self._artifacts.on_disk()  # listed before the branch is read: checkpoints outside it are abandoned
         branch = self._artifacts.branch()
         given_up = [token for token in tokens if not branch.holds(token)]
         for token in given_up:
             self._artifacts.remove(token)
         counted = (token for token in tokens if branch.holds(token))
-        self._newest = deque(token for token in counted if token.incarnation)  # but for what the job was forked from
+        self._newest = deque(token for token in counted if token.incarnation)  # 0: the fork's origin
         return given_up + self._removed(len(tokens))
 
     def _removed(self, looks: int) -> list[Token]:
@@ -62,7 +63,7 @@ class Retention:
         return removed
 
     def _judged(self, token: Token) -> Token | None:
-        """Which checkpoint goes now that one has been overtaken: this one, one that was the best before, or none."""
+        """The checkpoint to remove in favour of newer ones: `token`, a former best, or none."""
         keep = self._spec.keep
         if keep.every and token.version % keep.every == 0:
             return None

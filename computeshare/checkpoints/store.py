@@ -1,11 +1,12 @@
-"""Checkpoints on disk: one folder a version, complete or absent.
+"""Checkpoints on disk: one folder per version, complete or absent.
 
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
-reducer's full-precision parameters and optimizer state), `manifest.json`, `ledger.json` (what led to the version, as
-far as the control plane may not know it) where there is need of one, and once scored `score.json`. A folder is written
-in `.unfinished`, flushed to the disk, and renamed: what has a token's name is whole. Beside them, `chosen.json` is
-what was chosen for a job that left its codecs open, and `incarnations/N` says at which checkpoint the job was opened
-the Nth time, and so which of the checkpoints count: the others are left of branches that were given up.
+reducer's full-precision parameters and optimizer state), `manifest.json`, where needed `ledger.json` (the events of
+earlier versions that the control plane may not have stored) and, once scored, `score.json`. A folder is written in
+`.unfinished`, flushed to the disk and renamed, so that a folder named by a token is complete. Beside these folders,
+`chosen.json` holds the choices made for a job that left its codecs open, and `incarnations/N` records at which
+checkpoint the job was opened for the Nth time and so which checkpoints are valid: the others belong to abandoned
+branches.
 """
 
 import contextlib
@@ -34,15 +35,15 @@ from computeshare.tensors import safetensors_writer
 from computeshare.types import JOB_ID, Blob, Token
 
 UNFINISHED_S = 3600
-"""A checkpoint still being written after this long is not being written any more."""
+"""Seconds after which an unfinished checkpoint counts as abandoned by its writer."""
 RECORDS_KEPT = 10
-"""Records of openings; the newest that can be read says it all."""
+"""Records of openings to keep; the newest readable record suffices."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
 LEDGER, CHOICE, INCARNATIONS, UNFINISHED = "ledger.json", "chosen.json", "incarnations", ".unfinished"
 
 
 class Manifest(BaseModel):
-    """What a checkpoint says of itself."""
+    """A checkpoint's own description of its contents."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,35 +56,35 @@ class Manifest(BaseModel):
     epoch: int
     next_micro_batch: int
     carried: tuple[int, ...] = ()
-    """Micro-batches that the round before closed without: they come first in the next."""
+    """Micro-batches that the previous round closed without: they come first in the next round."""
     files: dict[str, str] = {}
-    """sha256 of the files beside the weights, by name."""
+    """sha256, in hex, of each file beside the weights, by name."""
     check: str = ""
-    """sha256 of the manifest without this line."""
+    """sha256 of the manifest without this field."""
 
     def checked(self) -> "Manifest":
-        """This manifest with its own digest."""
+        """This manifest with `check` filled in."""
         content = self.model_dump_json(exclude={"check"})
         return self.model_copy(update={"check": hashlib.sha256(content.encode()).hexdigest()})
 
 
 @dataclass(slots=True)
 class Staged:
-    """A checkpoint's files under another name than they will have."""
+    """A checkpoint's files in a temporary folder."""
 
     token: Token
     folder: Path
     is_suspect: bool = False
-    """Whether the disk has refused some of it: what it then says it has may not be there."""
+    """Whether a flush failed: a later flush may then succeed although some data never reached the disk."""
 
     def renew(self) -> None:
-        """Write the large files once more, from what the system still holds of them."""
+        """Write the large files again, from the system's page cache."""
         for name in (WEIGHTS, STATE):
             shutil.copyfile(self.folder / name, self.folder / "again")
             os.replace(self.folder / "again", self.folder / name)
 
     def discard(self) -> None:
-        """Do without it, unless it has become a checkpoint."""
+        """Delete the temporary folder, unless it has been renamed to a checkpoint."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -91,7 +92,7 @@ class Artifacts:
     """The checkpoints of one job."""
 
     def __init__(self, root: Path, job_id: str) -> None:
-        """Raises ValueError: `job_id` is no id, so that it cannot lead out of `root`."""
+        """Raises ValueError: `job_id` is malformed; a valid id cannot lead out of `root`."""
         if not JOB_ID.fullmatch(job_id):
             raise ValueError(f"not a job's id: {job_id[:100]!r}")
         self.folder = root / job_id
@@ -103,9 +104,9 @@ class Artifacts:
         return self.path(token, MANIFEST).exists()
 
     def stage(self, token: Token, tensors: Mapping[str, npt.NDArray[np.generic]], state: Iterable[Blob]) -> Staged:
-        """Write a checkpoint's large files, which takes as long as copying them: they are not flushed to the disk yet.
+        """Write a checkpoint's large files, without flushing them to the disk; takes as long as copying them.
 
-        Raises OSError: there is no room, for one; nothing is left then.
+        Raises OSError (such as a full disk); no files are left then.
         """
         staged = self._staged(token)
         try:
@@ -126,7 +127,7 @@ class Artifacts:
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
     ) -> Manifest:
-        """Make what was staged a checkpoint, durably. Raises as `seal` and `place`."""
+        """Make the staged files a durable checkpoint: `seal` and `place`, with their errors."""
         manifest = self.seal(staged, sha256, epoch, next_micro_batch, carried, ledger)
         self.place(staged)
         return manifest
@@ -140,7 +141,7 @@ class Artifacts:
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
     ) -> Manifest:
-        """Complete what was staged and have the disk hold it. Raises OSError; it may be tried again then."""
+        """Add ledger and manifest to the staged files and flush all to the disk. Raises OSError; a retry is safe."""
         if self.has(staged.token):  # another reducer wrote the same bytes first, or this is a second attempt
             return self.manifest(staged.token)
         if staged.is_suspect:
@@ -166,10 +167,10 @@ class Artifacts:
         return manifest
 
     def place(self, staged: Staged) -> None:
-        """Make what was sealed a checkpoint.
+        """Rename sealed files to a checkpoint.
 
-        Raises OSError; it may be tried again then. LostClaim: the job has been opened again meanwhile. (If that happens
-        right after the look, the checkpoint belongs to a branch that was given up, and is none of `tokens`.)
+        Raises OSError; a retry is safe. LostClaim: the job was opened again meanwhile. (If it is opened right after
+        that check, the checkpoint belongs to an abandoned branch, and `tokens` leaves it out.)
         """
         failpoint("in_checkpoint")
         if self.has(staged.token):
@@ -180,17 +181,17 @@ class Artifacts:
             try:
                 os.rename(staged.folder, self.path(staged.token))
             except OSError:
-                if not self.has(staged.token):  # in the meantime, by another
+                if not self.has(staged.token):  # another reducer has placed it meanwhile
                     raise
                 staged.discard()
         flush(self.folder)
 
     def adopt(self, checkpoint: Path, sha256: str, with_state: bool) -> Token:
-        """Make another job's checkpoint the version 0 of this one, of the incarnation before its first.
+        """Make another job's checkpoint version 0 of this job, in incarnation 0, which precedes the first.
 
-        The files are linked, or copied where that cannot be, and outlive the other job. Without its state there is an
-        empty one, which says that the optimizer starts afresh. Raises OSError: the files are gone, or the disk is full.
-        ArtifactError: they are damaged.
+        The files are hard links, or copies on a file system without links, and outlive the other job. Without
+        `with_state` the state file is empty: the optimizer starts afresh. Raises OSError: the files are gone, or the
+        disk is full. ArtifactError: they are damaged.
         """
         staged = self._staged(Token(0, 0, sha256[:16]))
         try:
@@ -207,13 +208,13 @@ class Artifacts:
         return staged.token
 
     def _staged(self, token: Token) -> Staged:
-        """Room for a checkpoint's files."""
+        """Create a temporary folder for a checkpoint's files."""
         staged = Staged(token, self.folder / UNFINISHED / f"{token}.{uuid.uuid4().hex[:8]}")
         staged.folder.mkdir(parents=True)
         return staged
 
     def manifest(self, token: Token) -> Manifest:
-        """Raises ArtifactError where the checkpoint is missing or damaged."""
+        """A checkpoint's manifest. Raises ArtifactError: the checkpoint is missing or damaged."""
         return _manifest(self.path(token))
 
     def tensors(self, token: Token) -> dict[str, npt.NDArray[np.generic]]:
@@ -224,18 +225,18 @@ class Artifacts:
             raise ArtifactError(f"the weights of checkpoint {token} are missing or damaged: {error}") from error
 
     def state(self, token: Token) -> memoryview:
-        """The reducer's state of a checkpoint, in memory that can be written to. Raises ArtifactError."""
+        """The reducer's state in a checkpoint, as writable memory. Raises ArtifactError."""
         return self._read(token, STATE)
 
     def ledger(self, token: Token) -> list[Entry]:
-        """What a checkpoint tells of the versions that led to it; nothing where the control plane knew them all."""
+        """The events of earlier versions that a checkpoint stores; empty if it stores none or they cannot be read."""
         try:
             return list(json.loads(bytes(self._read(token, LEDGER))))
         except (ArtifactError, ValueError, TypeError):
             return []
 
     def _read(self, token: Token, name: str) -> memoryview:
-        """A file beside the weights. Raises ArtifactError: it is missing, or another than the manifest names."""
+        """A file beside the weights. Raises ArtifactError: it is missing, or its digest differs from the manifest's."""
         expected = self.manifest(token).files.get(name)
         try:
             content = _read(self.path(token, name))
@@ -246,17 +247,17 @@ class Artifacts:
         return content
 
     def ledgers(self) -> list[Entry]:
-        """What all the checkpoints tell."""
+        """The events that all valid checkpoints store."""
         return [entry for token in self.tokens() for entry in self.ledger(token)]
 
     def tokens(self) -> list[Token]:
-        """The checkpoints that lead to where the job stands, oldest first."""
-        found = self.on_disk()  # looked at first: an incarnation is on record before it has a checkpoint
+        """The valid checkpoints, on the branch that leads to the job's current state; oldest first."""
+        found = self.on_disk()  # listed first: an incarnation is recorded before it has a checkpoint
         branch = self.branch()
         return [token for token in found if branch.holds(token)]
 
     def on_disk(self) -> list[Token]:
-        """All checkpoints that there are, those of branches that were given up among them, oldest first."""
+        """All checkpoints on disk, including those of abandoned branches; oldest first."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             with contextlib.suppress(ValueError):
@@ -264,14 +265,14 @@ class Artifacts:
         return sorted(found, key=lambda token: (token.version, token.incarnation))
 
     def score(self, token: Token) -> dict[str, Any] | None:
-        """The evaluator's verdict on a checkpoint, if it has one."""
+        """The evaluator's score of a checkpoint; None if there is none."""
         try:
             return dict(json.loads(self.path(token, SCORE).read_bytes()))
         except (OSError, ValueError):
             return None
 
     def save_score(self, token: Token, score: Mapping[str, Any]) -> None:
-        """Keep the evaluator's verdict beside the checkpoint."""
+        """Write the evaluator's score into the checkpoint's folder."""
         _replace(self.path(token, SCORE), json.dumps(score).encode())
 
     def remove(self, token: Token) -> None:
@@ -279,14 +280,14 @@ class Artifacts:
         shutil.rmtree(self.path(token), ignore_errors=True)
 
     def clear_unfinished(self) -> None:
-        """Remove what writers that were killed have left behind."""
+        """Remove the files that killed writers left behind."""
         for path in (self.folder / UNFINISHED).glob("*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > UNFINISHED_S:
                     shutil.rmtree(path)
 
     def branch(self) -> Branch:
-        """Which checkpoints count, by the newest record that can be read."""
+        """The valid branch, from the newest record that can be read."""
         for number in reversed(self._incarnations()):
             try:
                 record = json.loads((self.folder / INCARNATIONS / str(number)).read_bytes())
@@ -297,13 +298,13 @@ class Artifacts:
         return Branch()
 
     def incarnation(self) -> int:
-        """How often the job was opened, or was about to be."""
+        """The highest incarnation on record; 0 if there is none."""
         return max(self._incarnations(), default=0)
 
     def next_incarnation(self, origin: Token | None) -> int:
-        """Record, durably, that the job is opened once more, at the checkpoint `origin` or at its beginning.
+        """Durably record a new opening of the job, at checkpoint `origin` or, for None, at the initial weights.
 
-        Returns its number, 1 for the first; two who ask at once get different ones. Raises OSError.
+        Returns the incarnation's number, 1 for the first; simultaneous callers get different numbers. Raises OSError.
         """
         folder = self.folder / INCARNATIONS
         folder.mkdir(parents=True, exist_ok=True)
@@ -325,20 +326,20 @@ class Artifacts:
         return number
 
     def _incarnations(self) -> list[int]:
-        """The numbers of the records, ascending."""
+        """The incarnations on record, ascending."""
         try:
             return sorted(int(path.name) for path in (self.folder / INCARNATIONS).iterdir() if path.name.isdecimal())
         except FileNotFoundError:
             return []
 
     def keep_choice(self, choice: dict[str, Any]) -> None:
-        """Keep what was chosen for the job, durably."""
+        """Durably store the choices made for the job, such as its codecs. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _replace(self.folder / CHOICE, json.dumps(choice).encode())
         flush(self.folder)
 
     def choice(self) -> dict[str, Any] | None:
-        """What was chosen for the job; None if nothing was."""
+        """The choices stored for the job; None if there are none."""
         try:
             found = json.loads((self.folder / CHOICE).read_text())
         except (OSError, ValueError):
@@ -346,12 +347,12 @@ class Artifacts:
         return found if isinstance(found, dict) else None
 
     def delete(self) -> None:
-        """Remove the job's checkpoints altogether."""
+        """Remove all of the job's files."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def weights_digest(path: Path) -> str:
-    """sha256, in hex, over the tensors of a weights file in `state_dict` order. Raises ArtifactError: no such file."""
+    """sha256, in hex, over a weights file's tensors in `state_dict` order. Raises ArtifactError: no such valid file."""
     sha = hashlib.sha256()
     try:
         with safe_open(path, framework="np") as file:
@@ -369,7 +370,7 @@ def file_digest(path: Path) -> str:
 
 
 def _manifest(folder: Path) -> Manifest:
-    """Raises ArtifactError."""
+    """The manifest in a checkpoint's folder. Raises ArtifactError: it is missing or damaged."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
@@ -380,7 +381,7 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under another name, or a copy of it on a file system that knows no links."""
+    """Hard-link a file, or copy it on a file system without links."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -404,7 +405,7 @@ def _write(path: Path, content: Iterable[Blob]) -> None:
 
 
 def _create(path: Path, content: bytes) -> None:
-    """Write a small file that is not there yet, durably. Raises FileExistsError, OSError."""
+    """Durably write a small new file. Raises FileExistsError, OSError."""
     with open(path, "xb") as file:
         try:
             file.write(content)
@@ -416,7 +417,7 @@ def _create(path: Path, content: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a small file in one step; what could not be written whole leaves nothing."""
+    """Replace a small file in one step; after an error the old file is unchanged."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         _write(temporary, [content])

@@ -1,6 +1,6 @@
-"""Vectors as bytes and back. Pure: no I/O, no state, no pickle.
+"""Codecs: float32 vectors to bytes and back. Pure: no I/O, no state, no pickle.
 
-The codec's name stands in the job, never in the blob, so a sender cannot choose what a receiver runs.
+The job names the codec and the blob does not, so that a sender cannot choose which decoder a receiver runs.
 """
 
 from typing import Protocol
@@ -14,32 +14,32 @@ from computeshare.types import Blob, Vector
 
 
 class Codec(Protocol):
-    """A contiguous float32 vector of shape (d,) as bytes, and back."""
+    """A contiguous float32 vector of shape (d,) to bytes, and back."""
 
     @property
     def exact(self) -> bool:
-        """Whether decoding gives the same bits that were encoded."""
+        """Whether decoding returns the encoded values bit for bit."""
         ...
 
     @property
     def residual(self) -> bool:
-        """Whether a sender must add what was left out of one vector to the next (`Feedback`)."""
+        """Whether a sender must use error feedback (`Feedback`)."""
         ...
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
-        """The values as one blob.
+        """Encode the values (d,) as one blob.
 
         Args:
-            seed: from 0 on; where a codec rounds at random, it alone decides how. Neighbours have nothing in common,
-                so that bucket b of a vector takes the vector's seed + b.
-            compress: spend time on making the blob shorter; what is decoded is the same.
+            seed: from 0 on; the only source of randomness, for codecs that round at random. Consecutive seeds give
+                independent roundings, so that bucket b of a vector takes the vector's seed + b.
+            compress: spend time on a shorter blob; the decoded values are the same.
         """
         ...
 
     def decode(self, blob: Blob, size: int, out: Vector | None = None) -> Vector:
-        """The values of shape (size,) in `blob`, written into `out`, contiguous, where one is given.
+        """Decode `size` values from `blob`, into `out` (contiguous) if given.
 
-        Raises: CodecError: the blob is anything else. `out` may be changed then.
+        Raises: CodecError: the blob is malformed; `out` may have been changed.
         """
         ...
 
@@ -52,4 +52,4 @@ CODECS: dict[CodecName, Codec] = {
     "topk": TopK(),
 }
 DELTAS: frozenset[CodecName] = frozenset({"int8", "topk"})
-"""Codecs that lose too much of a version's weights: down, they carry the difference from the version before."""
+"""Codecs too lossy for whole weights: downwards they encode the difference from the previous version."""

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec left out of one vector is added to the next."""
+"""Error feedback: the part of a vector that a codec drops is added to the next vector."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ from computeshare.types import Vector
 
 
 class Feedback:
-    """A sender's memory of what it still owes, for a vector that travels in buckets.
+    """A sender's residual: the part of its updates that the codec has dropped so far, in buckets.
 
-    Sent is codec(values + residual), and the residual becomes what of that sum was not sent. So everything arrives at
-    last, and the sum of what is decoded follows the sum of the values.
-    Source: Karimireddy et al., arXiv:1901.09847. Holds two vectors, and one bucket to decode into. Not for two threads.
+    The sender transmits codec(values + residual); the next residual is that sum minus its decoded value. So the sum of
+    the decoded values follows the sum of the values.
+    Source: Karimireddy et al., arXiv:1901.09847. Memory: two vectors and one bucket. Not thread-safe.
     """
 
     def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
-        """Owe nothing yet. `sizes`: values in each bucket."""
+        """Start with a residual of zeros. `sizes`: the number of values in each bucket."""
         self._codec = codec
         self._owed = np.zeros(sum(sizes), np.float32)
         self._buckets = np.split(self._owed, np.cumsum(sizes)[:-1])
@@ -25,9 +25,10 @@ class Feedback:
         self._marked = np.zeros_like(self._owed)
 
     def encode(self, bucket: int, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
-        """The bucket's values and what is owed of those before, as one frame; what it leaves out is owed from now on.
+        """Encode a bucket's values plus its residual as one blob, and keep the difference as the new residual.
 
-        Values that are not finite are sent, since the receiver judges them, and not owed: they would never leave.
+        Non-finite values are sent, since the receiver judges them, but the bucket's residual is then set to zero:
+        otherwise it would stay non-finite for ever.
         """
         owed = self._buckets[bucket]
         owed += values
@@ -39,13 +40,13 @@ class Feedback:
         return blob
 
     def residual(self, bucket: int) -> Vector:
-        """What is owed of a bucket, as a view that the next `encode` changes."""
+        """A bucket's residual, as a view that the next `encode` changes."""
         return self._buckets[bucket]
 
     def mark(self) -> None:
-        """Remember what is owed now."""
+        """Save the residual for `go_back`."""
         np.copyto(self._marked, self._owed)
 
     def go_back(self) -> None:
-        """Owe what was owed at the last `mark`: what has been encoded since then did not count."""
+        """Restore the residual of the last `mark`: the updates encoded since then did not count."""
         np.copyto(self._owed, self._marked)

@@ -1,4 +1,4 @@
-"""Full precision: four bytes a value."""
+"""Full precision: four bytes per value."""
 
 from typing import ClassVar
 

@@ -1,7 +1,8 @@
-"""A frame: raw bytes with a checksum, compressed where that wins, bounded when read.
+"""A frame: bytes with a checksum, compressed where that pays, and of bounded size when read.
 
-Layout: `CSF` and a kind byte (0 raw, 1 zstd), the crc32 of the body (little-endian), the body. Several of them travel
-as one, each with its length before it (four bytes, little-endian): what differs in kind is compressed apart.
+Layout: `CSF` and a kind byte (0 raw, 1 zstd), the crc32 of the body (little-endian), the body. Several frames can be
+joined into one blob, each preceded by its length (four bytes, little-endian), so that different kinds of data are
+compressed separately.
 """
 
 import struct
@@ -17,7 +18,7 @@ from computeshare.errors import CodecError
 from computeshare.types import Blob
 
 Raw = bytes | bytearray | memoryview | npt.NDArray[np.generic]
-"""Contiguous bytes, or an array's in this machine's order."""
+"""Contiguous bytes, or an array's bytes in this machine's byte order."""
 _HEADER = struct.Struct("<3sBI")
 HEADER_BYTES = _HEADER.size
 _LENGTH = struct.Struct("<I")
@@ -29,10 +30,10 @@ _LARGEST_SAMPLE, _SMALLEST_SAMPLE = 1 << 15, 1 << 12
 
 
 class _Contexts(threading.local):
-    """zstd's working memory, one per thread: making it anew takes longer than a small vector does.
+    """A zstd compressor and decompressor per thread: creating them takes longer than compressing a small vector.
 
-    Level 1 with a small table and matches of 7 bytes and more: gradients are compressed by their bytes' frequencies
-    alone, and looking for what is rarely there takes longer.
+    Level 1 with a small table and matches of at least 7 bytes: gradients are compressed by the frequencies of their
+    bytes alone, and searching for rare matches takes longer.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ _contexts = _Contexts()
 
 
 def pack(raw: Raw, compress: bool = True) -> bytes:
-    """Frame `raw`; with `compress` by zstd level 1, if that saves at least 10 %."""
+    """Frame `raw`; with `compress`, zstd level 1 is used if it saves at least 10 %."""
     view = _bytes_of(raw)
     kind, body = _RAW, view
     if compress and _shrinks(view):
@@ -56,9 +57,9 @@ def pack(raw: Raw, compress: bool = True) -> bytes:
 
 
 def unpack(blob: Blob, raw_bytes: int) -> memoryview:
-    """The `raw_bytes` bytes inside `blob`, never allocating more than that for them.
+    """The `raw_bytes` bytes inside the frame `blob`; allocates no more than that.
 
-    Raises CodecError: too short, not a frame, checksum, or another length than asked for.
+    Raises CodecError: too short, no frame, a wrong checksum, or another length.
     """
     view = memoryview(blob).cast("B")
     if len(view) < _HEADER.size:
@@ -78,27 +79,27 @@ def unpack(blob: Blob, raw_bytes: int) -> memoryview:
 
 
 def pack_all(raws: Sequence[Raw], compress: bool = True) -> bytes:
-    """Each of `raws` in a frame of its own, all of them as one blob."""
+    """Frame each of `raws`, and join the frames into one blob."""
     return join([pack(raw, compress) for raw in raws])
 
 
 def unpack_all(blob: Blob, raw_bytes: Sequence[int]) -> list[memoryview]:
-    """As many pieces of these lengths in `blob`. Raises CodecError: not exactly those."""
+    """Split a blob and unpack its frames to these lengths. Raises CodecError: they are not exactly these."""
     return [unpack(part, size) for part, size in zip(split(blob, len(raw_bytes)), raw_bytes, strict=True)]
 
 
 def join(parts: Sequence[bytes]) -> bytes:
-    """Parts as one blob, each with its length before it."""
+    """Join parts into one blob, each preceded by its length."""
     return b"".join(piece for part in parts for piece in (_LENGTH.pack(len(part)), part))
 
 
 def is_single(blob: Blob) -> bool:
-    """Whether a blob is one frame, not several with their lengths: as a length, its header would be 4.6 million."""
+    """Whether a blob is a single frame, not joined parts: as a part's length, `CSF` would be over 4.6 million."""
     return memoryview(blob).cast("B")[: len(_MAGIC)] == _MAGIC
 
 
 def split(blob: Blob, count: int) -> list[memoryview]:
-    """The `count` parts of a blob, as views. Raises CodecError: it has others, or bytes after them."""
+    """The `count` parts of a blob, as views. Raises CodecError: fewer or more parts, or trailing bytes."""
     view = memoryview(blob).cast("B")
     parts: list[memoryview] = []
     for _ in range(count):
@@ -120,7 +121,7 @@ def _bytes_of(raw: Raw) -> memoryview:
 
 
 def _shrinks(view: memoryview) -> bool:
-    """Judge a body by pieces from its quarters, which costs little where compression is useless."""
+    """Whether compression seems to pay, judged by two samples of the body, which costs little if it does not."""
     size = min(_LARGEST_SAMPLE, len(view) // 16)
     if size < _SMALLEST_SAMPLE:
         return True

@@ -1,4 +1,4 @@
-"""Two bytes a value: half precision and bfloat16."""
+"""Two bytes per value: half precision and bfloat16."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -15,13 +15,12 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """`float16` is IEEE 754 half precision: 11 significant bits, magnitudes from 6e-8 to 65,504, larger finite values
-    become infinite, which a receiver refuses. `bfloat16` is the upper half of single precision: 8 significant bits.
+    """`float16` is IEEE 754 half precision: 11 significant bits, magnitudes from 6e-8 to 65,504; larger finite values
+    become infinite, and a receiver refuses them. `bfloat16` is the upper half of single precision: 8 significant bits.
 
-    Both round to the nearest, ties to even. Where they are compressed, upper and lower bytes travel in a frame each:
-    exponents repeat themselves and significant bits do not, so that a dense gradient shrinks by 15 % or 30 % more.
-    The casts are torch's: NumPy has no bfloat16, and takes ten times as long for the subnormal halves that small
-    gradients become.
+    Both round to nearest, ties to even. Compressed, upper and lower bytes travel in separate frames: exponents repeat
+    and significant bits do not, so that a dense gradient shrinks by 15 % (or 30 %) more. The casts are torch's: NumPy
+    has no bfloat16, and takes ten times as long for subnormal float16 values, which small gradients become.
     """
 
     kind: Literal["float16", "bfloat16"]
@@ -41,7 +40,7 @@ class Halves:
 
         if frame.is_single(blob):
             body = np.frombuffer(frame.unpack(blob, 2 * size), "<u2")
-            words = np.require(body, np.uint16, ["ALIGNED", "WRITEABLE"])  # as torch wants it; mostly it is
+            words = np.require(body, np.uint16, ["ALIGNED", "WRITEABLE"])  # torch requires both; mostly no copy is made
         else:
             words = _words(*(np.frombuffer(plane, np.uint8) for plane in frame.unpack_all(blob, (size, size))))
         short = torch.from_numpy(words.view(np.int16)).view(getattr(torch, self.kind))
@@ -51,7 +50,7 @@ class Halves:
 
 
 def _planes(words: Words) -> tuple[Bytes, Bytes]:
-    """The upper and the lower bytes of `words`; shifts and casts do so three times faster than strides."""
+    """The upper and the lower bytes of `words`; shifts and casts are three times faster than strides."""
     return (words >> 8).astype(np.uint8), words.astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Eight bits a value, with one scale per block."""
+"""Eight bits per value, with one scale per block."""
 
 from functools import cache
 from typing import ClassVar
@@ -13,20 +13,20 @@ from computeshare.types import Blob, Vector
 BLOCK = 512
 """Values that share a scale."""
 _CHUNK = 128 * BLOCK
-"""Values worked on at a time, so that what lies between them stays in the cache."""
+"""Values processed at a time, so that intermediate results stay in the cache."""
 _STEPS = np.float32(126.999)
-"""A little below 127, so that no rounding of the reciprocal leads beyond it."""
+"""A little below 127, so that no rounding of the reciprocal can exceed 127."""
 _SMALLEST = np.float32(1e-37)
-"""A block without any larger value becomes zeros: its scale would have no reciprocal."""
+"""A block whose largest magnitude is smaller becomes zeros: its scale would have no finite reciprocal."""
 
 Levels = npt.NDArray[np.int8]
 
 
 class Int8:
-    """Blocks of 512 values as integers from -127 to 127 times the block's scale.
+    """Blocks of 512 values as integers from -127 to 127, times the block's scale.
 
-    The rounding is stochastic, hence without bias over many seeds (Gupta et al., arXiv:1502.02551), and drawn from
-    `seed` alone, hence the same bits whoever encodes. Values that are not finite make their block so.
+    Rounding is stochastic, hence unbiased over many seeds (Gupta et al., arXiv:1502.02551), and depends on `seed`
+    alone, hence gives the same bits on every machine. A block with a non-finite value decodes to non-finite values.
     """
 
     exact: ClassVar[bool] = False
@@ -68,7 +68,7 @@ def _parts(raw: bytearray | memoryview, size: int) -> tuple[Vector, Levels]:
 
 
 def _quantise(values: Vector, scales: Vector, levels: Levels, noise: Vector, scratch: Vector) -> None:
-    """Fill `scales` and `levels` from `values`; a short last block is worked on as if zeros followed it."""
+    """Fill `scales` and `levels` from `values`; a short last block is treated as padded with zeros."""
     scaled = scratch[: scales.size * BLOCK]
     scaled[: values.size], scaled[values.size :] = values, 0
     rows = scaled.reshape(-1, BLOCK)
@@ -82,14 +82,14 @@ def _quantise(values: Vector, scales: Vector, levels: Levels, noise: Vector, scr
 
 
 def _offsets(seed: int, chunks: int) -> list[int]:
-    """Where in the table the noise of each chunk starts."""
+    """The start of each chunk's noise in the table."""
     drawn: list[int] = (np.random.SeedSequence(seed).generate_state(chunks) % _CHUNK).tolist()
     return drawn
 
 
 @cache
 def _table() -> Vector:
-    """What values are rounded up by: all 65,536 even steps of [0, 1) in a random order, twice.
+    """The noise added before rounding down: all 65,536 even steps of [0, 1) in a random order, twice.
 
     Over all offsets each value meets each step once, so that the rounding has no bias at all.
     """

@@ -1,7 +1,7 @@
-"""What travels: an update of one micro-batch, or a version's weights, as a message of several frames. Pure.
+"""Messages: an update of one micro-batch, or a version's weights, as a list of frames. Pure.
 
-A message is a list of frames: one for each bucket of the parameters, then one for the buffers and, with weights, one
-for the counters. Buffers and counters travel exactly.
+A message has a frame for each bucket of the parameters, then a frame for the buffers and, with weights, a frame for the
+counters. Buffers and counters are encoded exactly.
 """
 
 import struct
@@ -22,31 +22,32 @@ PART_BYTES = 4 * BUCKET
 NEWS_BYTES = 1 << 20
 _ALIGNED = 64
 _HEADERS_BYTES = 8 * (frame.LENGTH_BYTES + frame.HEADER_BYTES)
-"""Room for a part's headers, whatever its codec."""
+"""Most bytes of headers in a part, whatever its codec."""
 
 
 def update_parts(layout: Layout) -> int:
-    """How many frames an update has."""
+    """The number of frames in an update."""
     return len(layout.buckets) + 1
 
 
 def is_news(layout: Layout) -> bool:
-    """Whether a version's weights are small enough to come with the news of it; larger ones are asked for part by part,
-    into memory that is there.
+    """Whether a version's weights are small enough to be sent together with the announcement of the version.
+
+    Larger weights are fetched part by part, into memory that the receiver already has.
     """
     return 4 * (layout.parameters + layout.buffers) <= NEWS_BYTES
 
 
 def weights_parts(layout: Layout) -> int:
-    """How many frames a version's weights have."""
+    """The number of frames in a version's weights."""
     return len(layout.buckets) + 2
 
 
 class UpdateEncoder:
-    """Makes updates of one layout into messages, a bucket at a time.
+    """Encodes updates of one layout as messages, bucket by bucket.
 
     Args:
-        feedback: what this sender owes of the updates before, for a codec that wants one.
+        feedback: this sender's residual, for a codec with error feedback.
         compress: as for `Codec.encode`.
     """
 
@@ -56,50 +57,50 @@ class UpdateEncoder:
         self.buckets, self.parts = len(layout.buckets), update_parts(layout)
 
     def bucket(self, index: int, values: Vector, seed: int) -> Blob:
-        """The frame of a bucket. `seed`: the unit's."""
+        """The frame of bucket `index`, from its values. `seed`: the work unit's seed."""
         return self._encode(index, values, seed + index, self._compress)
 
     def buffers(self, values: Vector) -> Blob:
-        """The frame of the buffers, the last of a message."""
+        """The frame of the buffers (b,), the last of a message."""
         return _EXACT.encode(values, 0, self._compress)
 
     def whole(self, vector: Vector, buffers: Vector, seed: int) -> list[Blob]:
-        """One unit's update (d,) and buffers (b,) as a message."""
+        """Encode one work unit's update (d,) and buffers (b,) as a message."""
         frames = [self.bucket(index, vector[where], seed) for index, where in enumerate(self._layout.buckets)]
         return [*frames, self.buffers(buffers)]
 
 
 def encode_update(codec: Codec, vector: Vector, buffers: Vector, layout: Layout, seed: int) -> list[Blob]:
-    """As `UpdateEncoder.whole`, of a sender that keeps nothing in mind."""
+    """As `UpdateEncoder.whole`, for a sender without error feedback."""
     return UpdateEncoder(codec, layout).whole(vector, buffers, seed)
 
 
 def feedback_of(codec: Codec, layout: Layout) -> Feedback | None:
-    """A sender's memory for updates of this layout, if the codec wants one."""
+    """A zero residual for updates of this layout, if the codec needs error feedback."""
     return Feedback(codec, layout.bucket_sizes) if codec.residual else None
 
 
 def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> tuple[Vector, Vector]:
-    """Gradient (d,), in `out` if that is given, and buffers (b,) from a message.
+    """Decode a message into its gradient (d,), in `out` if given, and buffers (b,).
 
-    Raises CodecError: not exactly that (values are not judged).
+    Raises CodecError: the message is malformed. The values are not judged.
     """
     parts = _whole(message, update_parts(layout))
     return _decoded(codec, parts, layout, out), _EXACT.decode(parts[-1], layout.buffers)
 
 
 def parts_of(layout: Layout, bucket: int) -> range:
-    """The frames of an update that are read with one of its buckets: with the last, the buffers' too."""
+    """The indices of the frames read with one of an update's buckets; the last bucket's include the buffers' frame."""
     last = len(layout.buckets) - 1
     return range(bucket, bucket + (2 if bucket == last else 1))
 
 
 def decode_bucket(codec: Codec, frames: Message, layout: Layout, bucket: int, out: Vector) -> tuple[Vector, Vector]:
-    """One bucket's gradient, in `out`, and with the last bucket the buffers (b,), with others none (0,).
+    """Decode one bucket's gradient into `out`; with the last bucket also the buffers (b,), else an empty vector.
 
     Args:
-        frames: those that `parts_of` names.
-    Raises CodecError: not exactly that (values are not judged).
+        frames: the frames that `parts_of` names.
+    Raises CodecError: they are malformed. The values are not judged.
     """
     there = _whole(frames, len(parts_of(layout, bucket)))
     buffers = _EXACT.decode(there[1], layout.buffers) if len(there) > 1 else np.zeros(0, np.float32)
@@ -107,14 +108,12 @@ def decode_bucket(codec: Codec, frames: Message, layout: Layout, bucket: int, ou
 
 
 def largest_update(layout: Layout) -> int:
-    """Bytes of the longest message that can be an update: no codec's frames are longer than the values as float32, but
-    for their headers.
-    """
+    """The size limit of an update in bytes: without headers, no codec's frames exceed the values as float32."""
     return update_parts(layout) * _HEADERS_BYTES + 4 * (layout.parameters + layout.buffers)
 
 
 def weights_room(layout: Layout) -> list[memoryview]:
-    """Memory for each part of a version's weights, however long its codec may make it."""
+    """Memory to receive each part of a version's weights, large enough for every codec."""
     values = [*(4 * size for size in layout.bucket_sizes), 4 * layout.buffers, 8 * layout.counters]
     room = np.empty(sum(values) + _HEADERS_BYTES * len(values), np.uint8).data
     ends = np.cumsum([size + _HEADERS_BYTES for size in values]).tolist()
@@ -124,10 +123,10 @@ def weights_room(layout: Layout) -> list[memoryview]:
 def encode_weights(
     codec: Codec, weights: Weights, layout: Layout, seed: int = 0, before: Vector | None = None
 ) -> Iterator[Blob]:
-    """A version's weights as a message. Each part is encoded once it is asked for.
+    """Encode a version's weights as a message; each part is encoded on demand.
 
     Args:
-        before: parameters (d,); in the place of its own go what is to be added to these.
+        before: the previous version's parameters (d,); if given, the parameters are sent as the difference from them.
     """
     scratch = _scratch(layout)
     compress = not codec.exact  # whole weights are too dense for that
@@ -141,17 +140,18 @@ def encode_weights(
 
 
 def decode_weights(codec: Codec, message: Message, layout: Layout, out: Vector | None = None) -> Weights:
-    """The weights in a message, bit for bit as every other receiver gets them; their parameters (d,) in `out` if that
-    is given. Raises CodecError: `out` may hold a part of them then.
+    """Decode the weights in a message, bit for bit the same on every receiver; the parameters (d,) into `out` if given.
+
+    Raises CodecError: the message is malformed; `out` may have been changed.
     """
     parts = _whole(message, weights_parts(layout))
     return Weights(_decoded(codec, parts, layout, out), *_rest(parts, layout))
 
 
 def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -> Weights:
-    """The weights after those `before`, from a message of the difference; the bits are everywhere the same.
+    """The weights that follow `before`, from a message of the difference; bit for bit the same on every receiver.
 
-    Raises CodecError.
+    Raises CodecError: the message is malformed.
     """
     parts = _whole(message, weights_parts(layout))
     after, scratch = np.empty_like(before.parameters), _scratch(layout)
@@ -164,7 +164,7 @@ def add_delta(codec: Codec, message: Message, layout: Layout, before: Weights) -
 
 
 def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
-    """Bytes, given in any pieces, as parts of a message that are all of about one size: small pieces are joined."""
+    """Regroup bytes into a message's parts of similar size: small pieces are joined, large pieces are cut."""
     parts: list[Blob] = []
     small: list[Blob] = []
     for piece in pieces:
@@ -178,14 +178,15 @@ def in_parts(pieces: Sequence[Blob]) -> list[Blob]:
 
 
 def seal(parts: Sequence[Blob]) -> list[Blob]:
-    """Parts that are no frames as a message whose first part is one, of the length and checksum of each of the others:
-    they travel as they are, as views.
+    """A message of `parts` that are no frames: a first part holds the length and checksum of each of the others.
+
+    The parts themselves travel unchanged, as views.
     """
     return [frame.pack(_index(parts), compress=False), *parts]
 
 
 def unseal(message: Message) -> None:
-    """Check a message that `seal` gave. Raises CodecError: its parts are not those that were sealed."""
+    """Check a message made by `seal`. Raises CodecError: its parts differ from the sealed parts."""
     first, *parts = _whole(message, len(message))
     index = _index(parts)
     if frame.unpack(first, len(index)) != index:
@@ -193,13 +194,13 @@ def unseal(message: Message) -> None:
 
 
 def _index(parts: Sequence[Blob]) -> bytes:
-    """What is said of parts, as long as leaves what follows its frame aligned."""
+    """The length and checksum of each part, padded so that the data after this frame stays aligned."""
     about = b"".join(struct.pack("<QI", len(part), zlib_ng.crc32(part)) for part in parts)
     return about + bytes(-(len(about) + frame.HEADER_BYTES) % _ALIGNED)
 
 
 def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | None) -> Vector:
-    """Decode each bucket into its place; a vector of one bucket may lie in the message itself."""
+    """Decode all buckets into one vector; that of a single bucket may be a view of the message."""
     if out is None and len(layout.buckets) == 1:
         return codec.decode(parts[0], layout.parameters)
     vector = np.empty(layout.parameters, np.float32) if out is None else out
@@ -211,13 +212,13 @@ def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | 
 
 
 def _rest(parts: Sequence[Blob], layout: Layout) -> tuple[Vector, Counters]:
-    """The buffers and counters of a version's weights, maybe as views of the message."""
+    """The buffers and counters of a version's weights, possibly as views of the message."""
     counters = np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8")
     return _EXACT.decode(parts[-2], layout.buffers), counters
 
 
 def _scratch(layout: Layout) -> Vector:
-    """Room for the values of any one bucket."""
+    """Memory for the values of any one bucket."""
     return np.empty(max(layout.bucket_sizes), np.float32)
 
 

@@ -1,7 +1,7 @@
-"""Which codecs a job takes, and how many inner steps, by what its workers measured: chosen once, before it opens. Pure.
+"""The choice of a job's codecs, and of inner steps, from its workers' measurements; once, before the job opens. Pure.
 
-Sending, with the encoding and decoding it takes, is to stay under a tenth of the time of the worker that it holds up
-most, with as little lost on the way as that allows.
+The choice loses as little precision as possible while communication (sending, receiving, encoding and decoding) stays
+under a tenth of the time of the worker that it delays most.
 """
 
 import math
@@ -14,13 +14,13 @@ from computeshare.jobspec.spec import CodecName, CodecSpec, JobSpec
 from computeshare.jobspec.strategy_fields import LocalStrategy
 
 SENDING = 0.1
-"""The most that sending, receiving and what both take of the processors may take of a worker's time."""
+"""Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
 PLANNED = SENDING / 2
-"""What is chosen for: what was measured for a second or two varies, and workers wait for the slowest of them, too."""
+"""The share aimed for: measurements of a second or two vary, and workers also wait for the slowest worker."""
 IDLE = 0.005
-"""The most that replicas may idle for want of whole rounds, if more inner steps can help it."""
+"""Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
 MOST_STEPS = 500
-"""More inner steps than this are not chosen: replicas drift apart."""
+"""Most inner steps to choose: with more, replicas drift apart."""
 PAIRS: tuple[CodecSpec, ...] = (
     CodecSpec(up="float16", down="float32"),
     CodecSpec(up="float16", down="float16"),
@@ -28,12 +28,12 @@ PAIRS: tuple[CodecSpec, ...] = (
     CodecSpec(up="topk", down="int8"),
     CodecSpec(up="topk", down="topk"),
 )
-"""Up and down, from the one that loses least to the one that sends least."""
+"""Codecs up and down, from the least lossy pair to the pair with the fewest bytes."""
 CANDIDATES: tuple[CodecName, ...] = ("float32", "float16", "int8", "topk")
 
 
 class Coded(BaseModel):
-    """What an update comes to with one codec."""
+    """The cost of one update with one codec."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,7 +43,7 @@ class Coded(BaseModel):
 
 
 class MeasuredLink(BaseModel):
-    """What one worker measured on its own machine and link."""
+    """One worker's measurements of its machine and its link."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,18 +55,18 @@ class MeasuredLink(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen."""
+    """The chosen codecs and inner steps, and the worker that they delay most."""
 
     codec: CodecSpec
     inner_steps: int | None
-    """For strategy `local`."""
+    """Only for strategy `local`."""
     sending: float
-    """Share of its time in which the worker that it holds up most waits for messages, or makes or reads them."""
+    """Share of its time that the most delayed worker spends on communication."""
     slowest: MeasuredLink
 
     @property
     def reason(self) -> str:
-        """Why, for whoever watches the job."""
+        """The reason for the choice, for the job's users."""
         up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
         size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
@@ -79,14 +79,14 @@ class Choice:
 
 
 def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
-    """The first pair of codecs with which sending takes as little as is planned of everybody's time; if there is none,
-    the one with which it takes least.
+    """Choose the first pair of codecs whose communication takes at most the planned share of every worker's time; if
+    there is none, the choice with the smallest share.
 
-    With strategy `local` the job's own inner steps are the fewest: where no pair suffices with them, they grow, with
-    codecs that every job's bits bear before those that make them depend on who took part.
+    With strategy `local` the job's own inner steps are the minimum. If no pair suffices with them, the steps grow:
+    first with int8, whose results do not depend on which workers take part, then with `topk`, whose results do.
 
     Args:
-        measured: by each worker that will take part; at least one.
+        measured: one measurement for each worker that will take part; at least one.
     """
     choices = list(_choices(spec, measured))
     return next((one for one in choices if one.sending <= PLANNED), None) or min(choices, key=lambda one: one.sending)
@@ -107,13 +107,15 @@ def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice
 
 
 def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:
-    """So many inner steps, or more with which replicas idle less: where an epoch's last round is cut short, some have
-    nothing to do in it.
+    """The smallest number of inner steps, from `steps` to `most`, with which replicas idle at most `IDLE`; else
+    `steps`.
+
+    Replicas idle in an epoch's last round if it is cut short.
     """
     total = spec.plan.micro_batches_per_epoch
 
     def idle(steps: int) -> float:
-        """Share of the time, where all compute alike."""
+        """The share of time that replicas idle if all are equally fast."""
         before = (total - 1) // (replicas * steps)
         longest = before * steps + min(steps, total - before * replicas * steps)
         return 1 - total / (replicas * longest)
@@ -122,7 +124,7 @@ def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:
 
 
 def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequence[MeasuredLink]) -> Choice:
-    """What a pair comes to for the worker that it holds up most."""
+    """Rate a pair of codecs by the worker that it delays most."""
 
     def share(one: MeasuredLink) -> float:
         sending, computing = _seconds(spec, pair, one, len(measured))
@@ -133,10 +135,10 @@ def _judged(spec: JobSpec, pair: CodecSpec, steps: int | None, measured: Sequenc
 
 
 def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> tuple[float, float]:
-    """A worker's seconds of sending and receiving in a round, and of computing its units' first micro-batches.
+    """A worker's seconds of communication in a round, and of computing one micro-batch of each of its units.
 
-    The reducer, which works while the workers wait, is taken to be as fast as this worker: it decodes every update,
-    encodes the difference, and decodes that as every worker does.
+    The reducer, which works while the workers wait, is assumed to be as fast as this worker: it decodes every update,
+    encodes the difference, and decodes it as every worker does.
     """
     in_round = spec.plan.units_per_round
     units = math.ceil(in_round / workers)
@@ -147,6 +149,6 @@ def _seconds(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) ->
 
 
 def _steps(spec: JobSpec, pair: CodecSpec, one: MeasuredLink, workers: int) -> int:
-    """How many inner steps keep sending to what is planned of this worker's time."""
+    """The inner steps with which communication takes the planned share of this worker's time."""
     sending, computing = _seconds(spec, pair, one, workers)
     return math.ceil(sending * (1 - PLANNED) / PLANNED / computing)

@@ -1,4 +1,4 @@
-"""The largest values of each chunk, four bits each, and where they stand."""
+"""The largest values of each chunk, at four bits each, and their positions."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +11,11 @@ from computeshare.errors import CodecError
 from computeshare.types import Blob, Vector
 
 CHUNK = 4096
-"""Values of which the largest are kept; a vector's last chunk may be shorter."""
+"""Values in a chunk; a vector's last chunk may be shorter."""
 LEVELS = 7
 """Kept values are integers from -7 to 7 times their chunk's scale."""
 _SMALLEST = np.float32(1e-37)
-"""A chunk without any larger value becomes zeros: its scale would have no reciprocal."""
+"""A chunk whose largest magnitude is smaller becomes zeros: its scale would have no finite reciprocal."""
 
 Columns = npt.NDArray[np.int64]
 Levels = npt.NDArray[np.int8]
@@ -23,12 +23,12 @@ Levels = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Of every 4,096 values the `kept` largest in magnitude, the others as zeros; of equal ones the first win.
+    """Keeps the `kept` largest magnitudes of every 4,096 values, of equal magnitudes the first, and drops the others.
 
-    Wants error feedback (`Feedback`), since most of a vector is left out. After Sarfi et al., arXiv:2508.15706. Scales,
-    levels and the gaps between kept values (lower bytes, then upper ones) travel in frames of their own, since their
-    bytes differ in frequency. Four bits a value save a quarter of the bytes beside eight, and add a five-hundredth to
-    the error. A value that is not finite makes what is kept of its chunk so.
+    Needs error feedback (`Feedback`), since most of a vector is dropped. After Sarfi et al., arXiv:2508.15706. Scales,
+    levels and the gaps between kept values (lower bytes, then upper bytes) travel in separate frames, since their bytes
+    differ in frequency. Compared with eight bits per value, four save a quarter of the bytes and add a five-hundredth
+    to the error. In a chunk with a non-finite value, the kept values decode to non-finite values.
     """
 
     kept: int = 64
@@ -68,8 +68,9 @@ class TopK:
         return out
 
     def _sections(self, values: Vector) -> list[tuple[Vector, int]]:
-        """Views of `values` as rows of one chunk each, the whole chunks and a shorter last one, and how many of a row
-        are kept: of a shorter one the same share, rounded up.
+        """Views of `values` as rows of one chunk, and the number of values kept in each row.
+
+        First come the whole chunks, then a shorter last chunk, of which the same share is kept, rounded up.
         """
         whole = values.size // CHUNK * CHUNK
         sections = values[:whole].reshape(-1, CHUNK), values[whole:].reshape(1, -1)
@@ -77,10 +78,12 @@ class TopK:
 
 
 def _largest(rows: Vector, kept: int) -> Columns:
-    """The columns of each row's `kept` largest magnitudes, ascending; of equal ones the first; NaN is the largest.
+    """The columns of each row's `kept` largest magnitudes, ascending; of equal magnitudes the first; NaN is the
+    largest.
 
-    Magnitudes are compared by their bits, which order as they do. torch finds the least of those kept (where NumPy's
-    partition takes ten times as long for the many zeros of a gradient), but leaves open which of equal ones it takes.
+    Magnitudes are compared as bit patterns, whose order is the same. torch finds the smallest kept magnitude (NumPy's
+    partition takes ten times as long for the many zeros of a gradient), but does not specify which of several equal
+    values it takes.
     """
     import torch
 
@@ -97,7 +100,7 @@ def _largest(rows: Vector, kept: int) -> Columns:
 
 
 def _quantised(values: Vector) -> tuple[Vector, Levels]:
-    """A scale for each row, and its values as multiples of it, to the nearest."""
+    """A scale for each row, and the row's values as integer multiples of it, rounded to nearest."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         scales = np.abs(values).max(1) / np.float32(LEVELS)
         scales[scales < _SMALLEST / LEVELS] = 0
@@ -106,7 +109,7 @@ def _quantised(values: Vector) -> tuple[Vector, Levels]:
 
 
 def _columns(gaps: Columns, width: int) -> Columns:
-    """Where each row's values stand, from how many are left out before each. Raises CodecError: beyond the row."""
+    """The column of each kept value, from the gaps before it. Raises CodecError: a column beyond the row."""
     columns = np.cumsum(gaps + 1, axis=1) - 1
     if columns[:, -1].max() >= width:
         raise CodecError(f"a position beyond the {width} values of its chunk")

@@ -1,1 +1,1 @@
-"""Flat vectors: how a model's `state_dict` lies in them, and safetensors files."""
+"""A model's `state_dict` as flat vectors, and safetensors files."""

@@ -1,4 +1,4 @@
-"""How a model's `state_dict` lies in flat vectors. Pure NumPy: knows no torch.
+"""The layout of a model's `state_dict` in flat vectors. Pure NumPy, without torch.
 
 Weights are three vectors: the parameters (float32), the floating-point buffers (float32; BatchNorm's running
 statistics) and the counters (int64; BatchNorm's `num_batches_tracked`), each in `state_dict` order.
@@ -19,7 +19,7 @@ from computeshare.types import Counters, Vector
 
 Kind = Literal["parameter", "buffer", "counter"]
 BUCKET = 1 << 20
-"""Values in a bucket: parameters travel in pieces of 4 MB of float32."""
+"""Values per bucket: parameters travel in buckets of 4 MB of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One entry of the `state_dict`: where it lies in the vector of its kind."""
+    """One entry of the `state_dict`, and its range in the vector of its kind."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Layout:
 
     @classmethod
     def build(cls, entries: Iterator[tuple[str, tuple[int, ...], Kind]]) -> "Layout":
-        """Lay out `(name, shape, kind)` entries one after the other."""
+        """Lay out `(name, shape, kind)` entries one after another."""
         ends: dict[Kind, int] = {"parameter": 0, "buffer": 0, "counter": 0}
         tensors = []
         for name, shape, kind in entries:
@@ -79,13 +79,13 @@ class Layout:
 
     @cached_property
     def buckets(self) -> tuple[slice, ...]:
-        """The pieces in which the parameter vector travels, at least one."""
+        """The slices of the parameter vector that travel separately; at least one."""
         starts = range(0, max(1, self.parameters), BUCKET)
         return tuple(slice(start, min(start + BUCKET, self.parameters)) for start in starts)
 
     @cached_property
     def bucket_sizes(self) -> tuple[int, ...]:
-        """How many values each bucket has."""
+        """The number of values in each bucket."""
         return tuple(bucket.stop - bucket.start for bucket in self.buckets)
 
     @cached_property
@@ -99,7 +99,7 @@ class Layout:
         return self._size("counter")
 
     def check(self, weights: Weights) -> None:
-        """Raises ShapeError where `weights` are not of this layout."""
+        """Raise ShapeError unless `weights` fit this layout."""
         found = (weights.parameters.shape, weights.buffers.shape, weights.counters.shape)
         expected = ((self.parameters,), (self.buffers,), (self.counters,))
         if found != expected:
@@ -111,7 +111,7 @@ class Layout:
         return {t.name: weights.vector(t.kind)[t.start : t.stop].reshape(t.shape) for t in self.tensors}
 
     def gather(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Weights:
-        """The weights from a `state_dict` of arrays. Raises ShapeError where its entries are others than these."""
+        """Copy a `state_dict` of arrays into weights. Raises ShapeError: its names or shapes are not the layout's."""
         weights = Weights(
             np.empty(self.parameters, np.float32),
             np.empty(self.buffers, np.float32),
@@ -125,7 +125,7 @@ class Layout:
         return weights
 
     def counted(self, counters: Counters) -> Counters:
-        """The counters (c,) one round later: `num_batches_tracked` one more, other integer buffers as they were."""
+        """The counters (c,) one round later: `num_batches_tracked` plus one, other integer buffers unchanged."""
         following = counters.copy()
         for t in self.tensors:
             if t.kind == "counter" and t.name.endswith("num_batches_tracked"):
@@ -141,7 +141,7 @@ class Layout:
 
     @cached_property
     def runs(self) -> list[tuple[Kind, int, int]]:
-        """Neighbours of one kind joined, so that a digest takes few calls."""
+        """(kind, start, stop) of the tensors, neighbours of one kind merged so that a digest takes few calls."""
         runs: list[tuple[Kind, int, int]] = []
         for t in self.tensors:
             if runs and runs[-1][0] == t.kind and runs[-1][2] == t.start:
@@ -152,7 +152,7 @@ class Layout:
 
 
 class Digest:
-    """The digest of weights whose parameters come piece by piece, while others are still being worked out.
+    """The digest of weights whose parameters arrive piece by piece, while later pieces are still being computed.
 
     Args:
         buffers: (b,). counters: (c,).
@@ -165,7 +165,7 @@ class Digest:
         self._count, self._expected = 0, layout.parameters
 
     def add(self, parameters: Vector) -> None:
-        """Take in the next parameters, in their order."""
+        """Add the next parameters, in order."""
         begun, self._count = self._count, self._count + len(parameters)
         while self._left:
             kind, start, stop = self._left[0]
@@ -178,7 +178,7 @@ class Digest:
             self._left.popleft()
 
     def hexdigest(self) -> str:
-        """That of all of them. Raises ShapeError: some parameters are missing, or there were too many."""
+        """The sha256 in hex. Raises ShapeError: too few or too many parameters were added."""
         self.add(np.zeros(0, np.float32))  # what follows the last parameter
         if self._count != self._expected:
             raise ShapeError(f"weights of {self._count} parameters do not fit a layout of {self._expected}")

@@ -1,6 +1,6 @@
-"""The safetensors format without copying the tensors.
+"""Reads and writes the safetensors format without copying the tensors.
 
-The library copies them in writing and in reading. Copying half a gigabyte holds the interpreter, and with it every
+The safetensors library copies them both ways. Copying half a gigabyte holds the interpreter's lock, and with it every
 other thread, for seconds.
 """
 
@@ -15,13 +15,13 @@ import numpy.typing as npt
 from computeshare.types import Blob
 
 _KINDS = {"<f4": "F32", "<f8": "F64", "<i8": "I64", "<i4": "I32", "|u1": "U8", "|b1": "BOOL"}
-"""What the format calls the kinds of numbers that models and optimizers have."""
+"""The format's names for the number types of models and optimizers, by NumPy's names."""
 _DTYPES = {kind: np.dtype(name) for name, kind in _KINDS.items()}
 _LENGTH_BYTES = 8
 
 
 def pieces(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> list[Blob]:
-    """A file's header, then each tensor's bytes, which are views of it where it is contiguous."""
+    """A file's header, then each tensor's bytes, as views of contiguous tensors."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     bodies: list[Blob] = []
     end = 0
@@ -36,7 +36,7 @@ def pieces(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str])
 
 
 def read(file: Blob) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-    """A file's tensors, as views of it, and its metadata. Raises ValueError where the file is damaged."""
+    """A file's tensors, as views of it, and its metadata. Raises ValueError: the file is damaged."""
     view = memoryview(file)
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     body = view[_LENGTH_BYTES + length :]
