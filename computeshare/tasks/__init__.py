@@ -1,1 +1,1 @@
-"""What is trained: data sets, models, loss and metrics. Importing this package imports no torch."""
+"""Training tasks: data sets, models, loss and metrics. Importing this package does not import torch."""

@@ -1,4 +1,4 @@
-"""`python -m computeshare.tasks.catalog_table` writes `jobspec/catalog.json` anew, from what is installed."""
+"""`python -m computeshare.tasks.catalog_table` rewrites `jobspec/catalog.json` from torch and torchvision."""
 
 import inspect
 import json
@@ -20,7 +20,7 @@ _LEFT_OUT = {"LBFGS", "SparseAdam", "Muon", "Optimizer"}
 _NOT_OFFERED = {"params", "foreach", "fused", "capturable", "differentiable"}
 _LARGEST_SIZE = 320
 _TINY = 1e-3
-"""How far beside a possible bound torch is tried."""
+"""The distance from a candidate bound at which torch is tried."""
 
 
 def generate() -> dict[str, Any]:
@@ -67,7 +67,7 @@ def model_names() -> list[str]:
 
 
 def model_facts(name: str) -> dict[str, Any]:
-    """What is known of a model without running it: its entry, but for `min_size`."""
+    """A model's catalog entry without `min_size`, found without running the model."""
     own = name in models.OWN
     shape = (1, 28, 28) if own else (3, 224, 224)
     module = models.outline(name, shape, 10)
@@ -91,7 +91,7 @@ def takes(name: str, size: int) -> bool:
 
 
 def min_size(name: str) -> int:
-    """The smallest square input: doubled until the model takes it, then bisected. Raises RuntimeError where none is."""
+    """The smallest square input: doubled until the model takes it, then bisected. Raises RuntimeError if none is."""
     high = 1
     while not takes(name, high):
         high *= 2
@@ -114,7 +114,7 @@ def _arguments(optimizer: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _ranges(optimizer: type[torch.optim.Optimizer], name: str, default: Any) -> list[dict[str, Any]]:
-    """What torch takes of a number, or of each of several, while all others are at their defaults."""
+    """The range torch accepts for a number, or for each number of a tuple, all other arguments at defaults."""
     if not isinstance(default, list):
         return [_range(lambda value: takes_arguments(optimizer, {name: value}), nullable=False)]
 
@@ -126,7 +126,7 @@ def _ranges(optimizer: type[torch.optim.Optimizer], name: str, default: Any) -> 
 
 
 def _range(taken: Callable[[float], bool], nullable: bool) -> dict[str, Any]:
-    """The bounds that torch sets, found by trying; all of its bounds are 0 or 1."""
+    """The bounds that torch enforces, found by trying; each is 0 or 1."""
     found: dict[str, Any] = {"nullable": True} if nullable else {}
     for bound in (0.0, 1.0):
         below, at, above = taken(bound - _TINY), taken(bound), taken(bound + _TINY)
@@ -138,7 +138,7 @@ def _range(taken: Callable[[float], bool], nullable: bool) -> dict[str, Any]:
 
 
 def _argument(annotation: Any, default: Any) -> dict[str, Any]:
-    """Kind, default and whether null is allowed, of one argument."""
+    """An argument's kind and default, and whether it may be null."""
     text = str(annotation)
     if isinstance(default, tuple):
         return {"kind": "numbers", "default": list(default)}
@@ -151,7 +151,7 @@ def _argument(annotation: Any, default: Any) -> dict[str, Any]:
 
 
 def _release(version: str) -> str:
-    """Without the build's suffix (`+cu132`), which says nothing about what is offered."""
+    """A version without the build's suffix (`+cu132`), which does not affect the catalog."""
     return version.split("+", maxsplit=1)[0]
 
 

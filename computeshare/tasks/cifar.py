@@ -1,7 +1,7 @@
-"""CIFAR-10 in torchvision's layout, converted once to files that can be memory-mapped. Knows no torch.
+"""CIFAR-10 in torchvision's layout, converted once to memory-mapped files. Does not import torch.
 
-The batches are pickles. They are read only when their MD5 is the published one, and then by an unpickler that knows
-NumPy's arrays and nothing else.
+The published batches are pickles. They are read only if their MD5 is the published one, and by an unpickler that allows
+NumPy arrays and nothing else.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def converted(folder: Path, split: str) -> Path:
-    """Where the memory-mapped file of a split ('train' or 'test') is, or is to be."""
+    """The path of the memory-mapped file of a split ('train' or 'test')."""
     return folder / f"computeshare-{split}.npy"
 
 

@@ -1,6 +1,6 @@
-"""Data sets by name: memory-mapped, checked, and handed out as normalised batches.
+"""Data sets by name: memory-mapped, checked, and returned as normalised batches.
 
-Files lie in torchvision's layout; torchvision itself is imported only to download what is missing.
+Files are in torchvision's layout; torchvision itself is imported only to download missing files.
 """
 
 import importlib.util
@@ -28,9 +28,9 @@ SPLITS: tuple[SplitName, SplitName] = ("train", "test")
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a data set is: `shape` of one image; values are divided by `scale`, then (x - mean) / std by channel.
+    """A data set: `shape` of an image; values are divided by `scale`, then normalised as (x - mean) / std by channel.
 
-    `folder` is where its files lie below the data directory, `published` torchvision's name for it.
+    `folder` holds its files, relative to the data directory; `published` is torchvision's name for the data set.
     """
 
     shape: Shape
@@ -67,7 +67,7 @@ DEFINITIONS: dict[str, Definition] = {
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One split: raw `images` (n, c, h, w) uint8, `labels` (n,) int64, and how a batch of them is normalised."""
+    """One split: raw `images` (n, c, h, w) uint8, `labels` (n,) int64, and the normalisation of its batches."""
 
     images: Bytes
     labels: npt.NDArray[np.int64]
@@ -82,14 +82,14 @@ class Split:
 
 
 def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Split:
-    """Open a split whose files are there (see `prepare`).
+    """Open a split whose files exist (see `prepare`).
 
     Args:
-        name: one of the catalog's data sets.
+        name: a data set of the catalog.
         split: 'train' or 'test'.
-        data_dir: holds the data sets in torchvision's layout.
-        shape: channels, height and width of the images to hand out; fitted where it is not the data set's own.
-    Raises: DatasetError: a file is missing or damaged, or does not hold what the catalog says.
+        data_dir: folder of the data sets, in torchvision's layout.
+        shape: channels, height and width of the images to return; images of another shape are fitted to it.
+    Raises: DatasetError: a file is missing, damaged or does not match the catalog.
     """
     definition = _definition(name)
     images, labels = _READERS[name](data_dir / definition.folder, split)
@@ -107,10 +107,10 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Spl
 
 
 def prepare(name: str, data_dir: Path) -> None:
-    """Make sure that a data set's files are there, downloading what is missing.
+    """Make sure that a data set's files exist, and download missing files.
 
-    Any number of processes may call it at once: one downloads, the others wait. A download happens in a folder of its
-    own, and each file moves to its place in one step, so that a crash leaves nothing that looks whole.
+    Safe for simultaneous processes: one downloads, the others wait. Files are downloaded into a temporary folder and
+    each is moved to its place in one step, so that a crash leaves no file that looks complete but is not.
     Raises: DatasetError: a file is damaged, or missing and cannot be downloaded.
     """
     definition = _definition(name)
@@ -130,7 +130,7 @@ def prepare(name: str, data_dir: Path) -> None:
 
 
 def sources(name: str) -> list[str]:
-    """The addresses that torchvision downloads a data set from; any one of them will do. None for a bundled one."""
+    """The URLs from which torchvision downloads a data set (any one suffices); empty for a bundled data set."""
     from torchvision import datasets
 
     published = getattr(datasets, _definition(name).published, None)
@@ -144,7 +144,7 @@ def _definition(name: str) -> Definition:
 
 
 def _digits(_: Path, split: SplitName) -> tuple[Bytes, Bytes]:
-    """The 1797 digits that come with scikit-learn, divided by a fixed shuffle."""
+    """The 1797 digits that come with scikit-learn, split by a fixed shuffle."""
     package = importlib.util.find_spec("sklearn")  # found and not imported: that takes seconds
     if package is None or package.origin is None:
         raise DatasetError("the digits come with scikit-learn, which is not installed")
@@ -165,7 +165,7 @@ _READERS: dict[str, Callable[[Path, SplitName], tuple[Bytes, Bytes]]] = {
 
 
 def _files(name: str, data_dir: Path) -> list[Path]:
-    """The files of a data set as it is published."""
+    """The files of a data set as published."""
     folder = data_dir / DEFINITIONS[name].folder
     if name == "cifar10":
         return [folder / batch for split in SPLITS for batch in cifar.BATCHES[split]]
@@ -173,7 +173,7 @@ def _files(name: str, data_dir: Path) -> list[Path]:
 
 
 def _is_ready(name: str, data_dir: Path) -> bool:
-    """Whether every file that `open_split` reads is there and whole. Raises DatasetError for a damaged one."""
+    """Whether every file that `open_split` reads exists. Raises DatasetError: a file is damaged."""
     folder = data_dir / DEFINITIONS[name].folder
     needed = [cifar.converted(folder, split) for split in SPLITS] if name == "cifar10" else _files(name, data_dir)
     if not all(path.exists() for path in needed):
@@ -191,7 +191,7 @@ def _convert(folder: Path) -> None:
 
 
 def _download(definition: Definition, missing: list[Path], data_dir: Path) -> None:
-    """Put the `missing` files in place, downloaded and checked by torchvision."""
+    """Download the data set with torchvision, which checks it, and move the `missing` files into place."""
     from torchvision import datasets  # seconds to import: only where something is missing
 
     partial = data_dir / f".{definition.published}.partial"

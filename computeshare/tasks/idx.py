@@ -1,4 +1,4 @@
-"""The idx files of MNIST and its relatives, in torchvision's layout, memory-mapped. Knows no torch."""
+"""The idx files of MNIST and its relatives, in torchvision's layout, memory-mapped. Does not import torch."""
 
 import math
 import struct
@@ -14,7 +14,7 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def files(folder: Path, split: str) -> tuple[Path, Path]:
-    """Where the images and the labels of a split ('train' or 'test') are."""
+    """The paths of the images and the labels of a split ('train' or 'test')."""
     prefix = _PREFIXES[split]
     return folder / f"{prefix}-images-idx3-ubyte", folder / f"{prefix}-labels-idx1-ubyte"
 
@@ -27,12 +27,12 @@ def read_split(folder: Path, split: str) -> tuple[Bytes, Bytes]:
 
 
 def read(path: Path, dimensions: int) -> Bytes:
-    """One idx file of unsigned bytes, memory-mapped read-only.
+    """Memory-map an idx file of unsigned bytes, read-only.
 
     Args:
-        path: the file, not compressed.
-        dimensions: how many it must have: 3 for images, 1 for labels.
-    Raises: DatasetError: it is missing, has another magic number, or its length is not what its header says.
+        path: the uncompressed file.
+        dimensions: the expected number of dimensions: 3 for images, 1 for labels.
+    Raises: DatasetError: the file is missing, has another magic number, or its length contradicts its header.
     """
     try:
         with path.open("rb") as file:

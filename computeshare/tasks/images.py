@@ -1,4 +1,4 @@
-"""Raw images to what a model sees: a whole batch at once, never image by image."""
+"""Raw images to a model's input, a whole batch at a time."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """Divides raw values by `scale`, fits the images to `shape`, then takes (x - mean) / std by channel.
+    """Divides raw values by `scale`, fits the images to `shape`, then computes (x - mean) / std by channel.
 
     `mean` and `std` are float32 of shape (channels, 1, 1), in units of the scaled values.
     """
@@ -26,7 +26,7 @@ class Normaliser:
 
     @classmethod
     def build(cls, shape: Shape, scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> "Normaliser":
-        """With the data set's own constants, carried over to the channels of `shape` as the images are."""
+        """Use a data set's `mean` and `std`, converted to the channels of `shape` like its images."""
         constants = (fit(torch.tensor(values).reshape(1, -1, 1, 1), (shape[0], 1, 1))[0] for values in (mean, std))
         return cls(shape, scale, *constants)
 
@@ -39,10 +39,10 @@ class Normaliser:
 
 
 def fit(images: Tensor, shape: Shape) -> Tensor:
-    """Images (n, c, h, w) with another number of channels (1 or 3) and another size, always the same bits.
+    """Convert images (n, c, h, w) to another number of channels (1 or 3) and another size, deterministically.
 
-    Grey becomes colour by repetition, colour grey by its luma. An image is framed in zeros when both sides grow, or
-    stay, by less than a factor of two; every other change of size is bilinear (and antialiased).
+    Grey becomes colour by repetition, colour becomes grey by its luma. Images are padded with zeros if each side stays
+    the same or grows by less than a factor of two; every other change of size is bilinear and antialiased.
     """
     channels, height, width = shape
     if images.shape[1] == 3 and channels == 1:

@@ -1,4 +1,4 @@
-"""How good weights are on a split."""
+"""Loss and accuracy of weights on a split."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class SplitScore:
 def score(module: nn.Module, layout: Layout, weights: Weights, split: Split, batch: int = 256) -> SplitScore:
     """Load `weights` into `module` and score them on the whole split, on the module's device, in the split's order.
 
-    Raises: ShapeError: the weights are not of this layout.
+    Raises: ShapeError: the weights do not fit `layout`.
     """
     load_weights(module, layout, weights)
     device = next(module.parameters()).device

@@ -22,19 +22,19 @@ from computeshare.tensors.layout import Kind, Layout, Weights
 
 Shape = tuple[int, int, int]
 _drawing = threading.Lock()
-"""Held while weights are drawn: torch's generator is the process's, and a reducer has a thread for each job."""
+"""Held while weights are initialised: torch's generator is global, and a reducer has a thread for each job."""
 
 
 def of(spec: JobSpec) -> nn.Module:
-    """The model that a job trains, on the CPU, as its seed initialises it. Raises SpecError, as `build`."""
+    """A job's model on the CPU, initialised from the job's seed. Raises SpecError, as `build`."""
     return build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
 
 
 def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """The model called `name`, on the CPU, initialised from `seed`; the global generators are left as they were.
+    """Build a model on the CPU, initialised from `seed`; torch's global generators stay as they were.
 
     Args:
-        name: one of the catalog's models.
+        name: a model of the catalog.
         shape: channels, height and width of its input.
         classes: length of its logits.
         seed: 0 to 2**63 - 1.
@@ -46,13 +46,13 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
 
 
 def outline(name: str, shape: Shape, classes: int) -> nn.Module:
-    """As `build`, on the meta device, where tensors have shapes and no values: that takes no time and no memory."""
+    """As `build`, on the meta device, where tensors have shapes but no values and take no memory."""
     with ParametersOnMeta(), torch.no_grad():
         return build(name, shape, classes, 0).to("meta")
 
 
 class ParametersOnMeta(TorchFunctionMode):
-    """Makes only what is uninitialised, so the parameters, on the meta device: RegNets compute widths in tensors."""
+    """Puts uninitialised tensors (the parameters) on the meta device; RegNets need real tensors to compute widths."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
@@ -62,12 +62,12 @@ class ParametersOnMeta(TorchFunctionMode):
 
 
 def layout_for(spec: JobSpec) -> Layout:
-    """How the weights of a job's model lie, without making them. Raises SpecError, as `build` and `layout_of`."""
+    """The layout of a job's model, without allocating its weights. Raises SpecError, as `build` and `layout_of`."""
     return layout_of(outline(spec.model, spec.shape, catalog().datasets[spec.dataset].classes))
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """Two hidden layers, for anything that fits in a vector."""
+    """A perceptron with hidden layers of 128 and 64 units, for inputs of any shape."""
     return _sequential(
         flatten=nn.Flatten(),
         fc1=nn.Linear(int(np.prod(shape)), 128),
@@ -102,7 +102,7 @@ def lenet5(shape: Shape, classes: int) -> nn.Module:
 
 
 def simplenet(shape: Shape, classes: int) -> nn.Module:
-    """The small net of PyTorch's early MNIST example: 21,840 parameters on 1x28x28 and 10 classes."""
+    """The small network of PyTorch's early MNIST example: 21,840 parameters on 1x28x28 and 10 classes."""
     height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
     _check_size("simplenet", shape, 16)
     return _sequential(
@@ -125,15 +125,15 @@ OWN: dict[str, Callable[[Shape, int], nn.Module]] = {"mlp": mlp, "lenet5": lenet
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """How the module's `state_dict` lies in flat vectors.
+    """The layout of the module's `state_dict` in flat vectors.
 
-    Raises: SpecError: a tensor is shared by two names, or is neither float32 nor, as a buffer, int64.
+    Raises: SpecError: two names share a tensor, or a tensor is neither float32 nor an int64 buffer.
     """
     return Layout.build((name, tuple(tensor.shape), kind) for name, tensor, kind in entries(module))
 
 
 def weights_of(module: nn.Module, layout: Layout) -> Weights:
-    """A copy of the module's state. Raises ShapeError where `layout` is another module's."""
+    """A copy of the module's state; `layout` must be the module's own."""
     state = module.state_dict()
     weights = Weights(
         np.empty(layout.parameters, np.float32),
@@ -146,7 +146,7 @@ def weights_of(module: nn.Module, layout: Layout) -> Weights:
 
 
 def load_weights(module: nn.Module, layout: Layout, weights: Weights) -> None:
-    """Copy `weights` into the module. Raises ShapeError where they are not of its layout."""
+    """Copy `weights` into the module. Raises ShapeError: they do not fit `layout`."""
     views = layout.views(weights)
     with torch.no_grad():
         for name, tensor, _ in entries(module):
@@ -154,7 +154,7 @@ def load_weights(module: nn.Module, layout: Layout, weights: Weights) -> None:
 
 
 def entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, Kind]]:
-    """The live tensors of the `state_dict`, in its order, each with its kind. Raises SpecError as `layout_of` does."""
+    """Yield name, live tensor and kind of each `state_dict` entry, in its order. Raises SpecError, as `layout_of`."""
     seen: dict[int, str] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if (first := seen.setdefault(id(tensor), name)) != name:
@@ -207,7 +207,7 @@ def _torchvision_model(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def _fit_channels(model: nn.Module, channels: int) -> None:
-    """Give the first convolution `channels` inputs, everything else about it unchanged."""
+    """Replace the first convolution by one with `channels` inputs and otherwise the same arguments."""
     name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
     if old.in_channels == channels:
         return
