@@ -1,6 +1,6 @@
-"""Seats over RQ: which workers there are, and handing each a seat on a queue of its own.
+"""Seats over RQ: the list of live workers, and an RQ queue of its own for each worker to receive seats.
 
-Every work-around for RQ lives in this package.
+All workarounds for RQ are in this package.
 """
 
 from computeshare.queue.orders import Orders, give_orders, read_orders

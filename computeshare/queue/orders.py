@@ -1,7 +1,7 @@
-"""What the control plane asks of a worker beside handing it seats: to leave one, or to leave for good.
+"""Orders of the control plane to a worker, beside its seats: leave a seat, or exit.
 
-An order is said again every second while it stands and forgotten soon after, so that nothing is left of one that was
-taken back, and a broker that lost everything has it again at once.
+The control plane repeats an order every second, and the broker forgets it soon after the last repetition. So a
+withdrawn order disappears by itself, and a broker that has lost its data soon has the order again.
 """
 
 import json
@@ -14,20 +14,20 @@ from redis import Redis
 from computeshare.protocol import keys
 
 ORDER_MS = 10_000
-"""How long an order that is not said again is kept."""
+"""Milliseconds for which the broker keeps an order after its last repetition."""
 LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """`leave` is the id of a seat to end politely, `dismissed` why the worker is to end; None: nothing is asked."""
+    """`leave`: id of a seat to end gracefully; `dismissed`: the reason why the worker is to exit; None: no order."""
 
     leave: str | None = None
     dismissed: str | None = None
 
 
 def give_orders(redis: Redis, orders: Mapping[str, Orders]) -> None:
-    """Say what is asked of each of these workers."""
+    """Write each worker's current orders."""
     if not orders:
         return
     pipeline = redis.pipeline(transaction=False)
@@ -38,7 +38,7 @@ def give_orders(redis: Redis, orders: Mapping[str, Orders]) -> None:
 
 
 def read_orders(redis: Redis, worker_id: str) -> Orders:
-    """What is asked of a worker now; nothing where that cannot be read."""
+    """A worker's current orders; none if they cannot be parsed."""
     raw: Any = redis.get(keys.orders(worker_id))
     try:
         said = json.loads(raw or b"{}")

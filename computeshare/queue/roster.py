@@ -1,4 +1,4 @@
-"""Which workers are alive, by the broker's clock."""
+"""The live workers, by the broker's clock."""
 
 import json
 import re
@@ -14,15 +14,18 @@ from computeshare.protocol.handshake import OURS, PROTOCOL, Release, disagreemen
 from computeshare.types import plain
 
 ALIVE_MS = 10_000
-"""A worker that has not been heard of for this long is dead."""
+"""Milliseconds without a heartbeat after which a worker counts as dead."""
 HEARTBEAT_S = 2.0
 WORKER_ID = re.compile(r"[a-z0-9]{8,32}")
-"""What an id may be: it becomes part of keys and of seats' ids."""
+"""The form of a worker's id, which becomes part of Redis keys and of seats' ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker says of itself, and when it was last heard of (milliseconds by the broker's clock)."""
+    """A worker's description of itself: name, device, queues and versions, as stored in Redis.
+
+    `last_seen_ms` is the time of its last heartbeat, by the broker's clock.
+    """
 
     id: str
     name: str
@@ -36,22 +39,25 @@ class WorkerInfo:
     state: str = "idle"
     last_seen_ms: int = 0
     protocol: int = PROTOCOL
-    """What it speaks; 0 for a worker that does not say."""
+    """The protocol version that the worker speaks; 0 for a worker that does not tell."""
     resting: str = ""
-    """Why it takes no seat just now, by the wish of its owner; empty: it does."""
+    """Why the worker takes no seats at present, by its owner's settings; empty: it takes seats."""
     power: Power = UNKNOWN
     max_memory_bytes: int = 0
-    """What a seat may take of the memory that its device computes with, by its owner's wish; 0: as much as there is."""
+    """Its owner's limit on a seat's use of device memory; 0: no limit."""
 
     @property
     def refusal(self) -> str | None:
-        """Why this worker gets no seat from a control plane of this version, and what to do about it."""
+        """Why a control plane of this version gives this worker no seat, and the remedy; None: it gives seats."""
         theirs = Release(self.versions.get("computeshare", OURS.version), self.protocol)
         return disagreement("worker", theirs)
 
 
 def register(redis: Redis, worker: WorkerInfo) -> None:
-    """Say that this worker is alive; repeated every `HEARTBEAT_S`, which also heals a broker that lost everything."""
+    """Record that this worker is alive; repeated every `HEARTBEAT_S`, so that a broker that has lost its data recovers.
+
+    Raises OutOfMemoryError: the broker has no room, and no earlier record of this worker.
+    """
     values: dict[Any, str | int] = {
         "name": worker.name,
         "device": worker.device,
@@ -74,17 +80,17 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
     try:
         pipeline.execute()
     except OutOfMemoryError:
-        if not redis.pexpire(keys.worker(worker.id), ALIVE_MS):  # else what it said before stands, and it is alive
+        if not redis.pexpire(keys.worker(worker.id), ALIVE_MS):  # else the earlier record stays, and the worker alive
             raise
 
 
 def unregister(redis: Redis, worker_id: str) -> None:
-    """Say goodbye."""
+    """Delete a worker's record, so that it no longer counts as alive."""
     redis.delete(keys.worker(worker_id))
 
 
 def list_workers(redis: Redis) -> list[WorkerInfo]:
-    """The workers alive, by id; those that are not are forgotten."""
+    """The live workers, by id; dead workers are removed from the set."""
     members: Any = redis.smembers(keys.WORKERS)
     ids = sorted(bytes(member).decode(errors="replace") for member in members)
     pipeline = redis.pipeline(transaction=False)
@@ -109,7 +115,7 @@ def list_workers(redis: Redis) -> list[WorkerInfo]:
 
 
 def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerInfo | None:
-    """A registration as far as it makes sense; None for one that does not (workers' words are not trusted)."""
+    """A worker's record, with values cut to size; None if it is malformed (workers' data are not trusted)."""
     if not WORKER_ID.fullmatch(worker_id):
         return None
     try:
@@ -140,12 +146,12 @@ def _short(value: object, length: int) -> str:
 
 
 def _whole(text: str) -> int:
-    """A number that JSON and SQLite can say. Raises ValueError."""
+    """An integer clamped to 0 to 2**53, which JSON and SQLite can represent. Raises ValueError."""
     return max(0, min(2**53, int(text)))
 
 
 def _power(text: str) -> Power:
-    """Power as far as it makes sense."""
+    """The power state in a JSON text; fields that make no sense are None."""
     said = json.loads(text)
     plugged, percent = said.get("plugged"), said.get("percent")
     is_percent = isinstance(percent, int | float) and not isinstance(percent, bool) and 0 <= percent <= 100

@@ -1,4 +1,4 @@
-"""A seat as an RQ job, reduced to the one function it may run."""
+"""A seat as an RQ job that can run only one function."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ _SEAT = re.compile(rf"([a-z0-9]{{8,32}})-({JOB_ID.pattern})-([0-9]{{1,4}})-([0-9
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One worker's participation in one job: seat `number`, tried for the `attempt`-th time."""
+    """One worker's participation in one job: the `attempt`-th attempt at seat `number`."""
 
     worker: str
     job: str
@@ -57,7 +57,7 @@ class Seat:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read an id back. Raises ValueError."""
+        """Parse a seat's id. Raises ValueError."""
         match = _SEAT.fullmatch(text)
         if not match:
             raise ValueError(f"not a seat: {text[:100]!r}")
@@ -66,14 +66,14 @@ class Seat:
 
 
 class SeatJob(Job):
-    """An RQ job that can be nothing but a seat.
+    """An RQ job that can only be a seat.
 
-    Whoever can write an RQ job's hash could otherwise make a worker import and call anything, run callbacks, send
-    web requests or inflate a small hash into gigabytes. Everything but a seat's own fields is dropped here.
+    Otherwise anyone who can write an RQ job's hash could make a worker import and call any function, run callbacks,
+    send web requests or inflate a small hash to gigabytes. All fields but a seat's own are dropped here.
     """
 
     def restore(self, raw_data: Any) -> Any:
-        """Take over a hash from Redis. Raises NoSuchJobError for one that is no seat, so that RQ passes over it."""
+        """Load a hash from Redis. Raises NoSuchJobError: the hash is no seat; RQ then skips the job."""
         kept = {name: value for name, value in raw_data.items() if name.decode(errors="replace") in _FIELDS}
         data = kept.get(b"data", b"")
         if not _is_seat(data, self._id):
@@ -94,13 +94,13 @@ def _is_seat(data: bytes, job_id: str | None) -> bool:
 
 
 class SeatQueue:
-    """Hands seats to workers, each through an RQ queue of its own, and looks after them."""
+    """Hands seats to workers, each through an RQ queue of its own; reports their state, stops and deletes them."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
 
     def enqueue(self, seat: Seat) -> None:
-        """Hand a seat over; doing so again changes nothing."""
+        """Hand a seat to its worker; repeating this changes nothing."""
         self.redis.hset(JobKeys(seat.job).seats(), seat.worker, seat.id)
         with contextlib.suppress(DuplicateJobError):  # handed over already
             self._queue(seat.worker).enqueue_call(
@@ -128,13 +128,13 @@ class SeatQueue:
         }
 
     def stop(self, seat: Seat) -> None:
-        """Make a seat end: at once if it has not begun, else by killing its process (ask politely first)."""
+        """End a seat: dequeue it, or kill its process if it has started (order a graceful end first)."""
         self._queue(seat.worker).remove(seat.id)
         payload = json.dumps({"command": "stop-job", "job_id": seat.id})
         self.redis.publish(f"rq:pubsub:{seat.worker}", payload)
 
     def forget(self, seat: Seat) -> None:
-        """Remove every trace of a seat that is over."""
+        """Delete everything in Redis about a finished seat."""
         try:
             SeatJob.fetch(seat.id, connection=self.redis, serializer=JSONSerializer).delete()
         except NoSuchJobError:
