@@ -1,4 +1,4 @@
-"""What is secret in an address, and the address without it. Pure."""
+"""Detects and removes secrets in addresses. Pure."""
 
 import re
 from urllib.parse import parse_qs
@@ -8,10 +8,10 @@ _SECRETS = {"password", "token", "key"}
 
 
 def has_secret(address: str) -> bool:
-    """Whether there is anything in the address that not everybody may read."""
+    """Whether the address holds credentials."""
     return "@" in address or bool(parse_qs(address.partition("?")[2]).keys() & _SECRETS)
 
 
 def without_secret(address: str) -> str:
-    """The address as people may see it: without credentials, query and fragment."""
+    """The address without credentials, query and fragment, for display."""
     return re.split("[?#]", _CREDENTIALS.sub(r"\1", address))[0]

@@ -1,4 +1,4 @@
-"""Commands on their way to the broker, as pieces for a socket: large values are neither joined nor copied."""
+"""Redis commands encoded as buffers for a socket: large values are neither joined nor copied."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ Argument = str | int | float | Blob
 Command = Sequence[Argument]
 
 AHEAD = 1 << 23
-"""Bytes of large replies that a broker is asked for at a time."""
+"""Bytes of large replies to request from a broker at a time."""
 _SMALL = 4096  # bytes up to which copying a value costs less than a piece of its own
 _PIECES = 64
 
 
 def as_view(blob: object) -> memoryview:
-    """The bytes of anything that holds some. Raises DataError: it holds none, or not in one row."""
+    """The bytes of a contiguous buffer, as a view. Raises DataError: `blob` is not a contiguous buffer."""
     try:
         view = memoryview(blob)  # type: ignore[arg-type]  # an array is a Buffer from Python 3.12 on
         if view.ndim:
@@ -30,7 +30,7 @@ def as_view(blob: object) -> memoryview:
 
 
 def frame(command: Command) -> list[memoryview]:
-    """The bytes of a command in as few pieces as go without copying a large value.
+    """A command encoded in RESP, in as few buffers as possible without copying a large value.
 
     Raises: DataError: an argument is neither text, number nor bytes.
     """
@@ -61,14 +61,14 @@ def _as_bytes(argument: Argument) -> bytes | memoryview:
 
 
 class Outgoing:
-    """Commands on their way out, from the first byte that was not sent yet.
+    """Commands to be sent, from the first unsent byte on.
 
-    Those whose replies are large are held back while `AHEAD` bytes of replies are still to come: a broker that has to
-    hold them all takes fresh memory for it, which costs it more time than the sending.
+    Commands with large replies are held back while `AHEAD` bytes of replies are outstanding: a broker that must buffer
+    them all allocates fresh memory, which costs it more time than sending them.
 
     Args:
-        commands: what to send.
-        expected: for each command, how large its reply may be, in bytes; 0 for a small one.
+        commands: the commands to send.
+        expected: for each command, the largest size of its reply in bytes; 0 for a small reply.
     """
 
     def __init__(self, commands: Sequence[Command], expected: Sequence[int]) -> None:
@@ -82,17 +82,17 @@ class Outgoing:
 
     @property
     def left(self) -> bool:
-        """Whether anything is still to be sent."""
+        """Whether any bytes are still unsent."""
         return bool(self._pieces or self._held)
 
     def answered(self, count: int) -> None:
-        """Take note that `count` more commands were answered."""
+        """Record that `count` more commands were answered."""
         for _ in range(count):
             self._ahead -= self._expected.popleft()
         self._release()
 
     def head(self, limit: int) -> list[memoryview]:
-        """The next pieces, `limit` bytes of them at most."""
+        """The next buffers to send, at most `limit` bytes in all."""
         found: list[memoryview] = []
         for piece in self._pieces:
             if limit <= 0 or len(found) == _PIECES:
@@ -102,7 +102,7 @@ class Outgoing:
         return found
 
     def sent(self, count: int) -> None:
-        """Take note that `count` bytes are gone."""
+        """Record that `count` bytes were sent."""
         self.ready -= count
         while self._pieces and count >= len(self._pieces[0]):
             count -= len(self._pieces.popleft())

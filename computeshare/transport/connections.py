@@ -18,25 +18,23 @@ from computeshare.errors import SettingsError
 from computeshare.transport.addresses import without_secret
 
 BLOCK_MS = 4000
-"""Longest single blocking wait, in milliseconds; below the socket's timeout."""
+"""Longest single blocking command, in milliseconds; below the socket's timeout."""
 LONGEST_PAUSE_S = 5.0
 RETRIES, FIRST_RETRY_S, LAST_RETRY_S = 150, 0.2, 2.0
-"""How often a call is repeated while the broker is away, and how long the pauses between are at most: at first, and
-after a few of them.
-"""
+"""Retries of a call during an outage of the broker, and upper limits of the first and of later pauses between them."""
 _BUSY = re.compile(r"(^|caused error: )BUSY ")
-"""How the broker refuses everything while a script keeps it busy; a pipeline puts words of its own before."""
+"""The broker's refusal of commands while a script is running; a pipeline puts its own words in front."""
 _CUT_SHORT = re.compile(r"rediss?://[^/?#]*[/?#].*@", re.DOTALL)
-"""An address of which a part of the password would be taken for the host."""
+"""An address with an unescaped `/`, `?` or `#` in its password: the text before it would be taken for the host."""
 
 Answer = TypeVar("Answer")
 log = structlog.get_logger()
 
 
 def when_there_is_room(call: Callable[[], Answer], stop: threading.Event) -> Answer:
-    """Repeat a call that the broker refuses for want of memory, with growing pauses and jitter.
+    """Repeat a call while the broker refuses it for lack of memory, with growing pauses and jitter.
 
-    The call must change nothing when it is refused. Raises OutOfMemoryError: `stop` was set meanwhile.
+    A refused call must have changed nothing. Raises OutOfMemoryError: `stop` was set meanwhile.
     """
     pause_s = 0.2
     while True:
@@ -50,16 +48,17 @@ def when_there_is_room(call: Callable[[], Answer], stop: threading.Event) -> Ans
 
 
 def is_next_door(redis: Redis) -> bool:
-    """Whether the broker is on this machine for certain, reached without a network: then sending costs next to nothing.
+    """Whether the broker is reached through a unix socket and so is on this machine: sending then costs next to
+    nothing.
 
-    An address like 127.0.0.1 may be the near end of a tunnel; a unix socket is none that we know of.
+    An address like 127.0.0.1 does not prove that, since it may be the near end of a tunnel.
     """
     return "path" in redis.connection_pool.connection_kwargs
 
 
 def by_loopback(redis: Redis) -> Redis:
-    """A client of the same broker by TCP, where `redis` goes through a unix socket and the broker listens on this
-    machine's loopback, too; else `redis` itself.
+    """A TCP client of the same broker, if `redis` uses a unix socket and the broker also listens on 127.0.0.1; else
+    `redis`.
 
     Raises RedisError: the broker does not answer `redis`.
     """
@@ -72,17 +71,17 @@ def by_loopback(redis: Redis) -> Redis:
         with Redis(connection_pool=ConnectionPool(**{**there, "retry": None})) as probe:
             found: Any = probe.info("server")
     except (ResponseError, KeyError, ValueError):
-        return redis  # it does not tell everyone
+        return redis  # the broker hides its port from this user
     except (RedisConnectionError, RedisTimeoutError):
-        redis.ping()  # this one raises if the broker is away altogether
+        redis.ping()  # raises if the broker is not reachable at all
         return redis
     return Redis(connection_pool=ConnectionPool(**there)) if found.get("run_id") == about.get("run_id") else redis
 
 
 class OutageRetry(Retry):
-    """Repeats what an outage of the broker kept from being done; a broker busy with a script is away, too.
+    """Repeats calls during an outage of the broker, or while the broker is busy with a script.
 
-    It refuses a command before it does anything, and to the callers it makes no difference why nobody serves them.
+    A busy broker refuses a command before executing it, so a repetition is safe.
     """
 
     def call_with_retry(self, do: Callable[[], Answer], *arguments: Any, **named: Any) -> Answer:
@@ -98,13 +97,13 @@ class OutageRetry(Retry):
 
 
 def connect(url: str, retries: int = RETRIES, timeout_s: float = BLOCK_MS / 1000 + 6) -> Redis:
-    """A client that rides out an outage of the broker: `retries` attempts with jitter, 2 s apart at most.
+    """A client that waits out outages of the broker: up to `retries` retries with jitter, at most 2 s apart.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://`, with the password inside.
-        retries: 0 for callers that would rather report the outage at once.
-        timeout_s: how long an answer may take.
-    Raises: SettingsError: `url` is none.
+        url: `redis://`, `rediss://` or `unix://`, including the password.
+        retries: 0 for callers that report an outage at once.
+        timeout_s: most seconds to wait for a reply.
+    Raises: SettingsError: `url` is malformed.
     """
     named = {
         "socket_timeout": timeout_s,
@@ -116,7 +115,7 @@ def connect(url: str, retries: int = RETRIES, timeout_s: float = BLOCK_MS / 1000
         if _CUT_SHORT.match(url):
             raise ValueError
         return Redis.from_url(url, **named)
-    except ValueError as error:  # which may quote a part of the password
+    except ValueError as error:  # its message may quote a part of the password
         raise SettingsError(
             f"{without_secret(url)} is no address of a broker: give redis://:PASSWORD@HOST:6379/0, rediss:// or "
             "unix://; what the password has of / ? # @ is written %2F %3F %23 %40"

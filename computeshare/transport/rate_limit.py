@@ -1,4 +1,4 @@
-"""Keeping to a number of bits per second: a token bucket that connections share."""
+"""A limit in bits per second: a token bucket that connections share."""
 
 import math
 import re
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from computeshare.errors import SettingsError
 
 SLOWEST = 64_000
-"""Bits per second below which no limit may be set."""
+"""The lowest limit allowed, in bits per second."""
 _BURST_S = 0.02
 _RATE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(|k|m|g)bit(?:/s|ps)?", re.IGNORECASE)
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second from words such as `5mbit`, `800kbit` or `1.5Mbit/s` (a k is 1000).
+    """Bits per second from a text such as `5mbit`, `800kbit` or `1.5Mbit/s` (k is 1000).
 
-    Raises: SettingsError: it is no such rate, or one too low to train over.
+    Raises: SettingsError: the text is no such rate, or the rate is too low to train over.
     """
     found = _RATE.fullmatch(text.strip())
     if not found:
@@ -30,10 +30,10 @@ def parse_rate(text: str) -> float:
 
 
 class Pacer:
-    """Lets `bits_per_s` through, and 2 % more in any one second (5 % at the slowest), whoever asks and from any thread.
+    """Limits all its callers together, in any thread, to `bits_per_s`, plus 2 % in any one second (5 % at `SLOWEST`).
 
-    It hands out appointments in the order of asking: each has a time of `clock` from which its bytes may be sent. What
-    was not used for 20 ms is lost, so that silence saves up no burst.
+    Callers are served in the order of their calls; each gets the time of `clock` from which it may send. Allowance that
+    is unused for 20 ms expires, so that silence saves up no burst.
     """
 
     def __init__(self, bits_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,7 @@ class Pacer:
         self._lock = threading.Lock()
 
     def reserve(self, wanted_bytes: int) -> tuple[int, float]:
-        """How many of the wanted bytes may be sent in one piece (at least 1), and from when on."""
+        """How many of `wanted_bytes` may be sent together (at least 1), and the time of `clock` to send them."""
         granted = max(1, min(wanted_bytes, self._burst_bytes // 2))
         with self._lock:
             earliest = self.clock() - self._burst_bytes / self.bytes_per_s

@@ -1,13 +1,13 @@
-"""Replies in RESP, the language of Redis and Valkey, versions 2 and 3, from bytes: without I/O.
+"""A parser for replies in RESP, the protocol of Redis and Valkey (versions 2 and 3), without I/O.
 
-Large values may be laid straight into buffers of the caller's.
+Large values can be received directly into the caller's buffers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis._parsers import BaseParser  # the only place that knows which error is which exception
+from redis._parsers import BaseParser  # redis-py maps errors to exceptions only here
 from redis.exceptions import BusyLoadingError, InvalidResponse
 
 from computeshare.errors import CodecError
@@ -16,15 +16,15 @@ _KEPT = 1 << 16
 _LONGEST_BULK = 1 << 30
 _DEEPEST = 64
 _AGGREGATES = {b"*": 1, b"~": 1, b">": 1, b"%": 2, b"|": 2}
-"""Kinds of replies made of others, and how many values an entry has."""
+"""Reply types that contain other values, and the number of values per entry."""
 _ASIDE = (b">", b"|")
-"""Pushes and attributes: they come in between and answer nothing."""
+"""Pushes and attributes, which may arrive between replies and answer no command."""
 _BULKS = (b"$", b"=", b"!")
 
 
 @dataclass(slots=True)
 class _Open:
-    """An aggregate whose last values are still to come."""
+    """An aggregate whose last values have not arrived yet."""
 
     kind: bytes
     missing: int
@@ -40,10 +40,11 @@ class _Open:
 
 
 class Replies:
-    """Replies from bytes, however those are cut: `space` says where the next belong, `received` how many came.
+    """Parses replies from a byte stream, however it is cut: write into `space`, then call `received` with the number of
+    bytes.
 
-    Bulks become bytes, or views of the buffer that `expect` was given for their command, one after another. Errors are
-    exceptions in their place.
+    Bulk strings become bytes, or consecutive views of the buffer that `expect` was given for their command. Errors
+    become exceptions at their places.
     """
 
     def __init__(self) -> None:
@@ -60,34 +61,34 @@ class Replies:
         self._errors: list[tuple[int, Exception]] = []  # each with the index of its reply
 
     def expect(self, into: Sequence[memoryview | None]) -> None:
-        """Begin on as many replies as `into` has entries; the one before was finished."""
+        """Start parsing as many replies as `into` has entries; all earlier replies must be complete."""
         self._found, self._into, self._into_at, self._errors = [], into, 0, []
         self._parse()
 
     @property
     def expected(self) -> int:
-        """How many replies are to be taken, complete or not."""
+        """The number of replies still to be taken, complete or not."""
         return len(self._into)
 
     @property
     def missing(self) -> int:
-        """How many replies are not complete."""
+        """The number of incomplete replies."""
         return len(self._into) - len(self._found)
 
     @property
     def waiting(self) -> bytes:
-        """What came that was not asked for."""
+        """Received bytes that are not parsed yet; with no reply missing, nobody requested them."""
         return self._kept[self._start : self._end].tobytes()
 
     def take(self, count: int) -> tuple[list[Any], Exception | None]:
-        """The first so many replies, which are complete, and the first error in them; both are let go of here."""
+        """Remove the first `count` replies, which must be complete; returns them and the first error among them."""
         found, self._found, self._into = self._found[:count], self._found[count:], self._into[count:]
         error = next((error for index, error in self._errors if index < count), None)
         self._errors = [(index - count, error) for index, error in self._errors if index >= count]
         return found, error
 
     def space(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """The memory for the next bytes; never empty."""
         if self._bulk_missing and self._bulk is not None:
             return self._bulk[-self._bulk_missing :]
         if self._bulk_missing:
@@ -99,7 +100,7 @@ class Replies:
         return self._kept[self._end :]
 
     def received(self, count: int) -> None:
-        """Take note of `count` bytes in what `space` gave. Raises InvalidResponse: they are not RESP."""
+        """Parse `count` bytes that were written into `space`. Raises InvalidResponse: they are not RESP."""
         if self._bulk_missing:
             self._bulk_missing -= count
         else:
@@ -115,7 +116,7 @@ class Replies:
                 return
 
     def _begin(self) -> bool:
-        """Read a reply's first line and what follows at once; False: it is not there yet."""
+        """Parse a reply's first line, and its value if at hand; False: the line is incomplete."""
         at = self._buffer.find(b"\r\n", self._start, self._end)
         if at < 0:
             if self._end - self._start == _KEPT:
@@ -182,7 +183,7 @@ class Replies:
             self._start = self._end = 0
 
     def _room(self, kind: bytes, size: int) -> memoryview | None:
-        """Where a bulk goes: the command's buffer; memory of its own; None, should it not fit into the buffer."""
+        """The memory for a bulk string: the command's buffer, or new memory; None if the buffer is too small."""
         into = self._into[len(self._found)]
         if into is None or kind == b"!" or any(each.kind in (*_ASIDE, b"%") for each in self._open):
             return memoryview(bytearray(size))
@@ -192,7 +193,7 @@ class Replies:
         return into[self._into_at - size : self._into_at]
 
     def _finish_bulk(self) -> bool:
-        """Close a bulk that is complete, its end included; False: it is not yet."""
+        """Close a bulk string, including its line end; False: it is incomplete."""
         if self._bulk_missing or self._end - self._start < 2:
             return False
         if not self._buffer.startswith(b"\r\n", self._start):
@@ -213,7 +214,7 @@ class Replies:
         return bulk if into is not None and bulk.obj is into.obj else bulk.tobytes()
 
     def _add(self, value: Any) -> None:
-        """Put a value where it belongs: into the innermost open aggregate, or among the replies."""
+        """Add a value to the innermost open aggregate, else to the replies."""
         if not self._open:
             self._found.append(value)
             self._into_at = 0

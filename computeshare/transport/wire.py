@@ -1,7 +1,7 @@
-"""Blobs to and from the broker: many commands in one go, large values neither copied nor joined.
+"""Connections for large values: commands are pipelined, and large values are neither copied nor joined.
 
-redis-py opens the connection (address, password, TLS, database, patience in connecting); what travels over it is
-framed here.
+redis-py opens the connection (address, password, TLS, database, connect timeout); this module encodes and decodes the
+traffic on it.
 """
 
 import fcntl
@@ -28,10 +28,11 @@ from computeshare.transport.rate_limit import Pacer
 from computeshare.transport.resp import Replies
 
 STALL_S = 10.0
-"""Seconds without a byte moved after which a link counts as broken, where the client has no timeout of its own."""
+"""Seconds without traffic after which a connection counts as broken, if the client has no timeout of its own."""
 ROOM_BYTES = 1 << 22
-"""What a unix socket may hold each way, so that few changes of process move a large value; systems grant less (Linux
-`net.core.wmem_max`) and by default little: 200 kB, macOS 8.
+"""The buffer size to request for a unix socket, in each direction, so that a large value takes few context switches.
+
+Systems grant less (Linux `net.core.wmem_max`), and their defaults are small: 200 kB, macOS 8 kB.
 """
 _LOOK_S = 0.5
 _WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -39,14 +40,13 @@ _SO_NWRITE = 0x1024  # macOS: bytes that the other side has not confirmed
 
 
 class Wire:
-    """A connection to the broker of its own, for one thread.
+    """A separate connection to the broker, for one thread.
 
     Args:
-        client: whose connections are made; `decode_responses` does not apply, replies are bytes.
-        stall_s: how long nothing may move, in seconds, by default the client's `socket_timeout`; the whole may take
-            as long as it likes.
-        pacer: what keeps the bytes sent to a rate, shared between wires if need be.
-        interrupt: asked twice a second and more; once it says True, the exchange that is under way is given up.
+        client: gives the connection's settings; `decode_responses` does not apply, replies are bytes.
+        stall_s: most seconds without traffic, by default the client's `socket_timeout`; the total time is unlimited.
+        pacer: limits the rate of sent bytes; wires may share it.
+        interrupt: called at least twice a second; once it returns True, the current exchange is aborted.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Wire:
         self._allowed_bytes = 0
         self._allowed_at = 0.0
         self.bytes_sent = self.bytes_received = 0
-        """Over all its connections, framing included."""
+        """Totals of all connections of this wire, RESP framing included."""
 
     def exchange(
         self,
@@ -77,23 +77,22 @@ class Wire:
         following: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
-        """Send commands and receive their replies, both at a time.
+        """Send commands and receive their replies, both at the same time.
 
         Args:
-            commands: each a name and its arguments: text, numbers, bytes, or anything contiguous that holds bytes.
-            into: for each command None, or a writable buffer into which the strings of its reply are received, one
-                after another; they are views of it in the reply. One that does not fit is a CodecError in its place.
-            raise_errors: whether to raise the first error among the replies, nested ones included, after the last of
-                them was received; else they are exceptions in their places. A broker that a script keeps busy is
-                always raised.
-            following: commands that are sent with these; `rest` waits for their replies, another exchange does without.
-            meanwhile: called once all is sent, before replies are waited for.
+            commands: each a name and its arguments: text, numbers, bytes, or any contiguous buffer.
+            into: for each command None, or a writable buffer that receives the strings of its reply one after another;
+                in the reply they are views of it. A string that does not fit becomes a CodecError at its place.
+            raise_errors: whether to raise the first error among the replies, nested ones included, after the last reply
+                has arrived; else errors are exceptions at their places. A broker busy with a script always raises.
+            following: commands pipelined after these; `rest` reads their replies, another exchange discards them.
+            meanwhile: called once all is sent, before waiting for replies.
         Returns: a reply for each command: bytes, int, None, list; with RESP3 also float, bool, dict.
         Raises:
-            redis.exceptions.ResponseError and its kin, CodecError: as above; the connection goes on.
-            redis.exceptions.TimeoutError: nothing moved for `stall_s`. redis.exceptions.ConnectionError: the broker is
-                gone. Interrupted. After each of these the next exchange opens a connection anew; what the broker has
-                done of this one is not known.
+            redis.exceptions.ResponseError and its subclasses, CodecError: as above; the connection stays usable.
+            redis.exceptions.TimeoutError: no traffic for `stall_s`. redis.exceptions.ConnectionError: the broker is
+                gone. Interrupted. After each of these the next exchange opens a new connection; it is unknown which of
+                this exchange's commands the broker has executed.
         """
         buffers = [None if each is None else as_view(each) for each in into or [None] * len(commands)]
         buffers += [None] * len(following)
@@ -104,13 +103,13 @@ class Wire:
         return self._taken(outgoing, len(commands), raise_errors, meanwhile)
 
     def rest(self) -> list[Any]:
-        """The replies to the commands that followed those of the exchange before; raises what that does."""
+        """Read the replies to the previous exchange's `following` commands. Raises the same errors as `exchange`."""
         if self._outgoing is None:
             raise RedisConnectionError("the connection to the broker broke since the commands were sent")
         return self._taken(self._outgoing, self._replies.expected, True)
 
     def close(self) -> None:
-        """Let the connection go; another exchange would open one."""
+        """Close the connection; the next exchange opens a new one."""
         self._link = self._outgoing = None
         self._allowed_bytes = 0
         self._connection.disconnect()
@@ -118,12 +117,12 @@ class Wire:
     def _taken(
         self, outgoing: Outgoing, count: int, raise_errors: bool, meanwhile: Callable[[], object] | None = None
     ) -> list[Any]:
-        """The next so many replies, once they are there; the others are left for `rest`."""
+        """Receive the next `count` replies; later replies are left for `rest`."""
         with self._closing():
             self._transfer(outgoing, self._replies.expected - count, meanwhile)
         replies, error = self._replies.take(count)
         self._outgoing = outgoing if self._replies.expected else None
-        if outgoing.left and self._outgoing is None:  # the broker has answered all of it, and listens no more
+        if outgoing.left and self._outgoing is None:  # the broker has answered early, and reads no more
             self.close()
         if error and (raise_errors or isinstance(error, BusyLoadingError)):
             if self._outgoing:  # nobody will ask for what follows
@@ -133,7 +132,7 @@ class Wire:
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Let the connection go if what is done with it fails."""
+        """Close the connection if the block raises; an OSError becomes redis-py's ConnectionError."""
         try:
             yield
         except OSError as cause:
@@ -144,7 +143,7 @@ class Wire:
             raise
 
     def _ready(self) -> None:
-        """See to it that there is a connection that the broker has not ended, and that owes nothing."""
+        """Make sure that the connection is open and that no replies are outstanding on it."""
         if self._link is not None and (self._outgoing or not self._in_step(self._link)):
             self.close()
         if self._link is None:
@@ -156,7 +155,7 @@ class Wire:
             self._replies = Replies()
 
     def _in_step(self, link: socket.socket) -> bool:
-        """Whether the connection is up and nothing has come that was not asked for, but pushes."""
+        """Whether the connection is up and has received nothing unrequested except pushes."""
         try:
             self._receive(link)
         except OSError:
@@ -164,7 +163,7 @@ class Wire:
         return self._replies.waiting[:1] in (b"", b">")
 
     def _transfer(self, outgoing: Outgoing, later: int, meanwhile: Callable[[], object] | None) -> None:
-        """Send and receive until all replies but the last `later` are there."""
+        """Send and receive until all replies but the last `later` are complete."""
         link = self._link
         assert link is not None
         watch = _Watch(link, self._stall_s)
@@ -184,7 +183,7 @@ class Wire:
                 watch.wait(writing=outgoing.ready > 0, not_before=self._allowed_at)
 
     def _send(self, link: socket.socket, outgoing: Outgoing) -> int:
-        """Send what may be sent and fits into the link now; how many bytes that was."""
+        """Send as much as the rate limit and the socket allow now; returns the number of bytes."""
         pieces = outgoing.head(self._allowance(outgoing.ready))
         if not pieces:
             return 0
@@ -193,7 +192,7 @@ class Wire:
         except _WANTS:
             return 0
         except OSError:
-            if not self._receive(link):  # what the broker said before it ended the connection
+            if not self._receive(link):  # the broker's last words before it closed the connection
                 raise
             return 0
         outgoing.sent(sent)
@@ -202,7 +201,7 @@ class Wire:
         return sent
 
     def _allowance(self, ready: int) -> int:
-        """How many of the bytes that are ready may be sent now."""
+        """How many of the `ready` bytes the rate limit allows now."""
         if self._pacer is None or not ready:
             return ready
         if not self._allowed_bytes:
@@ -210,7 +209,7 @@ class Wire:
         return self._allowed_bytes if self._pacer.clock() >= self._allowed_at else 0
 
     def _receive(self, link: socket.socket) -> int:
-        """Receive what is there; how many bytes that was. Raises OSError: the other side has ended the connection."""
+        """Receive the available bytes; returns their number. Raises OSError: the other side closed the connection."""
         try:
             count = link.recv_into(self._replies.space())
         except _WANTS:
@@ -224,9 +223,9 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """One thread's connections to the broker: for short exchanges, and for large values; they may be one and the same.
+    """One thread's connections to the broker: one for short exchanges, one for large values; both may be the same.
 
-    On one machine TCP is the quicker for what fits into a few hundred kB, a unix socket for what does not.
+    On one machine, TCP is faster for values up to a few hundred kB, and a unix socket for larger values.
     """
 
     short: Wire
@@ -234,7 +233,7 @@ class Wires:
 
     @classmethod
     def to(cls, client: Redis, near: Redis | None = None, **options: Any) -> "Wires":
-        """Wires as `Wire` makes them from `client`; the short one from `near`, if that is another."""
+        """Create wires with `Wire`'s options from `client`; the short wire from `near`, if given and different."""
         large = Wire(client, **options)
         return cls(large if near in (None, client) else Wire(near, **options), large)
 
@@ -248,9 +247,10 @@ class Wires:
 
 
 class _Watch:
-    """Waits for a link, until nothing has moved on it for `stall_s` seconds.
+    """Waits for a socket, until nothing has moved on it for `stall_s` seconds.
 
-    Bytes leave the machine long after they were handed over: as long as the other side confirms some, nothing stalls.
+    Bytes leave the machine long after they were handed to the system: bytes that the other side confirms count as
+    movement.
     """
 
     def __init__(self, link: socket.socket, stall_s: float) -> None:
@@ -263,9 +263,10 @@ class _Watch:
         self._moved_at = time.monotonic()
 
     def wait(self, writing: bool, not_before: float) -> None:
-        """Return when something may have changed, or it is time to look; writing waits for `not_before`.
+        """Wait until the socket is ready, or at most half a second; sending (`writing`) waits for the time
+        `not_before`.
 
-        Raises: RedisTimeoutError: nothing has moved for too long.
+        Raises: RedisTimeoutError: nothing has moved for `stall_s` seconds.
         """
         now = time.monotonic()
         held_s = max(0.0, not_before - now) if writing else 0.0
@@ -278,13 +279,13 @@ class _Watch:
         self._poll.poll(1000 * min(_LOOK_S, left_s, held_s or left_s))
 
     def _confirmed(self) -> bool:
-        """Whether the other side has confirmed bytes since this was last asked."""
+        """Whether the other side has confirmed bytes since the last call."""
         before, self._queued = self._queued, unconfirmed_bytes(self._link)
         return self._queued < before
 
 
 def _widen(link: socket.socket) -> None:
-    """Give a unix socket its room; what goes over a network is left to the system, which measures what that takes."""
+    """Enlarge a unix socket's buffers; for network sockets, the system measures and sets the sizes itself."""
     if link.family == socket.AF_UNIX:
         for way in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             with suppress(OSError):  # macOS refuses what is above its limit
@@ -292,7 +293,7 @@ def _widen(link: socket.socket) -> None:
 
 
 def unconfirmed_bytes(link: socket.socket) -> int:
-    """How many bytes handed to the system have not reached the other side's; 0 where the system does not tell."""
+    """Bytes handed to the system that have not reached the other side's system; 0 if this system does not tell."""
     try:
         if sys.platform == "darwin":
             return link.getsockopt(socket.SOL_SOCKET, _SO_NWRITE)
