@@ -1,8 +1,8 @@
-"""The errors of ComputeShare: each named for its cause, each saying what to do."""
+"""ComputeShare's errors: each named for its cause, with a message that says what to do."""
 
 
 class ComputeShareError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of the errors that this package raises deliberately."""
 
 
 class SpecError(ComputeShareError):
@@ -14,11 +14,11 @@ class SettingsError(ComputeShareError):
 
 
 class Unreachable(SettingsError):
-    """No control plane or broker is known, or none answers there."""
+    """No control plane or broker is known, or none answers at the known address."""
 
 
 class NoToken(SettingsError):
-    """There is no token to send."""
+    """No token is configured."""
 
 
 class BrokerError(ComputeShareError):
@@ -26,7 +26,7 @@ class BrokerError(ComputeShareError):
 
 
 class VersionError(ComputeShareError):
-    """This process and the control plane are of versions that do not understand each other."""
+    """This process and the control plane have incompatible versions."""
 
 
 class Unfit(ComputeShareError):
@@ -34,23 +34,23 @@ class Unfit(ComputeShareError):
 
 
 class DatabaseDamaged(ComputeShareError):
-    """The control plane's database file cannot be read as one; the message says what to do."""
+    """The control plane's database file is damaged; the message says what to do."""
 
 
 class DatabaseLost(ComputeShareError):
-    """The control plane's database file is no longer the one that was opened: what is written would be lost."""
+    """The control plane's database file was removed or replaced while open: further writes would be lost."""
 
 
 class DatasetError(ComputeShareError):
-    """A data set is missing, incomplete or not what it claims to be."""
+    """A data set is missing, incomplete or damaged."""
 
 
 class CodecError(ComputeShareError):
-    """A blob is not what its sender claims: size, header, checksum, length or values."""
+    """A received blob is malformed: size, header, checksum, length or values."""
 
 
 class ShapeError(ComputeShareError):
-    """Two vectors that belong together differ in shape."""
+    """Two vectors that should match differ in shape."""
 
 
 class ArtifactError(ComputeShareError):
@@ -58,7 +58,7 @@ class ArtifactError(ComputeShareError):
 
 
 class ReplayError(ComputeShareError):
-    """A job cannot be recomputed from what its log and its checkpoints hold."""
+    """A job cannot be recomputed from its log and its checkpoints."""
 
 
 class RoundError(ComputeShareError):
@@ -66,7 +66,7 @@ class RoundError(ComputeShareError):
 
 
 class DamagedRound(RoundError):
-    """What the broker holds of a job's round cannot be: whoever can write to the broker can write anything there."""
+    """The broker's data about a job's round are impossible: anyone with write access to the broker can change them."""
 
 
 class LostClaim(RoundError):
@@ -74,7 +74,7 @@ class LostClaim(RoundError):
 
 
 class Fenced(RoundError):
-    """A newer session or reducer has taken this one's place."""
+    """A newer session or reducer has replaced this one."""
 
 
 class Banned(Fenced):
@@ -86,11 +86,11 @@ class JobGone(RoundError):
 
 
 class Diverged(ComputeShareError):
-    """The training itself produced values that are not finite."""
+    """Training produced non-finite values."""
 
 
 class JobFailed(ComputeShareError):
-    """A job that was waited for failed, or was cancelled; `status` says which, `why` what was told of it."""
+    """A job that was waited for failed or was cancelled: `status` says which, `why` holds the reported reason."""
 
     def __init__(self, job_id: str, status: str, why: str) -> None:
         super().__init__(
@@ -100,15 +100,15 @@ class JobFailed(ComputeShareError):
 
 
 class Interrupted(ComputeShareError):
-    """A transfer, or work, was cut short because whoever wanted it no longer does."""
+    """A transfer or computation was stopped because its result is no longer wanted."""
 
 
 class FailpointError(ComputeShareError):
-    """A test asked for a failure here."""
+    """A failpoint failed, as a test had requested."""
 
 
 class ApiError(ComputeShareError):
-    """The control plane answered with a problem; carries the HTTP status."""
+    """The control plane answered with an error; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
-"""Where the services live: `COMPUTESHARE_*` variables, the home folder, and `run.json`.
+"""Settings: `COMPUTESHARE_*` variables, the home folder, and `run.json`.
 
-Only entry points read settings; everything below them gets plain values.
+Only entry points read settings; all other modules get plain values.
 """
 
 import hmac
@@ -18,7 +18,7 @@ from computeshare.errors import NoToken, SettingsError, Unreachable
 from computeshare.runtime.database_file import DatabaseFile
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
-"""Addresses to listen on that are none to be reached by."""
+"""Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
 
 
 def _default_home() -> Path:
@@ -26,7 +26,7 @@ def _default_home() -> Path:
 
 
 class RunFile(BaseModel):
-    """What `computeshare up` tells the other commands on its machine (`$COMPUTESHARE_HOME/run.json`)."""
+    """Addresses and process ids of `computeshare up`, for other commands (`$COMPUTESHARE_HOME/run.json`)."""
 
     url: str
     redis_url: str
@@ -38,7 +38,7 @@ class RunFile(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The file's content, or None where nothing is running (or it is unreadable)."""
+        """The file's content; None if the file is missing or cannot be read."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValueError):
@@ -62,9 +62,9 @@ class Settings(BaseSettings):
 
     @classmethod
     def given(cls, **flags: object) -> Self:
-        """Settings in which flags win over variables; a flag that is None was not given.
+        """Settings in which flags override variables; a flag that is None was not given.
 
-        Raises: SettingsError, a line for each variable that is wrong.
+        Raises: SettingsError, with a line for each variable that is wrong.
         """
         values: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
         try:
@@ -98,11 +98,11 @@ class Settings(BaseSettings):
 
     @property
     def database_file(self) -> DatabaseFile:
-        """Where the database lies, and its copies."""
+        """The database's path and the folder of its backups."""
         return DatabaseFile(Path(self.sqlite_url.removeprefix("sqlite:///").partition("?")[0]), self.home / "backups")
 
     def resolve_redis_url(self) -> str:
-        """The broker's address: the setting, else the one that `up` wrote down. Raises Unreachable."""
+        """The broker's address: from the setting, else from `run.json`. Raises Unreachable: neither has it."""
         if self.redis_url:
             return self.redis_url
         if run := RunFile.read(self.run_path):
@@ -113,11 +113,11 @@ class Settings(BaseSettings):
         )
 
     def resolve_public_redis_url(self) -> str:
-        """The broker's address as machines elsewhere are to use it. Raises SettingsError."""
+        """The broker's address for machines elsewhere. Raises Unreachable: no address is known."""
         return self.public_redis_url or self.resolve_redis_url()
 
     def resolve_url(self) -> str:
-        """The control plane's address for a client. Raises Unreachable."""
+        """The control plane's address: from the setting, else from `run.json`. Raises Unreachable: neither has it."""
         if self.url:
             return self.url.rstrip("/")
         if run := RunFile.read(self.run_path):
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
         raise Unreachable("Can't find a control plane. Start one: `computeshare up`, or set COMPUTESHARE_URL")
 
     def resolve_token(self) -> str:
-        """The bearer token for a client. Raises NoToken."""
+        """The bearer token: from the setting, else from the token file. Raises NoToken: neither has it."""
         if self.token:
             return self.token
         try:
@@ -134,7 +134,7 @@ class Settings(BaseSettings):
             raise NoToken(f"no token: set COMPUTESHARE_TOKEN, or let {self.token_path} hold it") from error
 
     def ensure_token(self) -> str:
-        """The control plane's token, made on first use with mode 0600."""
+        """The control plane's token, created on first use in a file of mode 0600."""
         if self.token:
             write_private(self.token_path, self.token + "\n")
         elif not self.token_path.exists():
@@ -142,18 +142,18 @@ class Settings(BaseSettings):
         return self.token_path.read_text().strip()
 
     def child_environment(self) -> dict[str, str]:
-        """These settings as variables for a child process (never as arguments, which anyone can read)."""
+        """These settings as variables for a child process (never as arguments, which other users can read)."""
         values = json.loads(self.model_dump_json(exclude_none=True))
         return {f"COMPUTESHARE_{name.upper()}": str(value) for name, value in values.items()}
 
 
 def derive(token: str, purpose: str) -> str:
-    """HMAC-SHA256 of `purpose` under the token, in hex: it lets in, and does not give the token away."""
+    """HMAC-SHA256 of `purpose` under the token, in hex: a credential that does not reveal the token."""
     return hmac.new(token.encode(), purpose.encode(), "sha256").hexdigest()
 
 
 def login_path(token: str) -> str:
-    """The path and query that log a browser in."""
+    """The path and query of the link that logs a browser in."""
     return f"/login?key={derive(token, 'login')}"
 
 

@@ -1,4 +1,4 @@
-"""Vectors and the values that pass between processes."""
+"""Vectors, and values exchanged between processes."""
 
 import re
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ Vector = npt.NDArray[np.float32]
 Counters = npt.NDArray[np.int64]
 Blob = bytes | bytearray | memoryview
 Message = Sequence[Blob | None]
-"""What lies under one key, part by part; a part that was never sent is None."""
+"""The parts of a value under one Redis key; a part that was never sent is None."""
 
 Outcome = Literal["accepted", "stale", "duplicate", "lease_lost", "fenced", "refused"]
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 JobSort = Literal["newest", "oldest", "name", "accuracy", "updated"]
-"""What a list of jobs can be ordered by: `accuracy` the best first, `updated` the latest."""
+"""The orders of a list of jobs: `accuracy` is best first, `updated` latest first."""
 Kind = dict[str, str | int]
-"""What a machine's bits depend on, by name: device, processor, torch's version and so on."""
+"""Properties of a machine that determine its floating-point results: device, processor, torch's version etc."""
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 JOB_ID = re.compile(r"[a-z0-9]{3,32}")
-"""A job's id: it becomes part of keys, of seats' ids and of the names of folders."""
+"""The form of a job's id, which becomes part of Redis keys, of seats' ids and of folder names."""
 _TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9a-f]{16})")
 
 
@@ -30,8 +30,8 @@ _TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9a-f]{16})")
 class Token:
     """A version's identity, `incarnation.version.digest16`, compared as a whole string.
 
-    `incarnation` grows whenever a job is restored from a checkpoint, so that work done on
-    weights the broker has since lost can never be mistaken for work on the current ones.
+    `incarnation` grows whenever a job is restored from a checkpoint, so that work on weights that the broker has since
+    lost is never mistaken for work on the current weights.
     """
 
     incarnation: int
@@ -43,7 +43,7 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a token back. Raises ValueError if `text` is none: a token names a checkpoint's folder, too."""
+        """Parse a token. Raises ValueError: `text` is malformed, and unsafe as a checkpoint's folder name."""
         match = _TOKEN.fullmatch(text)
         if not match:
             raise ValueError(f"not a version token: {text[:100]!r}")
@@ -52,6 +52,6 @@ class Token:
 
 
 def plain(value: object, lines: bool = False) -> str:
-    """Any value as text without anything that a terminal would obey: on one line, or on as many `lines` as it has."""
+    """A value as text, safe for a terminal: unprintable characters are replaced, also newlines unless `lines`."""
     kept = "\n\t" if lines else ""
     return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in str(value))
