@@ -1,1 +1,1 @@
-"""The commands of `computeshare`, one module a noun. Importing this package imports nothing."""
+"""The commands of `computeshare`, a module for each noun. Importing this package imports nothing."""

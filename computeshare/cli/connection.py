@@ -1,4 +1,4 @@
-"""Which control plane the commands talk to, and the options that all of them take."""
+"""The commands' connection to the control plane, their common options, and shell completion."""
 
 import re
 import sys
@@ -25,25 +25,25 @@ Home = Annotated[
 
 
 COMPLETION_S = 1.0
-"""How long somebody who pressed the tabulator is kept waiting, in seconds."""
+"""Seconds that shell completion may wait for the control plane."""
 _COMPLETIONS = 100
 _HARMLESS = re.compile(r"[\w.][\w.-]*", re.ASCII)
 Words = list[tuple[str, str]]
-"""What may be typed, each with what it stands for."""
+"""Completions, each with a description."""
 
 
 def settings(url: str | None, home: Path | None) -> Settings:
-    """The settings, but for what the flags say."""
+    """The settings, overridden by the flags."""
     return Settings.given(url=url, home=home)
 
 
 def connect(url: str | None, home: Path | None) -> Client:
-    """A client of the control plane. Raises NoServer where none is known."""
+    """A client of the control plane. Raises NoServer if no control plane is known."""
     return reach(settings(url, home))
 
 
 def job_ids(context: typer.Context, incomplete: str) -> Words:
-    """The newest jobs whose ids begin so."""
+    """Completions: the newest jobs whose ids begin with `incomplete`."""
     return _known(
         context,
         incomplete,
@@ -52,7 +52,7 @@ def job_ids(context: typer.Context, incomplete: str) -> Words:
 
 
 def workers(context: typer.Context, incomplete: str) -> Words:
-    """The workers whose names begin so; of those without a name of their own, or with an odd one, the ids."""
+    """Completions: workers by name, or by id where the name is not unique or holds special characters."""
 
     def ask(client: Client) -> Words:
         found = client.fleet(offline=True)
@@ -64,21 +64,21 @@ def workers(context: typer.Context, incomplete: str) -> Words:
 
 
 def webhook_ids(context: typer.Context, incomplete: str) -> Words:
-    """The webhooks whose ids begin so."""
+    """Completions: the webhooks whose ids begin with `incomplete`."""
     return _known(context, incomplete, lambda client: [(hook["id"], hook["url"]) for hook in client.webhooks.list()])
 
 
 def queues(context: typer.Context, incomplete: str) -> Words:
-    """The queues whose names begin so."""
+    """Completions: the queues whose names begin with `incomplete`."""
     return _known(
         context, incomplete, lambda client: [(one["name"], f"{one['workers']} workers") for one in client.queues()]
     )
 
 
 def _known(context: typer.Context, incomplete: str, ask: Callable[[Client], Words]) -> Words:
-    """What the control plane knows that begins so; nothing where none answers at once.
+    """The words from `ask` that begin with `incomplete`; none if no control plane answers within `COMPLETION_S`.
 
-    What a shell would obey is left out: it would stand on the command line as it is.
+    Words with characters that are special to a shell are left out: completion does not quote them.
     """
     given = context.params
     try:
@@ -102,6 +102,6 @@ def page(client: Client, job_id: str) -> str:
 
 
 def confirm(question: Callable[[], str], yes: bool) -> None:
-    """Ask at a terminal before something is lost, unless the user has said yes. Raises typer.Abort."""
+    """Ask for confirmation at a terminal, unless `yes`. Raises typer.Abort if the user declines."""
     if sys.stdin.isatty() and not yes:
         typer.confirm(question(), abort=True, err=True)

@@ -107,7 +107,7 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine and its connections, and say what to do."""
+    """Check this machine and its connections, and give advice."""
     if selftest:
         _selftest(settings(url, home), as_json)
     from computeshare.doctor import Surroundings, diagnose, table
@@ -123,7 +123,7 @@ def doctor(
 
 
 def _selftest(found: Settings, as_json: bool) -> NoReturn:
-    """Plain lines as the parts are done, or one JSON document; exits with 1 if a part failed."""
+    """Print a line as each part is done, or one JSON document; exits with 1 if a part failed."""
     from computeshare.doctor import selftest
 
     about, parts = selftest.heading(), []

@@ -1,4 +1,4 @@
-"""`computeshare queues`: who waits for whom."""
+"""`computeshare queues`: queues with their workers and jobs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def root() -> None:
 
 @app.command("list")
 def list_queues(url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """List queues, each with its jobs in the order in which they are served."""
+    """List queues, each with its jobs in serving order."""
     with connect(url, home) as client:
         found = client.queues()
     if as_json:
@@ -32,7 +32,7 @@ def list_queues(url: Url = None, home: Home = None, as_json: Json = False) -> No
 
 
 def queue_table(queues: Sequence[dict[str, Any]]) -> Table:
-    """Queues and their jobs, one a row."""
+    """A table with a row for each job of each queue."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("Queue", "Workers", "Job", "Name", "State", "Priority", "Has", "Can use"):
         number = heading in ("Workers", "Priority", "Has", "Can use")

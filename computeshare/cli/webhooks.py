@@ -1,4 +1,4 @@
-"""`computeshare webhooks`: have somebody told of what happens, and see what was delivered."""
+"""`computeshare webhooks`: notifications about jobs by HTTP POST, and their deliveries."""
 
 import time
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def create(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Have notifications posted to an address. Prints the secret that signs them, this once."""
+    """Post notifications to an address. Prints the secret that signs them, which is not shown again."""
     given = {"url": address, "events": event or None, "job_id": job, "queue": queue}
     with connect(url, home) as client:
         hook = client.webhooks.create({name: value for name, value in given.items() if value is not None})
@@ -76,7 +76,7 @@ def show(hook: Hook, url: Url = None, home: Home = None, as_json: Json = False) 
 
 @app.command()
 def test(hook: Hook, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Send a ping, and wait for what becomes of it."""
+    """Send a ping, and wait for its delivery."""
     with connect(url, home) as client:
         _report(_outcome(client, hook, client.webhooks.ping(hook)), as_json)
 
@@ -89,7 +89,7 @@ def deliveries(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """List what was delivered, or is to be, newest first."""
+    """List deliveries, sent and pending, newest first."""
     with connect(url, home) as client:
         found = list(client.webhooks.deliveries(hook, limit))
     if as_json:
@@ -108,21 +108,21 @@ def redeliver(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Send a notification again, under the same id, and wait for what becomes of it."""
+    """Send a notification again under the same id, and wait for its delivery."""
     with connect(url, home) as client:
         _report(_outcome(client, hook, client.webhooks.redeliver(hook, delivery)), as_json)
 
 
 @app.command()
 def enable(hook: Hook, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Switch a webhook on. What happened meanwhile is not made up for."""
+    """Switch a webhook on. Events from the time when it was off are not sent."""
     with connect(url, home) as client:
         _show(client.webhooks.change(hook, {"active": True}), as_json)
 
 
 @app.command()
 def disable(hook: Hook, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Switch a webhook off. What waits for it is dropped."""
+    """Switch a webhook off. Pending notifications are dropped."""
     with connect(url, home) as client:
         _show(client.webhooks.change(hook, {"active": False}), as_json)
 
@@ -135,7 +135,7 @@ def delete(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Send nothing to it any more, and forget what was sent."""
+    """Delete a webhook and the log of its deliveries."""
     with connect(url, home) as client:
         confirm(lambda: f"Remove the webhook to {plain(client.webhooks.show(hook)['url'])}, and its log?", yes)
         client.webhooks.delete(hook)
@@ -146,7 +146,7 @@ def delete(
 
 
 def _outcome(client: Client, hook: str, delivery: Document) -> Document:
-    """The delivery after one more attempt, or as it is where that takes too long."""
+    """The delivery after one more attempt, or its state after `PATIENCE_S` seconds."""
     before, until = len(delivery["attempts"]), time.monotonic() + PATIENCE_S
     while len(delivery["attempts"]) == before and delivery["state"] == "pending" and time.monotonic() < until:
         time.sleep(0.2)
@@ -155,7 +155,7 @@ def _outcome(client: Client, hook: str, delivery: Document) -> Document:
 
 
 def _report(delivery: Document, as_json: bool) -> None:
-    """Print what became of a delivery; exit with 1 where it did not arrive."""
+    """Print a delivery's outcome; exits with 1 unless it was delivered."""
     if as_json:
         print_json(delivery)
     else:
@@ -211,7 +211,7 @@ def _log(found: list[Document]) -> Table:
 
 
 def _last(delivery: Document) -> str:
-    """How the last attempt went."""
+    """The result of the last attempt, as text."""
     if not delivery["attempts"]:
         return NOTHING
     last = delivery["attempts"][-1]

@@ -1,4 +1,4 @@
-"""`computeshare workers`: who there is, and giving a worker no more work for a while or for good."""
+"""`computeshare workers`: list, invite, drain and remove workers."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ def list_workers(
 
 @app.command()
 def drain(worker: Worker, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Give a worker no more work. It finishes its work unit; also when started again it rests until undrained."""
+    """Give a worker no more work, even after a restart, until it is undrained. It finishes its work unit first."""
     with connect(url, home) as client:
         _tell(client.drain(worker_id(client.fleet(offline=True), worker)), "gets no more work", as_json)
 
@@ -55,7 +55,7 @@ def remove(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Have a worker finish its work unit and end. One that is offline is forgotten."""
+    """Remove a worker: it finishes its work unit and ends. An offline worker is forgotten."""
     with connect(url, home) as client:
         found = worker_id(client.fleet(offline=True), worker)
         confirm(lambda: f"Remove worker {plain(worker)}? Its process ends after its work unit.", yes)
@@ -76,7 +76,7 @@ def invite(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Let one machine in, once. Give --url by the name that it knows the control plane's machine by."""
+    """Invite one machine, once. Give --url with the name by which that machine reaches the control plane."""
     with connect(url, home) as client:
         made = client.invites.create(queue, minutes)
     if as_json:
@@ -91,7 +91,7 @@ def invite(
 
 
 def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
-    """The id of the worker of this id, or of the only one of this name. Raises Problem."""
+    """The id of the worker with this id, or with this name if the name is unique. Raises Problem."""
     if any(worker == one["id"] for one in workers):
         return worker
     named = [str(one["id"]) for one in workers if worker == one["name"]]
@@ -103,7 +103,7 @@ def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
 
 
 def state(worker: dict[str, Any]) -> str:
-    """What a worker is doing, in a word."""
+    """A worker's state in a few words."""
     power = worker.get("power") or {}
     battery = f", {power['percent']:.0f} %" if power.get("percent") is not None else ""
     for applies, word in (
@@ -121,7 +121,7 @@ def state(worker: dict[str, Any]) -> str:
 
 
 def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
-    """Workers, one a row."""
+    """A table with a row for each worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("Worker", "Name", "Device", "State", "Job", "Queues"):
         table.add_column(heading, overflow="fold")

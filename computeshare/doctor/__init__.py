@@ -1,7 +1,7 @@
-"""`computeshare doctor`: what this machine has, what it reaches, and what to do about the rest.
+"""`computeshare doctor`: checks of this machine and of its connections, with advice for each problem.
 
-A check looks at one thing and returns a `Check`; it changes nothing. What needs torch runs in a process of its own
-(`commands/probe.py`): importing torch takes seconds, and may fail in ways that end a process.
+A check examines one subject and returns a `Check`; it changes nothing. Checks that need torch run in a process of their
+own (`doctor/probe.py`): importing torch takes seconds, and may crash the process.
 """
 
 from collections.abc import Callable
@@ -38,12 +38,12 @@ CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
 
 
 def diagnose(machine: Surroundings) -> list[Check]:
-    """Every check, in order."""
+    """Run every check, in order."""
     return [check(machine) for check in CHECKS]
 
 
 def table(checks: list[Check]) -> Table:
-    """The checks for people."""
+    """The checks as a table for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(style="bold", no_wrap=True)

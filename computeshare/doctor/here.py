@@ -29,14 +29,14 @@ from computeshare.transport.addresses import without_secret
 DISK_WARN, DISK_FAIL = 5_000_000_000, 500_000_000
 OLDEST_PYTHON, TOO_NEW_PYTHON = (3, 11), (3, 14)
 DATABASE_S = 20.0
-"""How long to look for damage in the database."""
+"""Seconds to spend on the check of the database for damage."""
 CONNECT_S = 3.0
-"""How long a host that has data sets may take to answer."""
+"""Seconds that a host with data sets may take to accept a connection."""
 _UNUSED = {
     "cuda": "torch cannot use the NVIDIA device here: look at driver and CUDA build",
     "mps": "torch cannot use this Mac's GPU: it takes macOS 14 or newer, and a torch for arm64",
 }
-"""What to do where torch does not see the device that is there."""
+"""Advice if torch does not see the machine's device."""
 _PACKAGES = ("torch", "torchvision", "numpy", "redis", "rq", "pydantic", "fastapi", "safetensors")
 
 
@@ -49,7 +49,7 @@ def python(_: Surroundings) -> Check:
 
 
 def is_translated() -> bool:
-    """Whether this process is one for Intel that a Mac with Apple silicon translates."""
+    """Whether this is an Intel process that a Mac with Apple silicon translates (Rosetta)."""
     answer, length = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     try:
         ask = ctypes.CDLL(None).sysctlbyname
@@ -60,7 +60,7 @@ def is_translated() -> bool:
 
 
 def judged_python(version: tuple[int, ...]) -> Check:
-    """Whether a version of Python is one that everything here runs on."""
+    """The check of a Python version against the supported range."""
     found = f"Python {'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
     if OLDEST_PYTHON <= version[:2] < TOO_NEW_PYTHON:
         return Check("python", "ok", found)
@@ -123,7 +123,7 @@ def disk(machine: Surroundings) -> Check:
 
 
 def database(machine: Surroundings) -> Check:
-    """The control plane's own file, where this is its machine."""
+    """The control plane's database file and its copies, if the control plane is on this machine."""
     try:
         file = machine.settings.database_file
         if not file.path.exists():
@@ -172,7 +172,7 @@ def port(machine: Surroundings) -> Check:
 
 
 def proxies(machine: Surroundings) -> Check:
-    """Proxies of the environment that would be asked for what only this machine, or this network, can answer."""
+    """Whether proxies from the environment would also get requests to this machine or the control plane."""
     found = {kind: url for kind, url in getproxies().items() if kind in ("http", "https", "all")}
     if not found:
         return Check("proxies", "ok", "none in the environment")
@@ -211,7 +211,7 @@ def data_sets(machine: Surroundings) -> Check:
 
 
 def out_of_reach(sources: Mapping[str, Sequence[str]]) -> list[str]:
-    """The data sets of which no address can be connected to, by name; all are tried at the same time."""
+    """The names of the data sets none of whose addresses accepts a connection; all are tried in parallel."""
     addresses = sorted({url for urls in sources.values() for url in urls})
     with ThreadPoolExecutor(len(addresses) or 1) as pool:
         opens = dict(zip(addresses, pool.map(_opens, addresses), strict=True))
@@ -219,7 +219,7 @@ def out_of_reach(sources: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _opens(url: str) -> bool:
-    """Whether a download from this address finds somebody: its host, or the environment's proxy."""
+    """Whether a TCP connection for a download opens: to the address's host, or to the environment's proxy."""
     try:
         parts = urlsplit(url)
         if (proxy := getproxies().get(parts.scheme)) and not proxy_bypass(parts.hostname or ""):
@@ -236,5 +236,5 @@ def _hosts(urls: Sequence[str]) -> list[str]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest path above it that is there."""
+    """The folder, or its nearest parent that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

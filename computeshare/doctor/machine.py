@@ -1,4 +1,4 @@
-"""What the checks look at, and what they answer."""
+"""The input of the checks, and their result."""
 
 import json
 import statistics
@@ -27,7 +27,7 @@ _PINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: what was found, and what to do where it is not well."""
+    """The result of one check: the finding, and advice if it is not `ok`."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -40,7 +40,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the checks look at; whatever is slow to find out is found out once."""
+    """The input of the checks; slow facts are computed once, on first use."""
 
     settings: Settings
     port: int
@@ -51,7 +51,7 @@ class Surroundings:
 
     @cached_property
     def probe(self) -> dict[str, Any]:
-        """What a process with torch found (see `commands/probe.py`), or `{"error": ...}`."""
+        """The findings of a process with torch (see `doctor/probe.py`), or `{"error": ...}`."""
         command = [sys.executable, "-m", "computeshare.doctor.probe", str(self.settings.data_dir)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
@@ -66,7 +66,7 @@ class Surroundings:
 
     @cached_property
     def broker(self) -> "BrokerReport":
-        """Raises SettingsError where no broker is known, and what the connection raises."""
+        """The broker's report. Raises SettingsError if no broker is known, and the connection's errors."""
         url = broker_url(self.settings)
         with connect(url, retries=0) as redis:
             info: dict[str, Any] = dict(redis.info())
@@ -75,7 +75,7 @@ class Surroundings:
 
     @cached_property
     def client(self) -> Client:
-        """Raises SettingsError where no control plane is known."""
+        """A client of the control plane, without a token if none is known. Raises SettingsError without an address."""
         url = self.settings.resolve_url()
         try:
             return Client(url, self.settings.resolve_token())
@@ -84,7 +84,7 @@ class Surroundings:
 
     @cached_property
     def readiness(self) -> tuple[dict[str, Any], Mapping[str, str], float]:
-        """What `/readyz` says, the answer's headers, and this machine's time then. Raises ComputeShareError."""
+        """The document and headers of `/readyz`, and this machine's Unix time then. Raises ComputeShareError."""
         before = time.time()
         document, headers = self.client.ready()
         return document, headers, (before + time.time()) / 2
@@ -92,7 +92,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport:
-    """A broker that answers: its address without the password, what INFO says, how long it takes, who uses it."""
+    """A broker that answers: address without password, INFO, median ping in seconds, the control plane's release."""
 
     url: str
     info: Mapping[str, Any]

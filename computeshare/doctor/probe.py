@@ -1,4 +1,4 @@
-"""What of `computeshare doctor` needs torch: `python -m computeshare.doctor.probe DATA` prints a line of JSON."""
+"""The torch part of `computeshare doctor`: `python -m computeshare.doctor.probe DATA` prints a line of JSON."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from computeshare.jobspec.catalog import catalog
 
 
 def probe(data_dir: Path) -> dict[str, Any]:
-    """Device, threads, seconds that torch takes to load, what is wrong with torchvision and with each data set.
+    """Device, threads, seconds to import torch, and the problems of torchvision and of each data set.
 
-    `sources` are where those that are missing can be downloaded from.
+    `sources` holds the download addresses of missing data sets.
     """
     started = time.perf_counter()
     import torch
@@ -44,7 +44,7 @@ def probe(data_dir: Path) -> dict[str, Any]:
 
 
 def _trouble(open_split: Callable[..., object], name: str, data_dir: Path) -> str:
-    """What is wrong with a data set: nothing, that it is missing, or how it is damaged."""
+    """The problem of a data set: empty for none, `missing`, or the damage."""
     try:
         for split in ("train", "test"):
             open_split(name, split, data_dir, catalog().datasets[name].shape)

@@ -1,8 +1,7 @@
-"""`computeshare doctor --selftest`: tries on this machine what a worker needs of it, for its owner to paste back.
+"""`computeshare doctor --selftest`: exercises everything a worker needs of this machine, and prints a report to paste.
 
-Each part does the real thing: a seat is spawned as a worker spawns it, values go through a broker of its own, a file
-is flushed as a checkpoint is. What it makes lies in a folder of its own, which is removed; no job and no setting is
-touched.
+Each part runs the real code: a worker spawns a seat, values go through an embedded broker, a file is flushed as a
+checkpoint is. All files go into a temporary folder, which is removed; no job and no setting is touched.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ from computeshare.up.embedded_broker import EmbeddedBroker
 
 Status = Literal["ok", "failed", "not on this machine"]
 GRADIENTS_S, MEMORY_S, SEAT_S = 240.0, 180.0, 120.0
-"""How long a part may take at most; the others take seconds."""
+"""Time limits of the slow parts; the other parts take seconds."""
 MOST_GROWTH = 0.05
 LISTEN_S = 5.0
 TOOL_S = 10.0
@@ -60,7 +59,7 @@ JOB = "selftest"
 
 @dataclass(frozen=True, slots=True)
 class TrialPart:
-    """What came of one part of the self-test, and what to do where it failed."""
+    """The result of one part of the self-test, and advice if it failed."""
 
     name: str
     status: Status
@@ -71,7 +70,7 @@ class TrialPart:
 
 @dataclass(frozen=True)
 class Ground:
-    """Where the self-test is done: a folder of its own, a broker of its own, started when it is first asked for."""
+    """The self-test's environment: a temporary folder, and an embedded broker that starts on first use."""
 
     settings: Settings
     folder: Path
@@ -79,7 +78,7 @@ class Ground:
 
     @cached_property
     def broker(self) -> EmbeddedBroker:
-        """Raises BrokerError: it does not start, or there is none to start."""
+        """Raises BrokerError: the broker does not start, or no server is installed."""
         return EmbeddedBroker.start(self.folder / "broker.log")
 
     def close(self) -> None:
@@ -88,17 +87,17 @@ class Ground:
 
     @property
     def environment(self) -> dict[str, str]:
-        """That of a process which computes."""
+        """The environment variables of a process that computes."""
         found = {**os.environ, "COMPUTESHARE_HOME": str(self.folder), PARENT: str(os.getpid())}
         found["COMPUTESHARE_DATA"] = str(self.folder / "data")
         return found | ({"COMPUTESHARE_DEVICE": self.device} if self.device else {})
 
 
 def run(settings: Settings, device: str | None = None) -> Iterator[TrialPart]:
-    """Each part, as it is done.
+    """Run the parts; yields each result as soon as the part is done.
 
     Args:
-        device: the one to test; the best there is by default.
+        device: the device to test; default: the best device of the machine.
     """
     with tempfile.TemporaryDirectory(prefix="computeshare-selftest-") as folder:
         ground = Ground(settings, Path(folder), device)
@@ -120,7 +119,7 @@ Try = Callable[[Ground], Outcome]
 
 
 def sockets(ground: Ground) -> Outcome:
-    """A broker of its own, by unix socket and by TCP: how long it takes to answer, and to send and fetch a parcel."""
+    """Broker over unix socket and over TCP: latency of a ping, and speed of 8 MB each way."""
     told = []
     for name, url in (("unix", ground.broker.url), ("TCP", ground.broker.tcp_url)):
         with connect(url, retries=0) as redis:
@@ -136,7 +135,7 @@ def sockets(ground: Ground) -> Outcome:
 
 
 def seat(ground: Ground) -> Outcome:
-    """A worker as one starts it spawns a seat, which loads torch, tests its device, and leaves when it is asked to."""
+    """A real worker spawns a seat, which imports torch, tests its device, and leaves on request."""
     command = [sys.executable, "-m", "computeshare.worker.process", "--child", "--name", "selftest", "--queue", JOB]
     log_path = ground.folder / "worker.log"
     environment = ground.environment | {"COMPUTESHARE_REDIS_URL": ground.broker.url}
@@ -172,7 +171,7 @@ def seat(ground: Ground) -> Outcome:
 
 
 def gradients(ground: Ground) -> Outcome:
-    """The device's gradients against the CPU's."""
+    """Compare the device's gradients with the CPU's."""
     first, *trials = _trial(ground, "gradients", GRADIENTS_S)
     device, troubles = first["device"], [one["trouble"] for one in trials if one["trouble"]]
     against = "the same bits three times" if device.startswith("cpu") else "largest distance from the CPU's of three"
@@ -183,7 +182,7 @@ def gradients(ground: Ground) -> Outcome:
 
 
 def memory(ground: Ground) -> Outcome:
-    """What grows over many units."""
+    """Measure the growth of a seat's memory over many units."""
     (found,) = _trial(ground, "memory", MEMORY_S)
     if not found["settled"]:
         told = f"only {found['units']} units in {found['seconds']:.0f} s: too few to tell"
@@ -196,7 +195,7 @@ def memory(ground: Ground) -> Outcome:
 
 
 def sleep(_: Ground) -> Outcome:
-    """Whether the machine is kept awake while a seat computes, and heard of when it goes to sleep."""
+    """Whether the machine can be kept awake while a seat computes, and whether the system announces sleep."""
     keeps, hears = _keeps_awake(), _hears_of_sleep()
     told = f"{keeps[1]}; {hears[1]}"
     if "failed" in (keeps[0], hears[0]):
@@ -225,7 +224,7 @@ def _keeps_awake() -> tuple[Status, str]:
 
 
 def _hears_of_sleep() -> tuple[Status, str]:
-    """Whether the system is going to announce sleep: the machine is not sent to sleep for it."""
+    """Whether the system accepts a registration for notices of sleep. The machine is not put to sleep."""
     ready, failure = threading.Event(), threading.Event()
     why: list[str] = []
 
@@ -258,7 +257,7 @@ def power(_: Ground) -> Outcome:
 
 
 def service(ground: Ground) -> Outcome:
-    """The file that `--print-service` prints, as this system's own tools read it, and whether they can be reached."""
+    """Whether the system's tools accept the file from `--print-service`, and reach this login's services."""
     kind, tool = ("launchd", "launchctl") if sys.platform == "darwin" else ("systemd", "systemctl")
     flags = ["--queue", "mnist", "--only-on-power", "--name", 'a machine\'s "name"']
     text = services.printed(kind, flags, sys.executable, Path.home())
@@ -285,7 +284,7 @@ def service(ground: Ground) -> Outcome:
 
 
 def flushes(ground: Ground) -> Outcome:
-    """A checkpoint's way to the disk: a file and its folder, in the home folder."""
+    """Flush a file and its folder in the home folder, as for a checkpoint; how long that takes, and by which call."""
     home = ground.settings.home
     existing = next(path for path in (home.absolute(), *home.absolute().parents) if path.exists())
     with tempfile.TemporaryDirectory(dir=existing, prefix=".selftest-") as folder:
@@ -337,7 +336,7 @@ _ADVICE = {
 
 
 def heading(now: datetime | None = None) -> list[str]:
-    """What machine this is, for whoever reads the transcript."""
+    """A description of the machine as the first lines of the report."""
     moment = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
     from computeshare.training.devices import processor
 
@@ -354,7 +353,7 @@ def heading(now: datetime | None = None) -> list[str]:
 
 
 def line(part: TrialPart) -> str:
-    """A part as text to be pasted."""
+    """A part's result as text."""
     status = {"not on this machine": "–"}.get(part.status, part.status)
     told = f"{status:<7} {part.name:<11} {part.seconds:>5.1f} s  {part.finding}"
     return told + (f"\n{' ' * 28}what to do: {part.advice}" if part.advice else "")
@@ -368,12 +367,12 @@ def summary(parts: list[TrialPart]) -> str:
 
 
 def document(parts: list[TrialPart], about: list[str]) -> dict[str, Any]:
-    """The same as JSON."""
+    """The report as JSON data."""
     return {"ok": all(part.status != "failed" for part in parts), "about": about, "parts": [asdict(p) for p in parts]}
 
 
 def _trial(ground: Ground, what: str, limit_s: float) -> list[dict[str, Any]]:
-    """What a process that computes told. Raises OSError: it died, or took too long."""
+    """Run a trial in a process of its own; returns its JSON lines. Raises OSError: it died or exceeded `limit_s`."""
     command = [sys.executable, "-m", "computeshare.doctor.trial", what]
     try:
         done = subprocess.run(
@@ -391,7 +390,7 @@ def _decoded(output: Any) -> str:
 
 
 def _until(true: Callable[[], Any], deadline: float, worker: "subprocess.Popen[bytes]") -> None:
-    """Raises TimeoutError: it did not become true, or the worker ended before."""
+    """Wait until `true` returns a true value. Raises TimeoutError at `deadline`, or if the worker ends before."""
     while not true():
         if worker.poll() is not None:
             raise TimeoutError(f"the worker ended with code {worker.returncode}")
@@ -401,7 +400,7 @@ def _until(true: Callable[[], Any], deadline: float, worker: "subprocess.Popen[b
 
 
 def _logged(redis: Redis, *words: str) -> bool:
-    """Whether a seat has said one of these in its job's log."""
+    """Whether one of these phrases is in the job's log."""
     lines: Any = redis.xrange(JobKeys(JOB).logs())
     return any(word.encode() in value for _, fields in lines for value in fields.values() for word in words)
 

@@ -1,4 +1,4 @@
-"""Checks of what this machine reaches: broker, control plane, and who works for it."""
+"""Checks of the services that this machine reaches: broker, control plane and its workers."""
 
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -14,7 +14,7 @@ from computeshare.worker.invite import broker_url
 
 SKEW_S = 5.0
 FULL, NEARLY = 0.97, 0.85
-"""Of the broker's memory: what leaves no room for a round, and what soon will."""
+"""Fractions of the broker's memory: at FULL there is no room for a round, at NEARLY there soon will be none."""
 _OLDEST_BROKER = (6, 2)  # XTRIM MINID
 
 
@@ -85,7 +85,7 @@ def token(machine: Surroundings) -> Check:
 
 
 def versions(machine: Surroundings) -> Check:
-    """Whether this machine's release works with the control plane's, by its own word or by what the broker holds."""
+    """Whether this machine's release works with the control plane's, as told by the API or else by the broker."""
     try:
         said = machine.client.release()
         theirs = Release(str(said.get("version"))[:64], int(said.get("protocol", 0)))
@@ -123,7 +123,7 @@ def clock(machine: Surroundings) -> Check:
 
 
 def workers(machine: Surroundings) -> Check:
-    """Whether somebody serves the queues that have jobs."""
+    """Whether every queue with jobs has a worker."""
     try:
         queues = machine.client.queues()
     except ComputeShareError:

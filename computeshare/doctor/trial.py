@@ -1,6 +1,6 @@
-"""What of `computeshare doctor --selftest` computes: `python -m computeshare.doctor.trial gradients|memory`.
+"""The parts of `computeshare doctor --selftest` that compute: `python -m computeshare.doctor.trial gradients|memory`.
 
-Prints a line of JSON for each thing found, as soon as it is found. COMPUTESHARE_DEVICE names the device, if any does.
+Prints a line of JSON for each finding, as soon as it is known. COMPUTESHARE_DEVICE may name the device.
 """
 
 import json
@@ -20,17 +20,17 @@ MODELS: dict[str, tuple[int, int, int]] = {
     "resnet18": (3, 32, 32),
     "mobilenet_v3_small": (3, 32, 32),
 }
-"""Dense layers; convolutions; with dropout; with BatchNorm and shortcuts; depthwise, squeezed and excited."""
+"""Dense layers; convolutions; dropout; BatchNorm and shortcuts; depthwise convolutions and squeeze-and-excitation."""
 CLASSES = 10
 UNITS = 2000
 SETTLED = 200
-"""Units after which everything is there that is kept."""
+"""Units after which all lasting memory is allocated."""
 SAMPLES = 32
 LONGEST_S = 90.0
 
 
 def gradients() -> Iterator[dict[str, Any]]:
-    """The device's gradients against the CPU's, three times for each model."""
+    """Compare the device's gradients with the CPU's, three times for each model."""
     import torch
 
     from computeshare.tasks import models
@@ -47,7 +47,7 @@ def gradients() -> Iterator[dict[str, Any]]:
 
 
 def memory() -> Iterator[dict[str, Any]]:
-    """How much a seat takes while it computes units: once it has settled, and at the end."""
+    """Bytes that a seat uses while it computes units: once settled, at the end, and at the peak."""
     import numpy as np
     import torch
 
@@ -59,7 +59,7 @@ def memory() -> Iterator[dict[str, Any]]:
     from computeshare.training.memory import peak_bytes, used_bytes
     from computeshare.training.replica import Replica
 
-    torch.set_num_threads(1)  # several wait for one another wherever something else computes, too
+    torch.set_num_threads(1)  # several threads would wait for one another on a busy machine
     device = devices.choose(os.environ.get("COMPUTESHARE_DEVICE"))
     devices.make_deterministic(device)
     shape, samples = MODELS["lenet5"], SAMPLES * 50

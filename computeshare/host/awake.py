@@ -27,7 +27,7 @@ def command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
 def stay_awake() -> subprocess.Popen[bytes] | None:
     """Keep this machine awake until this process ends in any way; None if there is no tool for this.
 
-    The caller must keep the returned process object: once it is garbage collected, the machine may sleep.
+    To let the machine sleep earlier, close the standard input of the returned process and terminate it.
     """
     wanted = command()
     if not wanted or not shutil.which(wanted[0]):

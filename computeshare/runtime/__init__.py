@@ -1,1 +1,1 @@
-"""What every process of ComputeShare needs: signals, logs, failpoints."""
+"""Shared by every process of ComputeShare: signals, logs, failpoints, durable files."""

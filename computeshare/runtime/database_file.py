@@ -1,4 +1,4 @@
-"""The control plane's SQLite file: whether it is whole, its daily copies, and what to do where it is damaged."""
+"""The control plane's SQLite file: check for damage, daily copies, and advice on how to restore a damaged file."""
 
 import errno
 import shutil
@@ -14,34 +14,34 @@ from computeshare.errors import DatabaseDamaged
 from computeshare.runtime.durability import flush
 
 CHECK_S = 3.0
-"""How long a start looks for damage: a gigabyte that is in memory, a few hundred megabytes that are not."""
+"""Seconds that a start spends on the check for damage: enough for 1 GB in memory or a few hundred MB on disk."""
 KEPT = 3
-"""Copies that are kept."""
+"""The number of copies kept."""
 DAY_S = 24 * 3600.0
 BUSY_S = 5.0
 _STEPS = 10_000
-"""Steps of SQLite's virtual machine between looks at the clock: a few milliseconds."""
+"""Steps of SQLite's virtual machine between checks of the clock: a few milliseconds."""
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether this error of the driver says that the file itself is damaged."""
+    """Whether this error of the sqlite3 driver means that the file itself is damaged."""
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFile:
-    """A file, and the folder of its copies."""
+    """The database file, and the folder of its copies."""
 
     path: Path
     backups: Path
 
     def damage(self, patience_s: float) -> str | None:
-        """What SQLite finds wrong with the file; None where it finds nothing in the time it is given, or no file."""
+        """The damage that SQLite finds in the file within `patience_s`; None without damage, or without a file."""
         if not self.path.exists() or not self.path.stat().st_size:
             return None
         found: list[str] = []
-        # A thread, for only newer releases of SQLite let themselves be interrupted while they walk through a tree.
+        # In a thread: only newer releases of SQLite can be interrupted while they walk through a tree.
         look = threading.Thread(target=self._look, args=(found, time.monotonic() + patience_s), daemon=True)
         look.start()
         look.join(patience_s)
@@ -59,7 +59,7 @@ class DatabaseFile:
                 found.append(str(error))
 
     def require_whole(self, patience_s: float) -> None:
-        """Raises DatabaseDamaged, with what to do, where damage is found in this time."""
+        """Raises DatabaseDamaged, with advice, if damage is found within `patience_s`."""
         if trouble := self.damage(patience_s):
             raise DatabaseDamaged(f"{self.path} is damaged ({trouble}): {self.advice()}")
 
@@ -69,29 +69,29 @@ class DatabaseFile:
         return f"stop computeshare, move {files} out of {self.path.parent}, {self.way_back()}, and start it again"
 
     def way_back(self) -> str:
-        """What takes the place of a file that is gone."""
+        """How to replace a lost file: by the newest copy, or a copy of the user's own."""
         if copy := self.newest_copy():
             made = time.strftime("%Y-%m-%d %H:%M", time.localtime(copy.stat().st_mtime))
             return f"restore the newest copy, of {made} (cp {copy} {self.path})"
         return f"restore a copy of your own if you have one ({self.backups} holds none yet)"
 
     def copies(self) -> list[Path]:
-        """The oldest first."""
+        """The copies, oldest first."""
         return sorted(self.backups.glob(f"{self.path.stem}-*.db"))
 
     def newest_copy(self) -> Path | None:
         return next(reversed(self.copies()), None)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the newest copy is a day old by this clock (or from a time still to come), or there is none."""
+        """Whether there is no copy, or the newest is at least a day old at `now_s` (or dated in the future)."""
         newest = self.newest_copy()
         return newest is None or not 0 <= now_s - newest.stat().st_mtime < DAY_S
 
     def copy(self, now_s: float, stopping: Callable[[], bool] = lambda: False) -> Path:
-        """Make a copy and drop those that are too many; nobody's reading or writing waits for it.
+        """Make a copy and delete the oldest surplus copies. Readers and writers of the database do not wait.
 
         Raises: sqlite3.Error: the file cannot be read to its end, or this process is `stopping`. OSError: no room.
-        Either way the copies before stay.
+        After an error the earlier copies remain.
         """
         self.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._require_room()
@@ -104,7 +104,7 @@ class DatabaseFile:
             with closing(_open_for_reading(self.path, BUSY_S)) as connection:
                 connection.set_progress_handler(stopping, _STEPS)
                 connection.execute("VACUUM INTO ?", (str(partial),))
-            flush(partial)  # SQLite leaves that to others
+            flush(partial)  # VACUUM INTO does not
             partial.replace(made)
             flush(self.backups)
         finally:
@@ -114,7 +114,7 @@ class DatabaseFile:
         return made
 
     def _require_room(self) -> None:
-        """Raises OSError where a copy would leave less room than it takes: jobs need the rest."""
+        """Raises OSError if a copy would leave less free room than its own size: jobs need the rest."""
         needed = 2 * self.path.stat().st_size
         if shutil.disk_usage(self.backups).free < needed:
             raise OSError(errno.ENOSPC, f"a copy needs {needed:,} free bytes", str(self.backups))

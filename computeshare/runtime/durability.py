@@ -1,4 +1,4 @@
-"""Having the disk hold what was written, and what keeps it from that."""
+"""Flushes written files to the disk, and explains why a disk takes no writes."""
 
 import errno
 import fcntl
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Self
 
 FULL_FSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-"""macOS alone: its fsync leaves the data in the drive's cache, which a loss of power empties."""
+"""macOS only: its fsync leaves data in the drive's cache, which a loss of power empties."""
 
 UNSUPPORTED = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
-"""What a file system answers that cannot do that: a network share, for one."""
+"""Errors of a file system without F_FULLFSYNC, such as a network share."""
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -19,7 +19,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk that a folder lies on, as it is now."""
+    """The current state of the disk that a folder lies on."""
 
     folder: Path
     free_bytes: int
@@ -27,13 +27,13 @@ class Disk:
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """That of a folder which is there, or is still to be made. Raises OSError."""
+        """The disk of a folder, which need not exist yet. Raises OSError."""
         there = next(path for path in (folder, *folder.parents) if path.is_dir())
         stat = os.statvfs(there)
         return cls(there, stat.f_bavail * stat.f_frsize, bool(stat.f_flag & os.ST_RDONLY))
 
     def obstacle(self, bytes_needed: int) -> str | None:
-        """What keeps so many bytes from being written, and what would help; None where nothing does."""
+        """Why `bytes_needed` bytes cannot be written, and what would help; None if they can."""
         if self.is_read_only:
             return f"the disk of {self.folder} is read-only. Mount it for writing"
         if self.free_bytes < bytes_needed:
@@ -41,7 +41,7 @@ class Disk:
         return None
 
     def explained(self, error: OSError) -> str:
-        """Why something could not be written, and what would help."""
+        """Why a write failed with this error, and what would help."""
         cause = error.strerror or str(error)
         if error.errno == errno.EROFS or self.is_read_only:
             return f"{cause}: the disk of {self.folder} is read-only. Mount it for writing"

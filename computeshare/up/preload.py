@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks reducers and evaluators: everything that takes seconds, once."""
+"""Imported by the fork server before it forks reducers and evaluators, so that slow imports happen once."""
 
 import atexit
 import os
@@ -9,14 +9,14 @@ from computeshare.runtime.processes import PARENT, SOCKETS
 
 
 def end() -> None:
-    """End at once, without taking torch apart for seconds, and tidy up for a `computeshare up` that was killed."""
+    """End at once, without the seconds of torch's teardown, and remove the sockets' folder if `up` was killed."""
     if folder := os.environ.get(SOCKETS):
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 def load() -> None:
-    """Import it all. The server looks after its parent only once this is done, so that a thread does so meanwhile."""
+    """Import the slow modules. A thread watches the parent meanwhile: the server itself does so only afterwards."""
     parent, loaded = os.getppid(), threading.Event()
 
     def watch() -> None:
@@ -33,9 +33,9 @@ def load() -> None:
 
     process.warm()
     loaded.set()
-    watcher.join()  # nothing is forked beside a thread
+    watcher.join()  # no fork while a thread runs
 
 
-atexit.register(end)  # runs in the fork server alone: what it forks ends without
+atexit.register(end)  # runs in the fork server alone: forked processes end without atexit
 load()
 os.environ[PARENT] = str(os.getpid())  # for the server's children: it may be dead before they can ask who forked them

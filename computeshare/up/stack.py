@@ -36,14 +36,14 @@ from computeshare.up.embedded_broker import EmbeddedBroker, Place, can_listen, f
 
 READY_S = 120.0
 SHORT_LIVES = 3
-"""How often a process may end before the control plane is ready: what ends once more will not begin to work."""
+"""How often a process may end before the control plane is ready; a process that ends more often is taken for broken."""
 WATCH_S = 0.1
 START_S = 1.0
-"""How long the end of everything waits for a process that is being started."""
+"""How long `Stack.stop` waits for a process that is being started."""
 REDUCERS = 2
-"""One at work and one standing by."""
+"""One active and one standby."""
 BROKER_MEMORY = 0.5
-"""What part of this machine's memory the embedded broker may hold."""
+"""The fraction of this machine's memory that the embedded broker may use."""
 NAMELESS = (
     "That link is for this machine. With COMPUTESHARE_URL set to the address that others know it by, as "
     "http://studio.local:8000, links are for them, too."
@@ -56,7 +56,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `computeshare up` takes."""
+    """The options of `computeshare up`."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -66,7 +66,7 @@ class UpOptions:
 
 
 class Handle(Protocol):
-    """A process that was started."""
+    """A started process; the part of `subprocess.Popen` that `Child` uses."""
 
     @property
     def pid(self) -> int | None: ...
@@ -75,12 +75,12 @@ class Handle(Protocol):
 
 
 class Forked:
-    """A process of multiprocessing, with the face of a Popen."""
+    """A multiprocessing process with the interface of `Handle`; its output goes to `log_path`."""
 
     def __init__(self, target: Callable[[dict[str, str]], None], environment: dict[str, str], log_path: Path) -> None:
         made: dict[str, Any] = {"target": _logged, "args": (target, environment, str(log_path))}
-        # A fork server imports torch once: the second reducer and every restart are there in milliseconds.
-        # macOS' own libraries do not survive a fork.
+        # A fork server imports torch once: the second reducer and every restart take milliseconds.
+        # macOS's own libraries do not survive a fork.
         if sys.platform == "darwin":
             self._process: BaseProcess = multiprocessing.get_context("spawn").Process(**made)
         else:
@@ -98,7 +98,7 @@ class Forked:
         return self._process.exitcode
 
     def kill(self) -> None:
-        """By SIGKILL; it is gone when this returns."""
+        """Send SIGKILL and wait for the end."""
         self._process.kill()
         self._process.join()
 
@@ -119,7 +119,7 @@ def _logged(target: Callable[[dict[str, str]], None], environment: dict[str, str
 
 @dataclass
 class Child:
-    """One process that is to run, however often it has to be started; `may_leave`: until a user removes it."""
+    """A process that is restarted whenever it ends; with `may_leave`, only until a user removes it."""
 
     role: str
     start: Callable[[], Handle]
@@ -130,12 +130,12 @@ class Child:
     may_leave: bool = False
 
     def ensure(self, now: float) -> bool:
-        """Start it if it is not running and its pause is over; True if it was started now."""
+        """Start the process if it is not running and its pause is over; True if it was started now."""
         if self.handle is not None and self.handle.poll() is None:
             return False
         if self.handle is not None and (self.has_left or now - self.started < self.pause_s):
             return False
-        # At once after a long life, later and later after short ones.
+        # Exponential backoff, reset after a run of more than 10 s.
         self.pause_s = 0.2 if now - self.started > 10 else min(10.0, 2 * self.pause_s + 0.2)
         self.handle, self.started = self.start(), now
         self.starts += 1
@@ -143,13 +143,13 @@ class Child:
 
     @property
     def ends(self) -> int:
-        """How often it has ended, though it was to stay."""
+        """How often the process has ended unexpectedly; 0 for a process that may leave."""
         runs = self.handle is not None and self.handle.poll() is None
         return 0 if self.may_leave else self.starts - runs
 
     @property
     def has_left(self) -> bool:
-        """Whether it has ended because a user removed it, and not by a signal from elsewhere."""
+        """Whether the process has ended because a user removed it, and not by a signal."""
         return self.may_leave and self.handle is not None and self.handle.poll() == REMOVED
 
 
@@ -182,7 +182,7 @@ class Stack:
         return f"http://{host}:{self.options.port}"
 
     def login_url(self, url: str | None = None) -> str:
-        """Where a browser logs in; `url` is the address that it knows the control plane by, if not this one."""
+        """The link that logs a browser in; `url` is the control plane's address for the browser, default `self.url`."""
         return (url or self.url).rstrip("/") + login_path(self.settings.ensure_token())
 
     def start(self) -> None:
@@ -207,12 +207,12 @@ class Stack:
                 if time.monotonic() - rotated_at > ROTATE_S:
                     rotated_at = time.monotonic()
                     rotate_logs(self.settings.home / "logs")
-            except (OSError, EOFError) as error:  # a full disk, a fork server that died: what is missing comes later
+            except (OSError, EOFError) as error:  # a full disk, a dead fork server: the next turn tries again
                 log.error("cannot look after the processes", error=str(error))
             time.sleep(WATCH_S)
 
     def watch(self) -> None:
-        """Start what is not running; keep `run.json` true."""
+        """Start the processes that are not running; keep `run.json` up to date."""
         with self._watching:
             if self._stopped:
                 return
@@ -236,7 +236,7 @@ class Stack:
         return found
 
     def is_ready(self) -> bool:
-        """Whether the API answers that everything it needs is there."""
+        """Whether `/readyz` answers 200: the API has everything it needs."""
         try:
             with urllib.request.urlopen(f"{self.url}/readyz", timeout=2) as response:
                 return bool(response.status == 200)
@@ -244,7 +244,7 @@ class Stack:
             return False
 
     def require_lives(self, ends: int) -> None:
-        """Raises Unreachable, with what its log says, where a process has ended more often than this."""
+        """Raises Unreachable, with the end of the log, if a process has ended more than `ends` times."""
         for child in self.children:
             if child.ends > ends:
                 log_path = self._log(child.role)
@@ -255,7 +255,7 @@ class Stack:
         """End every process: workers first, the broker last."""
         self._stopped = True
         if not self._watching.acquire(timeout=START_S):
-            _end_fork_server()  # which imports what takes seconds, and keeps whoever starts a process waiting
+            _end_fork_server()  # its imports take seconds, for which the start of a process waits
             self._watching.acquire()
         for role in ("worker", "evaluator", "reducer", "api"):
             pids = self.pids().get(role, [])
@@ -277,13 +277,13 @@ class Stack:
         self.children.append(Child("broker", self._restart_broker, self.broker, time.monotonic()))
 
     def _restart_broker(self) -> Handle:
-        """At the same place, so that everyone who knew the one before finds it."""
+        """Start the broker again at the same place, so that all clients find it."""
         assert self.broker is not None
         print(f"the broker ended with {self.broker.poll()}: it is started again", file=sys.stderr, flush=True)
         return self.broker.spawn()
 
     def _stop_leftovers(self) -> None:
-        """Only a broker may be left, where its watcher was killed too: everything else ends by itself."""
+        """Stop a broker left by a killed `up` whose watcher was killed too; all other processes end by themselves."""
         left = RunFile.read(self.settings.run_path)
         for pid in left.pids.get("broker", []) if left else []:
             if is_server(pid):
@@ -306,7 +306,7 @@ class Stack:
 
     def _spawn(self, command: list[str], environment: dict[str, str], role: str) -> Handle:
         with self._open_log(role) as file:
-            # In a session of its own: Ctrl-C is for `up`, which ends the others in order.
+            # In a session of its own: Ctrl-C reaches only `up`, which ends the other processes in order.
             return subprocess.Popen(
                 command,
                 env={**os.environ, **environment, PARENT: str(os.getpid())},
@@ -326,10 +326,9 @@ class Stack:
 
 
 def rotate_logs(folder: Path, largest_bytes: int = _LOG_BYTES) -> None:
-    """Move what a log holds to `NAME.log.1` once it has grown too large.
+    """Copy each log larger than `largest_bytes` to `NAME.log.1` and truncate it.
 
-    The file itself stays: processes append to it, and go on at its new end. A line that is written between copying and
-    cutting is lost.
+    The file itself stays, as processes append to it. A line written between copying and truncating is lost.
     """
     for path in folder.glob("*.log"):
         if path.stat().st_size > largest_bytes:
@@ -339,7 +338,7 @@ def rotate_logs(folder: Path, largest_bytes: int = _LOG_BYTES) -> None:
 
 @contextmanager
 def running(options: UpOptions) -> Iterator[Stack]:
-    """A started stack, stopped at the end whatever happens. Raises SettingsError if one runs on this home already."""
+    """A started stack, stopped at the end of the block. Raises SettingsError if a stack runs on this home already."""
     settings = Settings.given(home=options.home)
     settings.home.mkdir(parents=True, exist_ok=True)
     with open(settings.home / "up.lock", "w") as lock:
@@ -358,9 +357,9 @@ def running(options: UpOptions) -> Iterator[Stack]:
 
 
 def wait_until_ready(stack: Stack, stop: threading.Event) -> None:
-    """Until every part answers.
+    """Wait until the control plane is ready, or `stop` is set.
 
-    Raises Unreachable: a process does not stay alive, or not everything answered within two minutes.
+    Raises Unreachable: a process keeps ending, or the control plane was not ready within two minutes.
     """
     deadline = time.monotonic() + READY_S
     while not stack.is_ready():
@@ -387,12 +386,12 @@ def up(options: UpOptions) -> int:
 
 
 def down(settings: Settings) -> bool:
-    """End the control plane that runs on this home, and wait until it is gone; False if none does."""
+    """End the control plane that runs on this home, and wait for its end; False if none runs."""
     run = RunFile.read(settings.run_path)
     for pid in run.pids.get("up", []) if run else []:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if "computeshare" in " ".join(process.cmdline()):  # and not another that got its number since
+            if "computeshare" in " ".join(process.cmdline()):  # not another process that got the same id
                 stop_process(pid, patience_s=30)
                 return True
     return False
@@ -404,7 +403,7 @@ def _check_port(options: UpOptions) -> None:
 
 
 def demo_spec(dataset: str, workers: int) -> dict[str, object]:
-    """A small job that learns this data set in a minute or so."""
+    """The JobSpec of a small job that learns this data set in about a minute. Raises SpecError for an unknown name."""
     from computeshare.jobspec.catalog import catalog
 
     known = catalog().datasets
@@ -427,7 +426,7 @@ def demo_spec(dataset: str, workers: int) -> dict[str, object]:
 
 
 def demo(dataset: str, workers: int) -> int:
-    """Everything on this machine: trains `dataset`, shows progress, ends with one line of JSON."""
+    """Run everything on this machine: train `dataset`, show progress, print one line of JSON; returns the exit code."""
     from computeshare.client import Client
     from computeshare.jobspec.spec import JobSpec
     from computeshare.terminal.watch import watch_job

@@ -1,1 +1,1 @@
-"""`computeshare jobs`: one module a command."""
+"""`computeshare jobs`: a module for each longer command."""

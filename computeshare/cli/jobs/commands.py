@@ -1,4 +1,4 @@
-"""`computeshare jobs`: what has no module of its own, and all of it together."""
+"""`computeshare jobs`: the group of all its commands, and the commands without a module of their own."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -100,26 +100,26 @@ def pause(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Let a queued or running job rest. Its workers leave, what they did stays."""
+    """Pause a queued or running job. Its workers leave; its progress is kept."""
     with connect(url, home) as client:
         _tell(client.pause(job_id, after_round, hours), as_json)
 
 
 @app.command()
 def resume(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Let a paused job continue where it was."""
+    """Resume a paused job where it stopped."""
     with connect(url, home) as client:
         _tell(client.resume(job_id), as_json)
 
 
 @app.command()
 def retry(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """Let a failed job continue from its last checkpoint."""
+    """Continue a failed job from its last checkpoint."""
     with connect(url, home) as client:
         _tell(client.retry(job_id), as_json)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # so that a number below zero is none
+@app.command(context_settings={"ignore_unknown_options": True})  # a negative number is not an option
 def priority(
     job_id: JobId,
     number: Annotated[
@@ -129,12 +129,12 @@ def priority(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Give a job another priority. Jobs with more get workers first, also from those with less."""
+    """Change a job's priority. Jobs of higher priority get workers first, even from jobs of lower priority."""
     with connect(url, home) as client:
         _tell(client.prioritise(job_id, number), as_json)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # so that a number below zero is none
+@app.command(context_settings={"ignore_unknown_options": True})  # a negative number is not an option
 @spec_options.with_editable_fields
 def edit(
     flags: Mapping[str, Any],
@@ -143,7 +143,7 @@ def edit(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Change fields of a job: its priority while it has not ended, what only describes it any time."""
+    """Change fields of a job: its priority until it has ended, descriptive fields at any time."""
     changes = {field: value for field, value in flags.items() if value is not None}
     with connect(url, home) as client:
         _tell(client.edit(job_id, changes), as_json)
@@ -157,7 +157,7 @@ def rename(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Give a job another name."""
+    """Rename a job."""
     with connect(url, home) as client:
         job = client.rename(job_id, name)
     if as_json:
@@ -181,7 +181,7 @@ def unban(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Let a worker that was banned from a job take part again."""
+    """Let a banned worker take part in a job again."""
     with connect(url, home) as client:
         found = client.unban(job_id, worker_id(client.workers(job_id), worker))
     if as_json:
@@ -191,7 +191,10 @@ def unban(
 
 
 def worker_id(workers: Sequence[JobWorker], worker: str) -> str:
-    """The id of the worker of this id, or of the only banned one of this name. Raises Problem."""
+    """The id of the worker with this id, or of the only banned worker with this name; else `worker` itself.
+
+    Raises: Problem: several banned workers have this name.
+    """
     named = [one["id"] for one in workers if worker == one["id"] or (worker == one["name"] and one["banned"])]
     if worker in named or len(named) < 2:
         return worker if worker in named or not named else str(named[0])
@@ -199,7 +202,7 @@ def worker_id(workers: Sequence[JobWorker], worker: str) -> str:
 
 
 def _tell(job: Job, as_json: bool) -> None:
-    """Print what has become of a job."""
+    """Print a job's new state."""
     if as_json:
         print_json(job)
     else:
@@ -214,7 +217,7 @@ def delete(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Forget a job that has ended, and remove its checkpoints."""
+    """Delete a job that has ended, and its checkpoints."""
     with connect(url, home) as client:
 
         def question() -> str:

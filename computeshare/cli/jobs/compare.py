@@ -22,7 +22,7 @@ def compare(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show jobs side by side: what they were asked for that differs, and what came of it.
+    """Show jobs side by side: results, and differences of their specifications.
 
     computeshare jobs compare ab12cd34 ef56ab78
     """
@@ -37,7 +37,7 @@ def compare(
 
 
 def side_by_side(found: Comparison) -> Table:
-    """Jobs, one a column: what came of them, then the fields that differ."""
+    """A table with a column for each job: results, then the fields that differ."""
     jobs = found["items"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", style="bold", no_wrap=True)

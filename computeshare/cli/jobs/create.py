@@ -74,14 +74,14 @@ def create(
 
 
 def _shown(spec: JobSpec, form: Form, url: str | None, home: Path | None) -> str:
-    """The job in another form; in curl, the address is that of the control plane that would be asked."""
+    """The job in another form; the curl form holds the address of the control plane that `create` would use."""
     document = spec.model_dump(mode="json")
     if form != "curl":
         return {"cli": export.as_cli, "python": export.as_python, "json": export.as_json}[form](document)
     try:
         return export.as_curl(document, settings(url, home).resolve_url())
     except SettingsError:
-        return export.as_curl(document, "http://127.0.0.1:8000")  # where `computeshare up` would be
+        return export.as_curl(document, "http://127.0.0.1:8000")  # the default address of `computeshare up`
 
 
 def _read(source: str) -> spec_options.Document:

@@ -20,7 +20,7 @@ from computeshare.terminal.output import target
 
 VERSIONS_AT_ONCE = 1000
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would carry out."""
+"""First characters of cells that a spreadsheet would run as a formula."""
 COLUMNS = ("version", "at", *SERIES)
 SUBMISSION_COLUMNS = (
     "id", "at", "worker", "outcome", "reason", "base_version", "current_version", "micro_batches", "samples",
@@ -42,7 +42,7 @@ def export(
     url: Url = None,
     home: Home = None,
 ) -> None:
-    """Write a job's series, one row a version, or its submissions.
+    """Write a job's series, with a row for each version, or its submissions.
 
     computeshare jobs export csv ab12cd34 -o ab12cd34.csv
     """
@@ -60,7 +60,7 @@ def export(
 
 
 def series_rows(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """Every version that there is now, a row each, ascending; some at a time."""
+    """A row for each version up to the newest at the call, ascending; fetched in pages of `VERSIONS_AT_ONCE`."""
     newest = client.show(job_id)["version"]
     for since in range(0, newest, VERSIONS_AT_ONCE):
         page = client.metrics(job_id, since, min(newest, since + VERSIONS_AT_ONCE), VERSIONS_AT_ONCE)
@@ -75,7 +75,7 @@ def submission_row(submission: Submission) -> dict[str, Any]:
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Rows as CSV, under a line of names."""
+    """Write rows as CSV with a header line."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
@@ -83,7 +83,7 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[dict[str, Any
 
 
 def write_json(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
-    """Rows as one array of JSON, an object a line."""
+    """Write rows as one JSON array, with an object on each line."""
     before = "[\n"
     for row in rows:
         file.write(before + json.dumps(row))
@@ -93,7 +93,7 @@ def write_json(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
-    """The file to write, which is whole or as it was; or standard output. Raises ArtifactError."""
+    """The file to write, replaced only once complete; standard output without a path. Raises ArtifactError."""
     if path is None:
         yield sys.stdout
         return
@@ -109,7 +109,7 @@ def opened(path: Path | None) -> Iterator[TextIO]:
 
 
 def _cell(value: object) -> object:
-    """A value in a cell; text that a spreadsheet would carry out is made text by an apostrophe."""
+    """A value for a cell; an apostrophe keeps a spreadsheet from running text as a formula."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

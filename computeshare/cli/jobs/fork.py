@@ -39,9 +39,9 @@ def fork(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Create a job that starts from a version of another.
+    """Create a job that starts from a version of another job.
 
-    What --set does not change stays as it was; the optimizer's state goes along unless its settings change.
+    Fields that --set does not name keep their values. The optimizer's state is copied unless its settings change.
 
     computeshare jobs fork ab12cd34@best --set optimizer.lr=0.01 --set epochs=2
     """
@@ -58,7 +58,7 @@ def fork(
 
 
 def parse_source(text: str) -> tuple[str, int | str]:
-    """Job and version of `JOB@V`; without one, the latest. Raises BadParameter."""
+    """Parse `JOB@V` into job and version; without `@V`, the version is `latest`. Raises BadParameter."""
     job_id, at, version = text.partition("@")
     number = version.isascii() and version.isdecimal() and len(version) <= 15
     if not job_id or (at and not number and version not in ("latest", "best")):

@@ -1,4 +1,4 @@
-"""`computeshare jobs logs`: what workers, reducer and evaluator logged of a job."""
+"""`computeshare jobs logs`: log lines of a job's workers, reducer and evaluator."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def logs(
         bool, typer.Option("--json", help="One JSON document on standard output; with -f, one a line.")
     ] = False,
 ) -> None:
-    """Show what all workers of a job logged, those that have left too. Ctrl-C stops reading, not the job."""
+    """Show the log of a job from all its workers, including workers that left. Ctrl-C stops reading, not the job."""
     if level is not None and level not in LEVELS:
         raise SpecError(f"--level {plain(level)}: give one of {', '.join(LEVELS)}")
     with connect(url, home) as client:
@@ -65,7 +65,7 @@ def logs(
 def followed(
     client: Client, job_id: str, worker: str | None, level: str | None, limit: int | None
 ) -> Iterator[LogLine]:
-    """The newest lines, then those that come."""
+    """The newest lines, then new lines as they come."""
     last, screen = 0, console(stderr=True)
     for line in client.logs(job_id, worker, level, limit):
         last = line["id"]
@@ -78,7 +78,7 @@ def followed(
 
 
 def print_lines(lines: list[LogLine], as_json: bool) -> None:
-    """Print lines that are all there."""
+    """Print a complete list of lines."""
     if as_json:
         print_json({"items": lines})
         return
@@ -90,7 +90,7 @@ def print_lines(lines: list[LogLine], as_json: bool) -> None:
 
 
 def print_line(line: LogLine, as_json: bool) -> None:
-    """Print a line at once."""
+    """Print one line immediately."""
     if as_json:
         print(json.dumps(line), flush=True)
     else:
@@ -98,7 +98,7 @@ def print_line(line: LogLine, as_json: bool) -> None:
 
 
 def show(line: LogLine, screen: Console) -> None:
-    """Time, worker, level, text and fields of a line; a traceback below it."""
+    """Print time, worker, level, text and fields of a line, and its traceback below."""
     style = STYLES.get(line["level"], "")
     moment = instant(line["at"])
     at = moment.astimezone().strftime("%m-%d %H:%M:%S") if moment else plain(line["at"])

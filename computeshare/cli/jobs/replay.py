@@ -10,7 +10,7 @@ from computeshare.replay.replay import Checked, Replay, Verdict
 from computeshare.terminal.output import console, print_json
 
 SHOWN = 10
-"""Mismatches that are printed one by one."""
+"""The most mismatches printed one by one."""
 
 
 def replay(
@@ -31,7 +31,7 @@ def replay(
     Exit code 0 only if every version matches.
     """
     screen = console(stderr=True)
-    lines = screen if screen.is_terminal else console()  # where a bar is drawn, they have to go above it
+    lines = screen if screen.is_terminal else console()  # lines have to go above the bar, if one is drawn
     with connect(url, home) as client:
         found = Replay(client, job_id, settings(url, home).data_dir, first, last)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -58,7 +58,7 @@ def told(one: Checked) -> str:
 
 
 def summary(found: Replay, verdict: Verdict) -> list[str]:
-    """The verdict in words, the last line saying it all."""
+    """The verdict as lines of text, the conclusion last."""
     lines = []
     if len(verdict.mismatches) > SHOWN:
         lines.append(f"and {len(verdict.mismatches) - SHOWN} more")
@@ -82,7 +82,7 @@ def summary(found: Replay, verdict: Verdict) -> list[str]:
 
 
 def document(found: Replay, verdict: Verdict) -> dict[str, Any]:
-    """All of it, for a script."""
+    """The replay and its verdict as JSON data."""
     mismatches = [
         {"version": one.version, "recorded": one.recorded, "computed": one.computed} for one in verdict.mismatches
     ]

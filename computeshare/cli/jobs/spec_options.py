@@ -1,6 +1,6 @@
-"""A JobSpec's document from the command line: a file, flags over it, `--set` over those. Pure.
+"""Builds a JobSpec's JSON document from the command line: a file, overridden by flags, overridden by `--set`. Pure.
 
-The flags are those of the JobSpec's fields.
+The flags follow from the JobSpec's fields.
 """
 
 import inspect
@@ -22,9 +22,9 @@ _PYTHON = {"integer": int, "number": float}
 
 
 def with_job_fields(command: Callable[..., None], fields: Sequence[JobField] | None = None) -> Callable[..., None]:
-    """A command whose first parameter is the flags that were given, as one with an option for each field of a job.
+    """Wrap a command whose first parameter is a mapping of flags: the wrapper has an option for each field of a job.
 
-    Typer reads options off a function's signature, so the signature is made from the fields.
+    Typer reads options from a function's signature, so the signature is built from the fields.
     """
     options = {one.path.replace(".", "__"): one for one in fields or job_fields() if one.flag}
 
@@ -42,12 +42,12 @@ def with_job_fields(command: Callable[..., None], fields: Sequence[JobField] | N
 
 
 def with_editable_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """As `with_job_fields`, for the fields that may be changed."""
+    """As `with_job_fields`, for the fields that may be changed later."""
     return with_job_fields(command, [one for one in job_fields() if one.control and one.control.change])
 
 
 def _option(one: JobField) -> Any:
-    """The annotation that makes Typer offer a field as an option."""
+    """The annotation by which Typer offers a field as an option."""
     about = f" ({one.description})" if one.description else ""
     default = f", default {one.default}" if one.default not in (None, "") else ""
     complete = queues if one.path == "queue" else (lambda: sorted(one.choices)) if one.choices else None
@@ -63,14 +63,14 @@ def _option(one: JobField) -> Any:
 
 
 def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str]) -> Document:
-    """The JobSpec's document that the parts make together.
+    """Merge the parts into a JobSpec's document.
 
     Args:
-        document: of `--spec`; left untouched.
+        document: from `--spec`; left unchanged.
         flags: dotted field to value; None for a flag not given.
         settings: `FIELD=VALUE` each, from `--set`.
-    An optimizer that is named anew starts from its own defaults; without a name, its arguments change those of the
-    document's optimizer, or else of the default one.
+    A new `optimizer.name` starts from that optimizer's defaults; without a name, optimizer arguments change the
+    document's optimizer, or else the default optimizer.
     Raises: SpecError.
     """
     built: Document = json.loads(json.dumps(document))
@@ -87,7 +87,7 @@ def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str])
 
 
 def check(document: Document) -> JobSpec:
-    """The document as a JobSpec. Raises SpecError, a line for each field that is wrong."""
+    """Validate the document as a JobSpec. Raises SpecError with a line for each wrong field."""
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
@@ -100,7 +100,7 @@ def check(document: Document) -> JobSpec:
 
 
 def parse(text: str, source: str) -> Document:
-    """The JSON object in `text`. Raises SpecError, which names the source."""
+    """Parse the JSON object in `text`. Raises SpecError, which names the source."""
     try:
         document = json.loads(text, parse_constant=_refuse)
     except ValueError as error:
@@ -113,7 +113,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Field and value of `FIELD=VALUE`; what is no JSON is taken as it stands. Raises SpecError."""
+    """Parse `FIELD=VALUE`; a value that is not JSON is taken as text. Raises SpecError."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
         raise SpecError(f"--set {text}: give FIELD=VALUE, for example optimizer.weight_decay=0.0005")
@@ -124,7 +124,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def put(document: Document, path: str, value: object) -> None:
-    """Set a dotted field, making the objects on the way. Raises SpecError where one of them is something else."""
+    """Set a dotted field, creating the objects on its path. Raises SpecError if the path leads through another type."""
     *parents, name = path.split(".")
     for depth, parent in enumerate(parents):
         document = document.setdefault(parent, {})
