@@ -15,12 +15,13 @@ from computeshare.settings import Settings
 from computeshare.terminal.output import plain, title
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Url = Annotated[
-    str | None, typer.Option(metavar="URL", help="Control plane; default COMPUTESHARE_URL, else the one running here.")
+    str | None,
+    typer.Option(metavar="URL", help="Control plane. Default: COMPUTESHARE_URL, else the control plane running here."),
 ]
 Home = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of token and run.json; default COMPUTESHARE_HOME.")
+    Path | None, typer.Option(metavar="DIR", help="Folder with token and run.json. Default: COMPUTESHARE_HOME.")
 ]
 
 

@@ -41,12 +41,13 @@ def root(
 
 @app.command()
 def up(
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines too.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 admits other machines.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to run on this machine.")] = 0,
     queue: Annotated[str, typer.Option(help="Queue that these workers serve.")] = "default",
     home: Annotated[
-        Path | None, typer.Option(metavar="DIR", show_default=False, help="Folder of database, checkpoints and token.")
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Folder for the database, checkpoints and token."),
     ] = None,
 ) -> None:
     """Run a control plane on this machine until Ctrl-C."""
@@ -101,9 +102,13 @@ def demo(
 def doctor(
     url: Url = None,
     home: Home = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that `computeshare up` is to take.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to be used by `computeshare up`.")] = 8000,
     selftest: Annotated[
-        bool, typer.Option("--selftest", help="Try what a worker needs of this machine, in minutes; to be pasted back.")
+        bool,
+        typer.Option(
+            "--selftest",
+            help="Test all that a worker needs of this machine. Takes minutes; the output is made to be shared.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -13,14 +13,14 @@ from computeshare.client import Client
 from computeshare.terminal.command import FAILED
 from computeshare.terminal.output import NOTHING, age, console, plain, print_json
 
-app = typer.Typer(no_args_is_help=True, help="Have notifications posted to an address.")
+app = typer.Typer(no_args_is_help=True, help="Post notifications to an address.")
 Hook = Annotated[
     str,
     typer.Argument(metavar="WEBHOOK", help="The webhook's id.", show_default=False, autocompletion=webhook_ids),
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Option("--event", help="What to tell: completed, failed, held, ... May be repeated.", show_default=False),
+    typer.Option("--event", help="Event to post: completed, failed, held, ... May be repeated.", show_default=False),
 ]
 PATIENCE_S = 15.0
 _LOOKS = {"delivered": "green", "failed": "red", "pending": "yellow", "dropped": "dim"}
@@ -29,7 +29,7 @@ Document = dict[str, Any]
 
 @app.command()
 def create(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Where to post to.", show_default=False)],
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Address to post to.", show_default=False)],
     event: Names = None,
     job: Annotated[
         str | None, typer.Option(help="Only events of this job.", show_default=False, autocompletion=job_ids)
@@ -84,7 +84,7 @@ def test(hook: Hook, url: Url = None, home: Home = None, as_json: Json = False) 
 @app.command()
 def deliveries(
     hook: Hook,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Most deliveries to list.")] = 20,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="See workers; invite, drain and rem
 
 @app.command("list")
 def list_workers(
-    offline: Annotated[bool, typer.Option("--offline", help="Also those that are not there now.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="List offline workers, too.")] = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -71,7 +71,7 @@ def invite(
     queue: Annotated[
         str, typer.Option(help="Queue that the invited worker serves.", autocompletion=queues)
     ] = "default",
-    minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long the invite holds.")] = 15,
+    minutes: Annotated[int, typer.Option(min=1, max=1440, help="Minutes until the invite expires.")] = 15,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

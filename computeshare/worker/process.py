@@ -155,37 +155,39 @@ def _take_seats(
 def command(
     context: typer.Context,
     queue: Annotated[list[str] | None, typer.Option(help="Queue to serve; may be given several times.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
-    join: Annotated[
-        str | None, typer.Option(metavar="URL", help="An invite's link, from a job's page, instead of the broker.")
+    redis_url: Annotated[
+        str | None, typer.Option(help="Broker's address. Default: the broker of `computeshare up` here.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: the best there is.")] = None,
-    name: Annotated[str | None, typer.Option(help="What the pages call this machine; default: its host name.")] = None,
-    home: Annotated[Path | None, typer.Option(help="Folder of run.json.")] = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="URL", help="Join by an invite's link instead of a broker's address.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu. Default: the fastest one here.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this machine on the pages. Default: its host name.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder with run.json and the invites joined.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
     max_up: Annotated[
-        str | None, typer.Option(help="How fast to send at most, in bits per second: 5mbit, 800kbit.")
+        str | None, typer.Option(help="Upload limit in bits per second, such as 5mbit or 800kbit.")
     ] = None,
     max_memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", envvar="COMPUTESHARE_MAX_MEMORY", help="What a job may take of the memory: 8GB, 512MiB."
+            metavar="SIZE", envvar="COMPUTESHARE_MAX_MEMORY", help="Memory that a job may use, such as 8GB or 512MiB."
         ),
     ] = None,
     nice: Annotated[int | None, typer.Option(min=0, max=19, help="CPU priority: 0 normal, 19 lowest.")] = None,
     only_on_power: Annotated[bool, typer.Option("--only-on-power", help="Rest while on battery.")] = False,
     battery_stop: Annotated[
-        float | None, typer.Option(min=0, max=100, help="Rest from this percentage of the battery down ...")
+        float | None, typer.Option(min=0, max=100, help="Rest once the battery falls to this percentage ...")
     ] = None,
     battery_start: Annotated[
-        float | None, typer.Option(min=0, max=100, help="... until it is at this one again; default: 10 more.")
+        float | None, typer.Option(min=0, max=100, help="... until it is charged to this percentage. Default: 10 more.")
     ] = None,
-    hours: Annotated[
-        list[str] | None, typer.Option(help="Local hours to work in: 22-07, 22:30-07; several by commas.")
-    ] = None,
+    hours: Annotated[list[str] | None, typer.Option(help="Local hours to work in, such as 22-07,12:30-14.")] = None,
     print_service: Annotated[
         str | None,
-        typer.Option(services.FLAG, metavar="[launchd|systemd]", help="Print a service with these flags; start none."),
+        typer.Option(
+            services.FLAG, metavar="[launchd|systemd]", help="Print a service file with these flags, and exit."
+        ),
     ] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True, help="End with the process that started it.")] = False,
 ) -> None:

@@ -50,9 +50,9 @@ def list_jobs(
     ] = None,
     sort: Annotated[
         JobSort | None,
-        typer.Option(help="The order; accuracy: best first, updated: latest first.", show_default="newest"),
+        typer.Option(help="Order. accuracy: best first; updated: latest first.", show_default="newest"),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many at most; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Most jobs to list; 0: all.")] = 20,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -91,10 +91,10 @@ def watch(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fal
 @app.command()
 def pause(
     job_id: JobId,
-    after_round: Annotated[bool, typer.Option("--after-round", help="Let the round at hand be done first.")] = False,
+    after_round: Annotated[bool, typer.Option("--after-round", help="Finish the current round first.")] = False,
     hours: Annotated[
         float | None,
-        typer.Option("--hours", min=0, help="Resume automatically after so many hours.", show_default=False),
+        typer.Option("--hours", min=0, help="Resume automatically after this many hours.", show_default=False),
     ] = None,
     url: Url = None,
     home: Home = None,
@@ -152,7 +152,7 @@ def edit(
 @app.command()
 def rename(
     job_id: JobId,
-    name: Annotated[str, typer.Argument(help='The new name; "": what the job trains names it.', show_default=False)],
+    name: Annotated[str, typer.Argument(help='The new name; "": model and data set.', show_default=False)],
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -235,7 +235,7 @@ def delete(
 @app.command()
 def download(
     job_id: JobId,
-    version: Annotated[str, typer.Option(metavar="latest|best|N", help="Which version.")] = "latest",
+    version: Annotated[str, typer.Option(metavar="latest|best|N", help="Version to download.")] = "latest",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -246,7 +246,7 @@ def download(
             help="File or folder to write to (default JOB-vN.safetensors).",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

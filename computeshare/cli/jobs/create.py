@@ -27,7 +27,7 @@ def create(
             "--set",
             metavar="FIELD=VALUE",
             show_default=False,
-            help="Any field, as JSON: --set optimizer.weight_decay=0.0005. May be repeated.",
+            help="Set any field, as JSON: --set optimizer.weight_decay=0.0005. May be repeated.",
         ),
     ] = None,
     spec: Annotated[
@@ -35,17 +35,17 @@ def create(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="JobSpec as JSON to start from, - for standard input; flags change it.",
+            help="Start from a JobSpec in JSON, which flags change; - reads standard input.",
         ),
     ] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", show_default=False, help="Makes repetitions of this call one job.")
+        str | None, typer.Option(metavar="KEY", show_default=False, help="Calls with the same key create one job.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch the job until it ends.")] = False,
     show: Annotated[
         Form | None,
         typer.Option(
-            "--show", show_default=False, help="Print the same job as curl, Python, JSON or command; send nothing."
+            "--show", show_default=False, help="Print the call as curl, Python, JSON or command, and send nothing."
         ),
     ] = None,
     url: Url = None,

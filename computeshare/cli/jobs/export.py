@@ -29,16 +29,18 @@ SUBMISSION_COLUMNS = (
 
 
 def export(
-    form: Annotated[Literal["csv", "json"], typer.Argument(metavar="csv|json", help="What to write.")],
+    form: Annotated[Literal["csv", "json"], typer.Argument(metavar="csv|json", help="Format of the file.")],
     job_id: JobId,
     submissions: Annotated[
-        bool, typer.Option("--submissions", help="What workers sent, newest first, instead of the series.")
+        bool, typer.Option("--submissions", help="Write the workers' submissions, newest first, instead of the series.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Default standard output."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", show_default=False, help="File to write. Default: standard output."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
     url: Url = None,
     home: Home = None,
 ) -> None:

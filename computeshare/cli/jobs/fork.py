@@ -16,24 +16,24 @@ def fork(
             metavar="JOB[@V]",
             show_default=False,
             autocompletion=job_ids,
-            help="A job's id and which version: a number, latest (default) or best.",
+            help="A job's id and a version: a number, latest (default) or best.",
         ),
     ],
-    name: Annotated[str | None, typer.Option(help="What the pages call the new job.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new job.", show_default=False)] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
             show_default=False,
-            help="A field that changes, as JSON: --set optimizer.lr=0.01. May be repeated.",
+            help="Change a field, as JSON: --set optimizer.lr=0.01. May be repeated.",
         ),
     ] = None,
     fresh_optimizer: Annotated[
-        bool, typer.Option("--fresh-optimizer", help="Do not take the optimizer's state over.")
+        bool, typer.Option("--fresh-optimizer", help="Start with a fresh optimizer state.")
     ] = False,
     idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", show_default=False, help="Makes repetitions of this call one job.")
+        str | None, typer.Option(metavar="KEY", show_default=False, help="Calls with the same key create one job.")
     ] = None,
     url: Url = None,
     home: Home = None,

@@ -24,7 +24,7 @@ Worker = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Only lines of this worker: its name or id.",
+        help="Only lines of the worker with this name or id.",
         show_default=False,
         autocompletion=workers,
     ),
@@ -37,14 +37,16 @@ AtLeast = Annotated[
 
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until the job ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines as they come, until the job ends.")
+    ] = False,
     worker: Worker = None,
     level: AtLeast = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many of the newest lines; 0: all there are.")] = 100,
+    limit: Annotated[int, typer.Option(min=0, help="Number of newest lines; 0: all.")] = 100,
     url: Url = None,
     home: Home = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on standard output; with -f, one a line.")
+        bool, typer.Option("--json", help="Print one JSON document; with -f, one for each line.")
     ] = False,
 ) -> None:
     """Show the log of a job from all its workers, including workers that left. Ctrl-C stops reading, not the job."""

@@ -16,11 +16,14 @@ SHOWN = 10
 def replay(
     job_id: JobId,
     first: Annotated[
-        int, typer.Option("--from", min=0, metavar="V", help="Version to start from: one with a checkpoint, or 0.")
+        int,
+        typer.Option("--from", min=0, metavar="V", help="Version to start from: 0, or a version with a checkpoint."),
     ] = 0,
     last: Annotated[
         int | None,
-        typer.Option("--to", min=1, metavar="V", show_default=False, help="Last version; default the newest durable."),
+        typer.Option(
+            "--to", min=1, metavar="V", show_default=False, help="Last version. Default: the newest durable version."
+        ),
     ] = None,
     url: Url = None,
     home: Home = None,
