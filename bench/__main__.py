@@ -1,9 +1,9 @@
-"""Everything that is measured for docs/performance.md, part by part: one Markdown table of it all, and plots.
+"""Runs all measurements for docs/performance.md, part by part, and writes one Markdown document with plots.
 
     python -m bench [--only ddp-simplenet thin-simplenet-20mbit ...] [--quick] [--list]
 
-Each part is a process of its own, whose words go to bench-results/PART.log and whose findings to PART.json; one that
-fails is named at the end and does not hide the others. What was found in earlier runs stays until it is measured again.
+Each part runs in a process of its own, with output in bench-results/PART.log and results in PART.json. A part that
+fails is named at the end and does not stop the others. Results of earlier runs stay until their part is measured again.
 """
 
 import argparse
@@ -28,12 +28,12 @@ QUICK: dict[str, Sequence[str]] = {
     "lenet5": ("--limit", "60", "--samples", "6400", "--score-every", "3200"),
     "resnet18": ("--limit", "120", "--samples", "256", "--score-every", "128"),
 }
-"""By model, what is enough to see that a case over thin links works: a round of ResNet-18 takes DDP 36 s there."""
+"""Arguments by model for a quick check of a case over thin links, where a round of ResNet-18 takes DDP 36 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A module with its arguments; `quick` is said instead of `full` to see whether it works."""
+    """A module with its arguments; a quick check uses the arguments `quick` instead of `full`."""
 
     module: str
     arguments: Sequence[str] = ()
@@ -41,7 +41,7 @@ class Command:
     quick: Sequence[str] = ()
 
     def line(self, quick: bool, results: Path) -> list[str]:
-        """As it is run."""
+        """The command line."""
         chosen = self.quick if quick else self.full
         return [sys.executable, "-m", self.module, *self.arguments, *chosen, "--json", str(results)]
 
@@ -71,7 +71,7 @@ PARTS: dict[str, Command] = {
 
 
 def run(name: str, quick: bool, folder: Path = FOLDER, parts: Mapping[str, Command] = PARTS) -> str:
-    """Measure one part; `done`, or why there is nothing."""
+    """Measure one part; returns `done ...`, `skipped: ...` or `FAILED ...`."""
     results, log = folder / f"{name}.json", folder / f"{name}.log"
     folder.mkdir(exist_ok=True)
     results.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def run(name: str, quick: bool, folder: Path = FOLDER, parts: Mapping[str, Comma
 
 
 def write(folder: Path = FOLDER, parts: Mapping[str, Command] = PARTS) -> Path:
-    """Everything that was found so far, as one document with its plots beside it."""
+    """Write all stored results as one Markdown document, with the plots beside it; returns its path."""
     sections = ["# What was measured\n"]
     for name in parts:
         if (found := folder / f"{name}.json").exists():

@@ -1,4 +1,4 @@
-"""What versions and ledger take on disk, plain and packed, and how long a restore takes of a long job.
+"""Measures the disk space of versions and ledger, plain and packed, and the time to restore a long job.
 
 python -m bench.archive --versions 100000
 """
@@ -21,14 +21,14 @@ from computeshare.types import Token
 
 
 def taken(database: Database) -> int:
-    """Bytes of the tables of versions and of the ledger, with their indexes."""
+    """Bytes of the tables of versions, ledger and archive, with their indexes."""
     query = """SELECT SUM(pgsize) FROM dbstat WHERE name IN (
       SELECT name FROM sqlite_master WHERE tbl_name IN ('version', 'ledger_entry', 'archive'))"""
     return int(database.peek(query)[0][0])
 
 
 def restore_ms(database: Database, job_id: str, version: int, incarnation: int) -> float:
-    """Milliseconds that the rows take when the job goes on from this version."""
+    """Milliseconds to bring the rows in line when the job is restored to this version."""
     token = Token(incarnation, version, digest(version)[:16])
     started = time.perf_counter()
     with database.writing() as connection:

@@ -1,5 +1,5 @@
-"""Messages to and from the embedded broker, over its unix socket and over loopback: as they travel here, in parts over
-a wire of their own, and in one piece through redis-py (with hiredis on the path it is used by itself). Medians.
+"""Measures messages to and from the embedded broker, over its unix socket and over loopback: in parts over a connection
+of our own, as in production, and in one piece through redis-py (which uses hiredis if installed). Medians.
 
     python -m bench.blobs
 """
@@ -34,7 +34,7 @@ def median_s(call: Callable[[], object], size: int) -> float:
 
 
 def measure(redis: Redis, size: int) -> list[float]:
-    """GB/s out and in: in parts over a wire, then in one piece through redis-py."""
+    """GB/s out and in: in parts over our own connection, then in one piece through redis-py."""
     blob, channel = os.urandom(size), Channel(redis)
     parts = [memoryview(blob)[at : at + PART_BYTES] for at in range(0, size, PART_BYTES)]
     room = [memoryview(bytearray(part.nbytes)) for part in parts]

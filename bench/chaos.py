@@ -1,9 +1,9 @@
-"""The release's counts of everything that is proved by trying it often, in parts that can be resumed.
+"""Runs the randomized tests of a release as often as it requires, in parts that can be resumed.
 
     python -m bench.chaos --minutes 60 --jobs 2
 
-Each step of a part appends one line to chaos-results.jsonl. What passed is not run again until a source that the part
-depends on changes.
+Each step of a part appends one line to chaos-results.jsonl. A step that passed is not run again until a source file
+changes on which the part depends.
 """
 
 import argparse
@@ -34,25 +34,25 @@ BROKER = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A test that is run `total` times in steps of `step`, each step from a seed of its own."""
+    """A test with `total` cases in all, run in steps of `step` cases; each step has its own seed."""
 
     test: str
-    """A file, or a folder of them."""
+    """A test file, or a folder of test files."""
     total: int
     step: int
     sources: tuple[str, ...]
-    """What its result depends on, besides the test's own file."""
+    """Patterns of the files on which the result depends, besides the test's own files."""
     counted_by: str = ""
-    """The environment variable that sets how many the test runs; none for a test that is run once."""
+    """The environment variable for the number of cases; empty for a test that is run once."""
     shows: str = "violations"
-    """What there is none of if it passes."""
+    """The failures that a passing test rules out."""
 
     @property
     def files(self) -> str:
         return self.test if self.test.endswith(".py") else f"{self.test}/**/*.py"
 
     def digest(self) -> str:
-        """What a result holds for: the part's sources as they are now."""
+        """The digest of the part's current sources, for which a result holds."""
         return digest((*self.sources, self.files), f"{self.step} {self.counted_by}")
 
 
@@ -60,7 +60,7 @@ PARTS: dict[str, Part] = {
     "all cases of e2e": Part("tests/e2e", 1, 1, (*TRAINING, *CONTROL, *BROKER, "tests/support/*.py"), "", "failures"),
     "script mutants": Part(
         "tests/integration/protocol/test_script_mutants.py",
-        1000,  # more than there are
+        1000,  # more than there are mutants
         1000,
         (*ROUNDS, *BROKER, "tests/integration/protocol/**/*.py", "tests/support/*.py"),
         "COMPUTESHARE_MUTANTS",
@@ -117,12 +117,12 @@ PARTS: dict[str, Part] = {
 
 
 def results(digests: dict[str, str], path: Path = RESULTS) -> dict[tuple[str, int], dict[str, Any]]:
-    """The newest result of each part and first seed, on the sources that have these digests."""
+    """The newest result for each (part, first seed) on sources with these digests."""
     return {(e["part"], e["first"]): e for e in load(path) if e["sources"] == digests.get(e["part"])}
 
 
 def due(done: dict[tuple[str, int], dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    """What has not passed yet: a part's name, and the first seed of the step."""
+    """The steps that have not passed yet, as (part's name, first seed)."""
     for name, part in PARTS.items():
         for first in range(0, part.total, part.step):
             if not done.get((name, first), {}).get("passed"):
@@ -130,7 +130,7 @@ def due(done: dict[tuple[str, int], dict[str, Any]]) -> Iterator[tuple[str, int]
 
 
 def run(part: Part, first: int) -> tuple[bool, str]:
-    """Whether one step passed, and the end of what pytest said if it did not."""
+    """Run one step; returns whether it passed, and if not the end of pytest's output."""
     environment = {**os.environ, "COMPUTESHARE_SEED": str(first), "COMPUTESHARE_CASES": "all"}
     if part.counted_by:
         environment[part.counted_by] = str(part.step)
@@ -141,7 +141,7 @@ def run(part: Part, first: int) -> tuple[bool, str]:
 
 
 def table(done: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """One line per part: how much of it passed, failed and is left, and what there was none of."""
+    """A line for each part: cases passed, failed and in all, minutes, and the result."""
     lines = [f"{'part':<22}{'passed':>10}{'failed':>10}{'of':>10}{'minutes':>10}  result"]
     for name, part in PARTS.items():
         mine = [entry for (of, _), entry in done.items() if of == name]
@@ -154,7 +154,7 @@ def table(done: dict[tuple[str, int], dict[str, Any]]) -> str:
 
 
 class Runner:
-    """Runs steps until the time is up, some at a time, and writes down each result."""
+    """Runs steps until the time is up, and stores each result."""
 
     def __init__(self, digests: dict[str, str], until: float) -> None:
         self._digests, self._until = digests, until

@@ -1,11 +1,12 @@
-"""Codecs on real gradients, in buckets as they travel: bytes, speed each way, error. One process, one thread.
+"""Measures codecs on real gradients, in buckets as in production: bytes, encode and decode speed, error. One process,
+one thread.
 
 python -m bench.codecs                       # as markdown; gradients are made once and kept in a temporary folder
 python -m bench.codecs --model resnet18 --times 9
 
-`resnet18` on 3x32x32 leaves most of its gradient zero (its last maps are one pixel wide, so that eight of nine weights
-of a filter see padding alone); on 3x64x64 (`resnet18-64`) it is dense. Speeds are per second of
-CPU time, which a busy machine changes less than the wall clock's; copying memory is measured beside each.
+Most of the gradient of `resnet18` on 3x32x32 is zero (its last feature maps are one pixel wide, so that eight of nine
+weights of a filter see only padding); on 3x64x64 (`resnet18-64`) the gradient is dense. Speeds are per second of CPU
+time, which depends less on other load than wall-clock time; a memory copy is measured beside each codec.
 """
 
 import argparse
@@ -36,7 +37,7 @@ BUCKET = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One codec on one gradient: float32 bytes over its own, MB of float32 per CPU second, |lost| / |gradient|."""
+    """One codec on one gradient: compression ratio to float32, MB of float32 per CPU second, and relative L2 error."""
 
     ratio: float
     encode_mb_s: float
@@ -45,7 +46,7 @@ class Row:
 
 
 def gradient(name: str, data_dir: Path, folder: Path) -> Vector:
-    """The gradient (d,) of a few steps into training on MNIST, from `folder` where it is there already."""
+    """The gradient (d,) a few steps into training on MNIST; cached in `folder`."""
     path = folder / f"{name}.npy"
     if not path.exists():
         np.save(path, _trained(*GRADIENTS[name], data_dir))
@@ -59,7 +60,7 @@ def _trained(model: str, shape: models.Shape, steps: int, data_dir: Path) -> Vec
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
     rng = np.random.default_rng(0)
     for _ in range(steps):
-        optimizer.step()  # at first there is no gradient, and nothing changes
+        optimizer.step()  # the first step has no gradient and changes nothing
         images, labels = split.batch(rng.integers(0, len(split), 32))
         optimizer.zero_grad()
         functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
@@ -67,7 +68,7 @@ def _trained(model: str, shape: models.Shape, steps: int, data_dir: Path) -> Vec
 
 
 def measure(codec: Codec, values: Vector, times: int) -> Row:
-    """Medians over `times` runs through all buckets, decoded into a vector that is kept."""
+    """Medians over `times` runs through all buckets; decoding writes into one preallocated vector."""
     buckets = list(_buckets(values))
     blobs = [codec.encode(bucket, seed) for seed, bucket in enumerate(buckets)]
     out = np.empty_like(values)
@@ -87,7 +88,7 @@ def measure(codec: Codec, values: Vector, times: int) -> Row:
 
 
 def memcpy_mb_s(values: Vector, times: int) -> float:
-    """MB of float32 copied per CPU second, bucket by bucket into one that is kept."""
+    """MB of float32 copied per CPU second, bucket by bucket into one preallocated buffer."""
     kept = np.empty(BUCKET, np.float32)
 
     def copy() -> None:
@@ -98,7 +99,7 @@ def memcpy_mb_s(values: Vector, times: int) -> float:
 
 
 def median_s(work: Callable[[], None], times: int) -> float:
-    """Median of the CPU seconds that `work` takes, of all threads; small work is repeated for 20 ms."""
+    """Median CPU seconds of `work` over all threads; each run repeats short work for 20 ms."""
     work()
     started = time.process_time()
     work()

@@ -1,17 +1,17 @@
-"""The course of one training: when each version came, after how many samples and bytes, and what it was worth. Pure."""
+"""The course of one training: the time, samples, bytes and test accuracy of each version. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 WARM_UP = 0.1
-"""Share of the rounds that is not timed, at the start."""
+"""Fraction of the rounds at the start that is not timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A version: seconds since training began, and totals over all workers until then.
+    """A version: seconds since training began, and totals over all workers up to then.
 
-    Bytes are those of frames on the workers' links, headers and repeats included; 0 where there are no links.
+    Bytes are Ethernet frames on the workers' links, including headers and retransmissions; 0 without links.
     """
 
     version: int
@@ -23,13 +23,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Versions in order, at least two, and the test accuracy (a fraction) of those that were scored."""
+    """Versions in order, at least two, and the test accuracy (a fraction) of the scored versions."""
 
     points: tuple[Point, ...]
     accuracy: Mapping[int, float] = field(default_factory=dict)
 
     def timed(self) -> tuple[Point, Point]:
-        """The ends of the part that counts for rates. Raises ValueError: too few versions."""
+        """The first and last version of the timed part. Raises ValueError: too few versions."""
         if len(self.points) < 2:
             raise ValueError(f"{len(self.points)} versions came in the time given: too few to tell a rate from")
         warm = min(int(WARM_UP * len(self.points)), len(self.points) - 2)
@@ -47,16 +47,16 @@ class Course:
 
     @property
     def bytes_per_round(self) -> tuple[float, float]:
-        """Up and down, over all workers."""
+        """Bytes per round up and down, over all workers."""
         first, last = self.timed()
         rounds = last.version - first.version
         return (last.bytes_up - first.bytes_up) / rounds, (last.bytes_down - first.bytes_down) / rounds
 
     def accuracy_at(self, samples: int) -> float | None:
-        """Of the last scored version that had seen at most this many samples."""
+        """Accuracy of the last scored version with at most this many samples; None without such a version."""
         found = [self.accuracy[p.version] for p in self.points if p.version in self.accuracy and p.samples <= samples]
         return found[-1] if found else None
 
     def reached(self, accuracy: float) -> Point | None:
-        """The first scored version at least that good."""
+        """The first scored version with at least this accuracy."""
         return next((p for p in self.points if self.accuracy.get(p.version, -1.0) >= accuracy), None)

@@ -1,9 +1,9 @@
-"""Rounds per second beside torch DistributedDataParallel, in one run, in turn; and where a round's time goes.
+"""Compares rounds per second with torch DistributedDataParallel, in turns, and measures the steps of a round.
 
     python -m bench.ddp --model simplenet --rounds 1000 --pairs 5
 
-Both train the same model on the same micro-batches with two workers of one thread each. The first tenth of the rounds
-is not timed. Figures drift from hour to hour on a shared machine: quote the ratio.
+ComputeShare and DDP train the same model on the same micro-batches with two workers of one thread each. The first tenth
+of the rounds is not timed. Figures drift from hour to hour on a shared machine: quote the ratio.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def compare(document: dict[str, Any], changed: dict[str, Any], pairs: int, data_dir: Path) -> Part:
-    """Both in turn, `pairs` times; ours with the fields of the JobSpec that are `changed`."""
+    """Train with ComputeShare and DDP in turn, `pairs` times; `changed` holds JobSpec fields for ComputeShare only."""
     spec = JobSpec.model_validate_json(json.dumps(document))
     done = []
     with ours.plane(WORKERS, data_dir) as plane:

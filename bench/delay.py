@@ -1,8 +1,8 @@
-"""A delay line: pairs of TAP devices, and what goes into one of a pair comes out of the other some milliseconds later.
+"""A delay line: pairs of TAP devices; frames into one device of a pair leave the other some milliseconds later.
 
     python -m bench.delay MILLISECONDS OUTER:INNER ...
 
-For kernels without netem. Rates are not limited here. Says `ready`, and ends when its standard input does.
+For kernels without netem. Does not limit rates. Prints `ready`, and ends when its standard input closes.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ _FRAME = 1 << 16
 
 
 def open_tap(name: str) -> int:
-    """A new TAP device of this name, which is gone when the descriptor is closed."""
+    """Make a TAP device of this name; it disappears when the returned descriptor is closed."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP | _NO_PACKET_INFO))
     return tap
 
 
 def carry(pairs: list[tuple[int, int]], delay_s: float, end: int) -> None:
-    """Carry frames both ways between the descriptors of each pair until `end` can be read."""
+    """Carry frames both ways between the descriptors of each pair until `end` is readable."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
-    due: deque[tuple[float, int, bytes]] = deque()  # one delay for all, so it stays in order
+    due: deque[tuple[float, int, bytes]] = deque()  # one delay for all frames, so the queue stays in order
     while True:
         patience = max(0.0, due[0][0] - time.monotonic()) if due else None
         readable, _, _ = select.select([end, *other], [], [], patience)
@@ -42,7 +42,7 @@ def carry(pairs: list[tuple[int, int]], delay_s: float, end: int) -> None:
 
 
 def _frames(tap: int) -> list[bytes]:
-    """What waits in a device."""
+    """The frames that wait in a device, at most 64."""
     found: list[bytes] = []
     with contextlib.suppress(OSError):  # nothing more, or the device is down
         while len(found) < 64:
@@ -58,7 +58,7 @@ def _write(tap: int, frame: bytes) -> None:
 def main() -> None:
     names = [each.split(":") for each in sys.argv[2:]]
     pairs = [(open_tap(outer), open_tap(inner)) for outer, inner in names]
-    with contextlib.suppress(OSError):  # a link does not slow down because the machine is busy
+    with contextlib.suppress(OSError):  # real-time priority: load must not slow the link down
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     print("ready", flush=True)
     carry(pairs, float(sys.argv[1]) / 1000, sys.stdin.fileno())

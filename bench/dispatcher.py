@@ -1,9 +1,9 @@
-"""What a turn of the dispatcher costs with many jobs and many workers: wall and processor time, commands to the broker.
+"""Measures a turn of the dispatcher with many jobs and workers: wall time, CPU time, commands to the broker.
 
     python -m bench.dispatcher --jobs 1000 --workers 200
 
-The broker, the database and the dispatcher are real; workers are registrations. Workers serve the oldest jobs (RQ calls
-their seats started), the other jobs wait. Medians of the turns after the first.
+The broker, the database and the dispatcher are real; workers are only registrations. Workers serve the oldest jobs (RQ
+reports their seats as started), the other jobs wait. Medians of the turns once all workers have seats.
 """
 
 import argparse
@@ -30,7 +30,7 @@ QUEUE = "bench"
 
 
 def main() -> None:
-    """The command."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=200)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(redis: Redis, folder: Path, job_count: int, worker_count: int, turns: int) -> dict[str, float]:
-    """Medians over `turns` turns: seconds, seconds of this process's CPU, commands."""
+    """Medians over `turns` turns: wall seconds, CPU seconds of this process, broker commands."""
     database = Database(f"sqlite:///{folder / 'computeshare.db'}")
     database.migrate()
     jobs = Jobs(database, folder / "artifacts")
@@ -74,13 +74,13 @@ def measure(redis: Redis, folder: Path, job_count: int, worker_count: int, turns
 
 
 def commands_processed(redis: Redis) -> int:
-    """How many commands the broker has carried out since its start."""
+    """The number of commands that the broker has processed since its start."""
     info: Any = redis.info("stats")
     return int(info["total_commands_processed"])
 
 
 def _begin_seats(redis: Redis, workers: list[str]) -> dict[str, str]:
-    """Begin the seats that were handed out, as their workers would; worker to seat."""
+    """Mark the issued seats as started, as their workers would; returns worker to seat."""
     serving = {}
     for worker in workers:
         queued: Any = redis.lrange(f"rq:queue:{worker}", 0, -1)

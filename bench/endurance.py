@@ -1,10 +1,10 @@
-"""Ten workers train a model while one process after another is killed or stopped; then the same job in peace.
+"""Endurance: ten workers train a model while processes are killed or stopped; then the same job without faults.
 
     python -m bench.endurance --minutes 10 --workers 10
 
 Every ten seconds a worker, a seat's process, the active reducer, the API or the broker gets SIGKILL, or SIGSTOP and
-some seconds later SIGCONT. The job has to complete with the calm job's weights, bit for bit, an exact ledger, no orphan
-process, and the memory of reducers and API flat. Real MNIST is taken from COMPUTESHARE_DATA.
+some seconds later SIGCONT. The job must complete with the same bits as the calm job, an exact ledger, no orphan
+process, and no growth in the memory of reducers and API. Real MNIST is read from COMPUTESHARE_DATA.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from bench.stage import Stage, alive, stage
 EVERY_S = 10.0
 PROBE_ROUNDS = 150
 SHARE = 0.6
-"""Of the rounds that a calm run would do in the time; what a faulty one is expected to do."""
+"""Expected rounds of a faulty run, as a fraction of a calm run's in the same time."""
 PATIENCE_S = 1800.0
 GROWTH = 1.15
-"""The last quarter's memory over the first quarter's that counts as flat."""
+"""The largest ratio of the last quarter's memory to the first quarter's that passes."""
 KINDS = [f"{verb} {role}" for verb in ("kill", "stop") for role in ("worker", "seat", "reducer", "api", "broker")]
 
 
@@ -58,7 +58,7 @@ class Memory:
                     continue
 
     def report(self, role: str) -> dict[str, float]:
-        """Megabytes: medians of the first and the last quarter of the time, and their ratio."""
+        """Median memory (MB) in the first and in the last quarter of the time, and their ratio."""
         samples = self.samples[role]
         first, last = samples[0][0], samples[-1][0]
         early = [rss for at, _, rss in samples if at <= first + (last - first) / 4]
@@ -84,7 +84,7 @@ def spec(rounds: int, workers: int) -> dict[str, Any]:
 
 
 def rounds_per_second(up: Stage, workers: int) -> float:
-    """The rate of a small calm job, once every worker takes part."""
+    """Rounds per second of a calm job, once every worker takes part."""
     job_id = up.create(spec(100_000, workers))
     deadline = time.monotonic() + PATIENCE_S
     while up.job(job_id)["workers"] < workers:
@@ -103,7 +103,7 @@ def rounds_per_second(up: Stage, workers: int) -> float:
 
 
 def train(up: Stage, rounds: int, workers: int, faulty_s: float, kinds: list[str], seed: int) -> dict[str, Any]:
-    """One job, hurt for so many seconds; what became of it."""
+    """Train one job, with faults for the first `faulty_s` seconds; returns its results."""
     began, memory = time.monotonic(), Memory()
     job_id = up.create(spec(rounds, workers))
     faults = Faults(up, random.Random(seed), job_id, longest_stop_s=8.0)
@@ -139,7 +139,7 @@ def train(up: Stage, rounds: int, workers: int, faulty_s: float, kinds: list[str
 
 
 def judge(faulty: dict[str, Any], calm: dict[str, Any]) -> list[str]:
-    """What is not as promised."""
+    """The violations of the requirements in the module's docstring; empty if there are none."""
     wrong = []
     for name, run in (("faulty", faulty), ("calm", calm)):
         if run["status"] != "completed":

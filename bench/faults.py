@@ -1,4 +1,4 @@
-"""Faults of real processes: SIGKILL, or SIGSTOP and SIGCONT some seconds later, by role, at once or at a failpoint."""
+"""Fault injection into real processes: SIGKILL, or SIGSTOP with a later SIGCONT, at once or at a failpoint."""
 
 import contextlib
 import random
@@ -49,7 +49,7 @@ LONGEST_STOP_S = 3.0
 
 @dataclass
 class Faults:
-    """Hurts one stage in ways that `rng` decides, and remembers whom it has put to sleep."""
+    """Injects random faults into one stage, and keeps track of the stopped processes."""
 
     stage: Stage
     rng: random.Random
@@ -60,7 +60,7 @@ class Faults:
     _asleep: list[psutil.Process] = field(default_factory=list)
 
     def strike(self, kinds: Sequence[str] = KINDS) -> str:
-        """One fault of one of these kinds; returns what it was, `nothing` where there was nobody to hit."""
+        """Inject one fault of a random kind; returns its description, with `nothing` if there was no such process."""
         kind = self.rng.choice(kinds)
         verb, _, role = kind.partition(" ")
         if kind == "failpoint":
@@ -76,14 +76,14 @@ class Faults:
         else:
             _send(victims, signal.SIGSTOP)
             self._asleep += victims
-            # By a thread of its own: whoever asks a process that sleeps waits with it.
+            # In a thread of its own: a caller that talks to a stopped process would hang with it.
             waking = threading.Timer(self.rng.uniform(0.3, self.longest_stop_s), _send, (victims, signal.SIGCONT))
             waking.daemon = True
             waking.start()
         return self._tell(f"{kind}: {[process.pid for process in victims]}")
 
     def _victims(self, role: str) -> list[psutil.Process]:
-        """Whom it hits: the first is the one to kill, all of them sleep together."""
+        """The processes of a fault: SIGKILL goes to the first only, SIGSTOP to all."""
         choose: Callable[[list[psutil.Process]], list[psutil.Process]]
         choose = lambda found: [self.rng.choice(found)] if found else []  # noqa: E731
         match role:
@@ -103,7 +103,7 @@ class Faults:
         return [found] if found else []
 
     def calm(self) -> None:
-        """No more faults: everybody wakes, nothing is armed."""
+        """End all faults: continue every stopped process, disarm every failpoint."""
         _send(self._asleep, signal.SIGCONT)
         self._asleep.clear()
         for armed in self.stage.failpoints.iterdir():

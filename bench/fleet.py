@@ -1,10 +1,10 @@
-"""64 workers without models on real sockets and the real scripts, and a fault of one of them every 0.2 s.
+"""64 workers without models, on real sockets and scripts, with a fault in one of the workers every 0.2 s.
 
     python -m bench.fleet --minutes 10
 
-The broker and the reducer are real; what workers submit is one update made beforehand, so that two cores carry them.
-Calm and faulty periods alternate. The ledger, told from the events, must be exact: every micro-batch of every version
-counted once. Accepted submissions per second in faulty periods are compared with those in calm ones.
+The broker and the reducer are real; all workers submit one precomputed update, so that two cores suffice. Calm and
+faulty periods alternate. The ledger, rebuilt from the events, must be exact: every micro-batch of every version counts
+once. The result compares accepted submissions per second in faulty and in calm periods.
 """
 
 import argparse
@@ -48,19 +48,19 @@ from computeshare.up.embedded_broker import EmbeddedBroker
 
 FAULT_S = 0.2
 SETTLE_S = 2.0
-"""Left out at the beginning of each period: what the one before leaves behind."""
+"""Seconds at the start of each period that are not counted, because of effects of the period before."""
 OPEN_S = 120.0
-"""Within which a reducer opens the job."""
+"""Time limit for a reducer to open the job."""
 GOAL = 0.9
 
 
 class Ledger:
-    """Reads a job's events as they come, trims them, and notes every micro-batch that is not counted once."""
+    """Reads and trims a job's events, and records every micro-batch that is not counted exactly once."""
 
     def __init__(self, redis: Redis, job_id: str, plan: Plan) -> None:
         self.redis, self.name, self.plan = redis, JobKeys(job_id).events(), plan
         self.accepted: list[int] = []
-        """When each accepted submission came, in milliseconds by the broker's clock."""
+        """The time of each accepted submission, in milliseconds by the broker's clock."""
         self.outcomes: Counter[str] = Counter()
         self.versions = 0
         self.wrong: list[str] = []
@@ -68,7 +68,7 @@ class Ledger:
         self._last = "0-0"
 
     def read(self, block_ms: int = 200) -> int:
-        """Take what has come; returns how many events that was."""
+        """Read the waiting events; returns their number."""
         reply: Any = self.redis.xread({self.name: self._last}, count=2000, block=block_ms)
         entries = reply[0][1] if isinstance(reply, list) and reply else []
         entries = next(iter(reply.values()))[0] if isinstance(reply, dict) and reply else entries
@@ -94,7 +94,7 @@ class Ledger:
             self.wrong.append(f"{kind}: {data}")
 
     def _check(self, token: Token, counted: list[list[Any]]) -> None:
-        """The version that was made must hold its round's micro-batches, each once, as they were received."""
+        """Check that a new version counts exactly its round's micro-batches, each received once."""
         self.versions += 1
         if token.version != self.versions:
             self.wrong.append(f"version {token.version} came as number {self.versions}")
@@ -116,7 +116,7 @@ def load(
     stop: Event,
     dead: Any,
 ) -> None:
-    """A process with some of the workers, a thread each, and the one who makes them fail every `each_s`."""
+    """Run some workers in this process, a thread each; while `faulty` is set, one of them fails every `each_s`."""
     rng = random.Random(os.getpid())
     workers = [Worker(url, job_id, message, name, stop, dead) for name in names]
     threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
@@ -131,7 +131,7 @@ def load(
 
 @contextmanager
 def reducing(home: Path) -> Iterator[tuple[Redis, str]]:
-    """A broker with a reducer; its connection and its address."""
+    """A broker with a reducer until the end of the block: a connection, and the TCP address."""
     broker = EmbeddedBroker.start(home / "broker.log")
     environment = {**os.environ, "COMPUTESHARE_REDIS_URL": broker.url, "COMPUTESHARE_HOME": str(home)}
     with open(home / "reducer.log", "ab") as log:
@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def measure(redis: Redis, url: str, spec: JobSpec, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the periods; what came of them."""
+    """Run all periods; returns the results."""
     job_id = secrets.token_hex(4)
     rounds = RoundStore(redis, job_id)
     rounds.publish(spec.model_dump_json())
@@ -219,7 +219,7 @@ def measure(redis: Redis, url: str, spec: JobSpec, options: argparse.Namespace) 
 
 
 def ready_made(redis: Redis, rounds: RoundStore) -> list[bytes]:
-    """An update that fits the model and moves it a little, once a reducer has opened the job."""
+    """An encoded update with the model's layout and small random values, once a reducer has opened the job."""
     name = rounds.keys.events()
     deadline = time.monotonic() + OPEN_S
     while rounds.read() is None:
@@ -234,7 +234,7 @@ def ready_made(redis: Redis, rounds: RoundStore) -> list[bytes]:
 
 
 def _period(ledger: Ledger, burials: "Burials", seconds: float) -> float:
-    """Accepted submissions per second in one period; meanwhile workers dead for long enough are buried."""
+    """Accepted submissions per second in one period; ends the sessions of dead workers meanwhile."""
     began = time.monotonic()
     ledger.accepted.clear()
     while time.monotonic() < began + seconds:
@@ -246,7 +246,7 @@ def _period(ledger: Ledger, burials: "Burials", seconds: float) -> float:
 
 
 class Burials:
-    """What the control plane does: the sessions of workers that are not heard of any more end."""
+    """Ends the sessions of dead workers after a delay, in place of the control plane."""
 
     def __init__(self, rounds: RoundStore, dead: Any) -> None:
         self._rounds, self._dead = rounds, dead

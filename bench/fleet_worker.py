@@ -1,4 +1,4 @@
-"""A worker without a model: the round protocol over a socket of its own that fails when it is told to."""
+"""A worker without a model: speaks the round protocol over a socket of its own, with injected faults."""
 
 import threading
 import time
@@ -18,14 +18,14 @@ from computeshare.transport.wire import Wire, Wires
 KINDS = ("death", "sleep", "cut", "repeat", "lost reply")
 SLEEP_S = 3.0
 REBORN_S = 1.0
-"""How long a worker that died takes to come back, under another id."""
+"""Seconds until a dead worker comes back under another id."""
 
 
 class FragileWire(Wire):
-    """A connection that fails at the next exchange if it is told to."""
+    """A connection that fails at the next exchange if `mishap` is set."""
 
     mishap = ""
-    """`cut`: in the middle of what is sent; `lost reply`: before anything of the reply was read."""
+    """`cut`: fails in the middle of sending; `lost reply`: fails before reading the reply."""
 
     def exchange(self, commands: Sequence[Command], *arguments: Any, **options: Any) -> list[Any]:
         kind, self.mishap = self.mishap, ""
@@ -42,11 +42,11 @@ class FragileWire(Wire):
 
 
 class Worker:
-    """Leases and submits as a seat does, with a message that was made beforehand in place of what it would compute."""
+    """Leases and submits as a seat does, with a precomputed message in place of a computed update."""
 
     def __init__(self, url: str, job_id: str, message: Sequence[bytes], name: str, stop: Any, dead: Any) -> None:
         self._job_id, self._message, self._stop, self._dead = job_id, message, stop, dead
-        self._weights_parts = len(message) + 1  # which have counters, too
+        self._weights_parts = len(message) + 1  # weights hold counters as well
         self._redis = Redis.from_url(url, socket_timeout=10, retry=None)
         self._wire = FragileWire(self._redis)
         self._id = name
@@ -54,12 +54,12 @@ class Worker:
         self._lock = threading.Lock()
 
     def fail_next(self, kind: str) -> None:
-        """Let this happen at the next submission."""
+        """Inject a fault of this kind at the next submission."""
         with self._lock:
             self._next = kind
 
     def run(self) -> None:
-        """Serve the job until told to stop, whatever happens."""
+        """Serve the job until stopped, with a new session after each error."""
         while not self._stop.is_set():
             try:
                 self._serve()
@@ -67,7 +67,7 @@ class Worker:
                 time.sleep(0.05)
 
     def _serve(self) -> None:
-        """One session."""
+        """Serve the job for one session."""
         self._member = Member(
             self._redis, self._job_id, self._id, uuid.uuid4().hex, wires=Wires(self._wire, self._wire)
         )
@@ -115,7 +115,7 @@ class Worker:
         return receipt.grant
 
     def _die(self) -> None:
-        """Vanish with the lease in hand, without a word to the others; come back as somebody else. Raises Fenced."""
+        """Disconnect while holding a lease, without leaving, and come back under another id. Raises Fenced."""
         self._wire.close()
         self._redis.close()
         self._dead.put(self._id)

@@ -1,6 +1,6 @@
-"""`python -m bench.golden`: the weights that five small jobs end in, to compare before and after a change of structure.
+"""`python -m bench.golden`: the final weights of five small jobs, to compare before and after a refactoring.
 
-The digests hold for one kind of machine (device, versions, processor), so they are not kept in the repository:
+The digests hold for one kind of machine (device, versions, processor), so they are not in the repository:
 `--keep FILE` before the change and `--compare FILE` after it, on the same machine.
 """
 
@@ -28,7 +28,7 @@ PATIENCE_S = 300.0
 
 
 def digests() -> dict[str, str]:
-    """Each job's name to the sha256 of its last weights, trained here by two workers."""
+    """Train each job with two workers; returns the sha256 of the final weights by job name."""
     found = {}
     with tempfile.TemporaryDirectory() as folder, stage(Path(folder) / "home", 2, queue="golden") as plane:
         for name, spec in JOBS.items():

@@ -1,4 +1,4 @@
-"""How long reading a long job takes: a generated database of 100,000 versions, and what the page asks of it.
+"""Measures reads of a long job: the page's queries on a generated database of 100,000 versions.
 
 python -m bench.ledger --versions 100000
 """
@@ -35,7 +35,7 @@ BATCH = 200
 
 
 def digest(version: int) -> str:
-    """Of weights that nobody has trained; as random as any."""
+    """A sha256 in place of a version's weights."""
     return hashlib.sha256(str(version).encode()).hexdigest()
 
 
@@ -44,7 +44,7 @@ def token_of(version: int) -> str:
 
 
 def events(job_id: str, plan: Any, first: int, last: int) -> list[Entry]:
-    """The events of the versions after `first` up to `last`, a checkpoint and its score every hundred."""
+    """The events of the versions after `first` up to `last`, with a checkpoint and its score every 100 versions."""
     found = []
     for version in range(first + 1, last + 1):
         done, token, base = plan.round(version - 1), token_of(version), token_of(version - 1)
@@ -74,7 +74,7 @@ def events(job_id: str, plan: Any, first: int, last: int) -> list[Entry]:
 
 
 def fill(database: Database, job_id: str, versions: int) -> float:
-    """Store that many versions as the projector does; returns milliseconds of CPU per 100 events."""
+    """Store `versions` versions as the projector does; returns CPU milliseconds per 100 events."""
     rates, took, count = Rates(), 0.0, 0
     for first in range(0, versions, BATCH):
         with database.writing() as connection:
@@ -92,7 +92,7 @@ def fill(database: Database, job_id: str, versions: int) -> float:
 
 
 def median_ms(ask: Callable[[], Any], times: int = 7) -> float:
-    """Milliseconds that a call takes."""
+    """Median milliseconds of a call."""
     took = []
     for _ in range(times):
         started = time.perf_counter()

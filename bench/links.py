@@ -1,12 +1,11 @@
 """Thin links on one machine: network namespaces, each behind a link of its own with a rate and a delay.
 
-    python -m bench.links --rate 20 --rtt 20        # what was asked for beside what a plain TCP transfer gets
+    python -m bench.links --rate 20 --rtt 20        # compares these values with a plain TCP transfer
 
-Each link ends in a bridge that has an address of this machine's own. A worker reaches the control plane through one
-link, and a rank of DistributedDataParallel another rank through two: what it sends is held to the rate by its own link,
-and again by the receiver's. The round trip is the same on both paths asked for: `rtt_ms` to this machine, or, with
-`between`, from namespace to namespace. Needs Linux and root. (A rate is that of Ethernet frames:
-TCP gets 95.6 % of it.)
+All links end in a bridge that has an address of this machine. A worker reaches the control plane through one link, and
+a rank of DistributedDataParallel reaches another rank through two: the sender's link limits the rate, and so does the
+receiver's. `rtt_ms` is the round trip to this machine or, with `between`, from namespace to namespace. Needs Linux and
+root. (A rate counts Ethernet frames: TCP gets 95.6 % of it.)
 """
 
 import argparse
@@ -25,9 +24,9 @@ from pathlib import Path
 import psutil
 
 BURST = "4kb"
-"""What passes at once: less than any message of interest, more than a frame."""
+"""Burst of the token bucket: less than any message of interest, more than a frame."""
 QUEUE = "100ms"
-"""How much may wait in front of a link before frames are dropped, as time at its rate."""
+"""Queue in front of a link before frames are dropped, as time at the link's rate."""
 _OWN = re.compile(r"\bcs(\d+)[bion]\d+\b")
 
 
@@ -37,17 +36,17 @@ class NoLinks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of each link, alike in both directions: rate in Mbit/s (0: not limited), added round trip in milliseconds."""
+    """A link's properties, the same in both directions: rate in Mbit/s (0: unlimited), added round trip in ms."""
 
     rate_mbit: float = 0.0
     rtt_ms: float = 0.0
     between: bool = False
-    """Whether the round trip is meant from namespace to namespace, so that each link makes half of it."""
+    """Whether the round trip is from namespace to namespace, so that each link adds half of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of frames over links since they were made, as the kernel counted them."""
+    """Bytes of frames over links since they were made, by the kernel's counters."""
 
     up: int
     down: int
@@ -55,7 +54,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One namespace: `outer` is the bridge's end of its link, `address` its own."""
+    """One namespace: `inner` and `outer` are its and the bridge's end of its link, `address` is its address."""
 
     namespace: str
     outer: str
@@ -63,18 +62,18 @@ class Link:
     address: str
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """A command as it is run within the namespace; it keeps the process id."""
+        """The command line that runs a command in the namespace; the process id stays the same."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def moved(self) -> Moved:
-        """What went up from the namespace and down to it so far."""
+        """Bytes up from the namespace and down to it so far."""
         counted = Path("/sys/class/net", self.outer, "statistics")
         return Moved(*(int((counted / f"{way}_bytes").read_text()) for way in ("rx", "tx")))
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Some links, and the address by which this machine is reached from behind them."""
+    """Some links, and this machine's address for the namespaces behind them."""
 
     host: str
     each: tuple[Link, ...]
@@ -102,10 +101,10 @@ def missing() -> str | None:
 def links(count: int, shape: Shape, number: int = 0) -> Iterator[Links]:
     """Up to nine namespaces behind links of this shape, until the end of the block.
 
-    What earlier processes left behind, however they ended, is removed first.
+    Removes leftovers of dead processes first.
 
     Args:
-        number: 0 or 1, so that a process may have two such sets at once.
+        number: 0 or 1: a process may have two sets of links at once.
     Raises: NoLinks.
     """
     if why := missing():
@@ -132,7 +131,7 @@ def _named(number: str, pid: int, address: str) -> Link:
 
 @contextmanager
 def _cables(made: Sequence[Link], delay_ms: float) -> Iterator[None]:
-    """The two ends of each link, both outside of its namespace still: a veth pair, or TAPs with a delay between."""
+    """Make both ends of each link, outside of its namespace: a veth pair, or TAP devices with a delay between them."""
     if not delay_ms:
         for link in made:
             _run("ip", "link", "add", link.outer, "type", "veth", "peer", "name", link.inner)
@@ -158,10 +157,10 @@ def _bridge(name: str, address: str) -> None:
 
 
 def _connect(link: Link, bridge: str, rate_mbit: float) -> None:
-    """Put a link's inner end into its namespace and its outer one to the bridge, each with its rate on what leaves."""
+    """Put a link's inner end into its namespace and its outer end on the bridge; limit the outgoing rate of each."""
     inside = ("-n", link.namespace)
     _run("ip", "netns", "add", link.namespace)
-    # Whole frames on the link: what the kernel counts is what a wire would carry.
+    # No segmentation offload, so that the kernel counts real frames.
     _run("ip", "link", "set", link.inner, "netns", link.namespace, "name", Links.interface, "gso_max_segs", "1")
     _run("ip", *inside, "addr", "add", f"{link.address}/24", "dev", Links.interface)
     _run("ip", *inside, "link", "set", Links.interface, "up")
@@ -175,12 +174,12 @@ def _connect(link: Link, bridge: str, rate_mbit: float) -> None:
 
 
 def remove_stale() -> None:
-    """Remove namespaces, with what still runs in them, and devices of processes that are gone."""
+    """Remove the devices and namespaces of dead processes, and the processes still running in these namespaces."""
     _remove({name: pid for name, pid in _names().items() if not psutil.pid_exists(pid)})
 
 
 def _names() -> dict[str, int]:
-    """Namespaces and devices that this module made, each with the process it did so for."""
+    """The namespaces and devices made by this module, each with the id of the process that made it."""
     text = _run("ip", "netns", "list") + _run("ip", "-o", "link", "show")
     return {match[0]: int(match[1]) for match in _OWN.finditer(text)}
 
@@ -194,7 +193,7 @@ def _remove(names: dict[str, int]) -> None:
             _run("ip", "netns", "del", name)
     for name in _names():
         if name in names:
-            with contextlib.suppress(NoLinks):  # the other end took it along
+            with contextlib.suppress(NoLinks):  # removed with its other end
                 _run("ip", "link", "del", name)
 
 

@@ -1,4 +1,4 @@
-"""A database with a job of very many versions and workers, and very many other jobs: what the pages have to bear."""
+"""A generated database for load tests of the pages: a job of very many versions and workers, and many other jobs."""
 
 import json
 import math
@@ -22,7 +22,7 @@ SPEC = JobSpec(
 
 
 def token(version: int) -> str:
-    """Of a version that was never trained."""
+    """A token for a generated version."""
     return str(Token(1, version, f"{version:016x}"))
 
 
@@ -31,7 +31,7 @@ def worker(number: int) -> str:
 
 
 def fill(database: Database, versions: int, workers: int, others: int) -> None:
-    """Write a running job of so many versions and workers, and so many others that have ended."""
+    """Store a running job with this many versions and workers, and `others` jobs that have ended."""
     now = now_ms()
     began = now - versions * ROUND_MS
     with database.writing() as connection:
@@ -51,7 +51,7 @@ def _in_parts(versions: int) -> Iterator[range]:
 
 
 def _write(connection: Connection, numbers: range, began: int, workers: int) -> None:
-    """So many versions with what belongs to them; as their scripts and the projector would have it."""
+    """Store versions with their ledger, events, scores and submissions, as the scripts and the projector would."""
     plan = SPEC.plan
     made, counted, sent, told, scored = [], [], [], [], []
     for version in numbers:

@@ -1,7 +1,7 @@
-"""Peak memory of processes by role, as the kernel noted it (other than on Linux: as it was seen four times a second).
+"""Measures peak memory of processes by role, from the kernel (on other systems than Linux: sampled 4 times a second).
 
 python -m bench.memory --model resnet18 --input 3 32 32 --rounds 10
-python -m bench.memory --units 20000        # how much resident memory grows while one worker computes so many units
+python -m bench.memory --units 20000        # growth of resident memory while one worker computes this many units
 """
 
 import argparse
@@ -24,19 +24,19 @@ from computeshare.types import ENDED
 
 EVERY_S = 0.25
 SETTLED = 0.1
-"""Of a long job's units: by then every process has what it needs, so that more from there on is growth."""
+"""Fraction of a long job's units after which every process has all lasting memory: any further increase is growth."""
 Pids = Mapping[str, list[int]]
 
 
 @dataclass
 class Memory:
-    """Bytes by role and process: `idle` resident when watching began, for those that were there; `peak` since."""
+    """Bytes by role and process: `idle` is resident memory when watching began, `peak` the most since then."""
 
     idle: dict[str, dict[int, int]] = field(default_factory=dict)
     peak: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def look(self, roles: Pids) -> None:
-        """Note what the processes have taken at most."""
+        """Update the peaks."""
         for role, pids in roles.items():
             for pid in pids:
                 with contextlib.suppress(psutil.Error, OSError):
@@ -44,14 +44,17 @@ class Memory:
                     known[pid] = max(known.get(pid, 0), peak(pid))
 
     def above_idle(self, role: str) -> int | None:
-        """The most that a process of this role took beyond what it had when idle; None: none was there then."""
+        """The largest peak above idle of a process of this role; None if no such process ran when watching began."""
         idle = self.idle.get(role, {})
         found = [peak - idle[pid] for pid, peak in self.peak.get(role, {}).items() if pid in idle]
         return max(found, default=None)
 
 
 def peak(pid: int) -> int:
-    """The most memory a process had resident since `forget_peak`, in bytes. Raises psutil.Error or OSError: gone."""
+    """A process's peak resident memory since `forget_peak`, in bytes (other than on Linux: the current value).
+
+    Raises: psutil.Error, OSError: the process is gone.
+    """
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return int(psutil.Process(pid).memory_info().rss)
@@ -60,7 +63,7 @@ def peak(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> int:
-    """Begin anew with what the process has resident now, which is returned. Raises psutil.Error: it is gone."""
+    """Reset a process's peak; returns its current resident bytes. Raises psutil.Error: the process is gone."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     return int(psutil.Process(pid).memory_info().rss)
@@ -68,7 +71,7 @@ def forget_peak(pid: int) -> int:
 
 @contextmanager
 def watched(find: Callable[[], Pids]) -> Iterator[Memory]:
-    """The memory of the processes that `find` names now and then, to the end of the block."""
+    """Watch the memory of the processes that `find` returns, asked repeatedly, until the end of the block."""
     memory, stop = Memory(), threading.Event()
     for role, pids in find().items():
         for pid in pids:
@@ -91,12 +94,12 @@ def watched(find: Callable[[], Pids]) -> Iterator[Memory]:
 
 @dataclass
 class Growth:
-    """Resident bytes by role and process, each time with how many units were done."""
+    """Samples of (units done, resident bytes) by role and process."""
 
     seen: dict[tuple[str, int], list[tuple[int, int]]] = field(default_factory=dict)
 
     def look(self, roles: Pids, units: int) -> None:
-        """Note what the processes have resident now."""
+        """Sample the resident memory of the processes."""
         for role, pids in roles.items():
             for pid in pids:
                 with contextlib.suppress(psutil.Error):
@@ -104,7 +107,7 @@ class Growth:
                     self.seen.setdefault((role, pid), []).append((units, resident))
 
     def of(self, role: str, pid: int) -> tuple[float, float] | None:
-        """Bytes once settled and at the end, medians of a tenth of the units each; None: it was not there for both."""
+        """Median bytes once settled and at the end, over a tenth of the units each; None without samples of both."""
         seen = self.seen[role, pid]
         last = seen[-1][0]
         early = [size for units, size in seen if SETTLED * last <= units <= 2 * SETTLED * last]
@@ -113,7 +116,7 @@ class Growth:
 
 
 def tell_growth(growth: Growth, units: int, seconds: float) -> Part:
-    """A row for each process that was there from the first tenth of the units to the last."""
+    """A table with a row for each process that ran from the first tenth of the units to the last."""
     rows: list[list[Cell]] = []
     for role, pid in sorted(growth.seen):
         if found := growth.of(role, pid):
@@ -125,7 +128,7 @@ def tell_growth(growth: Growth, units: int, seconds: float) -> Part:
 
 
 def tell(memory: Memory, spec: JobSpec) -> Part:
-    """A row for each role; with several processes of one role, the one that took the most."""
+    """A table with a row for each role, for its process with the highest peak."""
     model = 4 * spec.parameters
     rows = []
     for role, peaks in memory.peak.items():
@@ -172,7 +175,7 @@ def main() -> None:
 
 
 def _grow(units: int, limit_s: float) -> Part:
-    """Train a small model on a control plane of its own, with one worker, and look at all of its processes."""
+    """Train a small model with one worker on a new control plane, and measure the growth of all its processes."""
     from bench import ours
 
     per_round = 4

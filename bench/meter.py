@@ -1,4 +1,4 @@
-"""What moved over links, as a function of time."""
+"""Bytes moved over links, as a function of time."""
 
 import threading
 import time
@@ -12,24 +12,24 @@ EVERY_S = 0.1
 
 
 class Meter:
-    """Readings of the links' counters by the clock of `time.time`; none without links."""
+    """Readings of the links' counters at times of `time.time`; empty without links."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
         self._readings: list[Moved] = []
 
     def note(self, at: float, moved: Moved) -> None:
-        """Add a reading, later than those before."""
+        """Add a reading; times must increase."""
         self._times.append(at)
         self._readings.append(moved)
 
     def between(self, start: float, end: float) -> tuple[float, float]:
-        """Bytes up and down between two moments."""
+        """Bytes up and down between two times."""
         (up, down), (up_before, down_before) = self._at(end), self._at(start)
         return up - up_before, down - down_before
 
     def _at(self, moment: float) -> tuple[float, float]:
-        """The counters then, on a straight line between two readings."""
+        """The counters at a time, by linear interpolation between two readings."""
         if not self._times:
             return 0.0, 0.0
         after = min(max(1, bisect_left(self._times, moment)), len(self._times) - 1)
@@ -41,7 +41,7 @@ class Meter:
 
 @contextmanager
 def metered(links: Links | None) -> Iterator[Meter]:
-    """A meter that is read from now to the end of the block."""
+    """A meter that reads the links' counters until the end of the block."""
     meter, stop = Meter(), threading.Event()
     if links is None:
         yield meter

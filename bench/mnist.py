@@ -1,4 +1,4 @@
-"""Test accuracy on real MNIST over REST, beside a plain single-process loop with the same seed and batches.
+"""Compares test accuracy on real MNIST with a plain single-process loop of the same seed and batches.
 
 python -m bench.mnist --epochs 4
 """
@@ -49,7 +49,7 @@ def main() -> None:
             for _ in client.follow(job):
                 pass
             job = client.show(job["id"])
-            assert job["accuracy"] is not None  # it is scored at its end
+            assert job["accuracy"] is not None  # the last version is always scored
             seconds = time.monotonic() - started
     alone = plain.train(spec, Settings().data_dir)
     print(

@@ -1,4 +1,4 @@
-"""A job on a control plane of its own, its workers on this machine's loopback or each behind a thin link."""
+"""Trains a job on a new control plane, with workers on this machine's loopback or each behind a thin link."""
 
 import contextlib
 import json
@@ -32,18 +32,18 @@ from computeshare.up.stack import Stack, UpOptions, running, wait_until_ready
 
 QUEUE = "bench"
 SEAT = "computeshare.worker.horse"
-"""In the command of a process in which a worker trains."""
+"""A word in the command line of a seat's process."""
 LOOK_S = 0.5
 LOOKS = 60
 LONGEST_S = 3600.0
-"""How long a job may take that was given no limit."""
+"""Time limit of a job without a limit of its own."""
 START_S = 180.0
-"""How long the workers may take until the first one joins."""
+"""Time limit until the first worker joins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A control plane that is ready, with the workers it was started with."""
+    """A control plane that is ready, with its workers."""
 
     stack: Stack
     client: Client
@@ -72,7 +72,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of a job. `busy`: by worker, the share of its time spent computing; `left`: why workers left."""
+    """The results of a job. `busy`: by worker, the fraction of its time spent computing; `left`: why workers left."""
 
     course: Course
     status: str
@@ -84,7 +84,7 @@ class Trained:
 
 @contextmanager
 def plane(workers: int, data_dir: Path, links: Links | None = None) -> Iterator[Plane]:
-    """A control plane in a folder of its own, until the end of the block; with links a worker behind each of them."""
+    """A control plane in a temporary folder until the end of the block; with links, a worker behind each link."""
     with tempfile.TemporaryDirectory() as home:
         local = 0 if links else workers
         with running(UpOptions(port=free_port(), workers=local, queue=QUEUE, home=Path(home))) as stack:
@@ -98,7 +98,7 @@ def plane(workers: int, data_dir: Path, links: Links | None = None) -> Iterator[
 
 
 def _start_workers(stack: Stack, links: Links, data_dir: Path) -> tuple["subprocess.Popen[bytes]", ...]:
-    """A worker behind each link; for them the embedded broker listens on the links' address too."""
+    """Start a worker behind each link; for these the embedded broker also listens on the links' address."""
     assert stack.broker is not None
     redis = connect(stack.broker.url)
     redis.config_set("bind", f"127.0.0.1 {links.host}")
@@ -131,10 +131,10 @@ def _stop(workers: tuple["subprocess.Popen[bytes]", ...]) -> None:
 
 
 def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None) -> Trained:
-    """Train one job, or as far as it gets within `limit_s` seconds from the first worker's arrival.
+    """Train one job to its end, or for `limit_s` seconds after the first worker joined.
 
-    Its versions with a checkpoint (`checkpoint_every`) are scored afterwards, outside of the time that counts.
-    Raises: RuntimeError: the job failed, or nobody came to work on it.
+    Versions with a checkpoint (`checkpoint_every`) are scored afterwards, outside of the measured time.
+    Raises: RuntimeError: the job failed or did not end, or no worker joined.
     """
     with metered(plane.links) as meter:
         created = plane.client.create({"queue": QUEUE, **document})
@@ -157,7 +157,7 @@ def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None) 
 
 
 def _wait(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
-    """The job once it has ended; it is cancelled when its time is over. Raises RuntimeError: it does not end."""
+    """Wait for the job's end; cancel it after `limit_s`. Raises RuntimeError: it does not end, or no worker joins."""
     deadline, began, cancelled = time.monotonic() + START_S, False, False
     while (job := client.show(job_id))["status"] not in ENDED:
         if not began and job["started_at"]:
@@ -173,7 +173,7 @@ def _wait(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
 
 
 def _settled(client: Client, job_id: str) -> dict[str, Any]:
-    """An ended job once two looks at it in a row say the same: its last events may be stored after its end."""
+    """An ended job, once two reads in a row are equal: its last events may be stored after its end."""
     job = client.show(job_id)
     for _ in range(LOOKS):
         time.sleep(LOOK_S)
@@ -219,9 +219,9 @@ def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict
 
 
 def busy(submissions: list[Any]) -> dict[str, float]:
-    """By worker, computing over the time from its first lease to its last submission (rows in order of time).
+    """By worker, the fraction of the time from first lease to last submission spent computing; rows ordered by time.
 
-    The first lease is taken to be as long before the first submission as that took; what it took to get the first
+    The time of the first lease is estimated from the durations of the first submission; the download of the first
     weights is left out.
     """
     by_worker: dict[str, list[Any]] = {}
@@ -236,14 +236,14 @@ def busy(submissions: list[Any]) -> dict[str, float]:
 
 
 def _worker_times(submissions: list[Any]) -> dict[str, float]:
-    """Medians over submissions in milliseconds: where a worker's time goes."""
+    """Median milliseconds of a worker's steps, over submissions."""
     steps = ("waiting", "computing", "encoding", "uploading")
     medians = {step: statistics.median(row[f"{step}_s"] for row in submissions) for step in steps if submissions}
     return {f"worker {step}": round(1000 * seconds, 2) for step, seconds in medians.items()}
 
 
 def _reducer_times(raw: list[str | None]) -> dict[str, float]:
-    """Medians over versions in milliseconds: where the reducer's time goes."""
+    """Median milliseconds of the reducer's steps, over versions."""
     laps = [lap for lap in (json.loads(row or "null") for row in raw) if lap]
     names = laps[0] if laps else {}
     return {f"reducer {name}": round(1000 * statistics.median(lap[name] for lap in laps), 2) for name in names}

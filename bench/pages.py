@@ -1,9 +1,9 @@
-"""What pages and event streams cost with a long job, very many jobs and very many watchers.
+"""Load test of pages and event streams: a long job, very many jobs and very many open streams.
 
     python -m bench.pages --minutes 10
 
-A control plane in a process of its own, with the database of `bench.longjob`; while it is measured, two versions come a
-second. Chromium is needed for what is measured in a browser.
+The control plane runs in a process of its own, on the database of `bench.longjob`, while two versions arrive per
+second. The measurements in a browser need Chromium.
 """
 
 import argparse
@@ -37,13 +37,13 @@ MOST_START_S = 60.0
 
 
 class Feed(Thread):
-    """Makes versions come: their submissions, then the version, as the scripts write them."""
+    """Writes the events of new versions to the broker, submissions first, as the scripts would."""
 
     def __init__(self, redis: Redis, version: int, workers: int) -> None:
         super().__init__(daemon=True)
         self.redis, self.version, self.workers = redis, version, workers
         self.written: dict[int, float] = {}
-        """Version to when it was written, by this process's clock."""
+        """Version to the time of its writing, by `time.perf_counter`."""
         self.done = Event()
 
     def run(self) -> None:
@@ -74,7 +74,7 @@ class Feed(Thread):
 
 @contextmanager
 def serving(versions: int, workers: int, others: int) -> Iterator[tuple[str, str, Redis]]:
-    """Address, token and broker of a control plane with such a database."""
+    """A control plane on a generated database until the end of the block: address, token, broker connection."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         fill(database_in(home), versions, workers, others)
@@ -111,7 +111,7 @@ def _wait(true: Callable[[], bool]) -> None:
 
 
 def answers(url: str, headers: dict[str, str]) -> list[list[Any]]:
-    """Milliseconds and bytes of what pages and programs ask for, medians."""
+    """For each path that pages and programs request: path, median ms, largest ms, kB."""
     rows = []
     paths = ["/v1/jobs?limit=50", "/v1/jobs?limit=50&status=completed", "/", f"/jobs/{JOB}", f"/jobs/{JOB}/parts"]
     paths += [f"/jobs/{JOB}/submissions", f"/v1/jobs/{JOB}/metrics", f"/v1/jobs/{JOB}/ledger"]
@@ -129,7 +129,7 @@ def answers(url: str, headers: dict[str, str]) -> list[list[Any]]:
 
 
 async def lags(url: str, headers: dict[str, str], feed: Feed, streams: int, seconds: float) -> list[float]:
-    """Seconds from a version's being written to its arrival, at each of so many streams."""
+    """Seconds from the writing of a version to its arrival, for every version and each of `streams` streams."""
     found: list[float] = []
 
     async def watch(client: httpx2.AsyncClient, after: int) -> None:
@@ -157,7 +157,7 @@ async def lags(url: str, headers: dict[str, str], feed: Feed, streams: int, seco
 
 
 def in_browser(url: str, key: str, minutes: float, chromium: str) -> tuple[list[list[Any]], list[list[float]]]:
-    """First paint, bytes and the heap of the long job's page, and how its heap went over minutes of live updates."""
+    """Measure the long job's page in Chromium: first paint, bytes, heap; and heap and nodes during live updates."""
     from playwright.sync_api import sync_playwright
 
     arguments = ["--no-sandbox", "--disable-gpu", "--enable-precise-memory-info"]
@@ -199,7 +199,7 @@ def in_browser(url: str, key: str, minutes: float, chromium: str) -> tuple[list[
 
 
 def main() -> None:
-    """Measure all of it."""
+    """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=64)

@@ -1,4 +1,4 @@
-"""torch DistributedDataParallel over gloo: the peer, on the same model, data and batches.
+"""The peer: torch DistributedDataParallel over gloo, on the same model, data and batches.
 
 Each rank is a process of its own, on this machine's loopback or each behind a thin link.
 """
@@ -23,14 +23,14 @@ from computeshare.runtime.processes import PARENT, exit_with_parent
 from computeshare.up.embedded_broker import free_port
 
 START_S = 180.0
-"""How long the ranks may take until the first step."""
+"""Time limit until the ranks begin to train."""
 TELL_S = 0.25
-"""How often a rank tells of its versions: seldom, so that nobody takes its time to listen."""
+"""Seconds between reports of rank 0: seldom, so that the reader of the reports does not compete for CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What one process is told."""
+    """The arguments of one rank's process."""
 
     rank: int
     ranks: int
@@ -53,10 +53,10 @@ def train(
     """Train with `ranks` processes, one micro-batch each per round, `spec.threads` (or one) threads each.
 
     Args:
-        links: at least as many as there are ranks, or loopback.
-        score_every: score rank 0's weights every so many versions, outside of the time that counts; 0: never.
-        limit_s: end after that many seconds, whatever has been done by then.
-        until: end once this test accuracy is reached.
+        links: at least one link per rank; None: loopback.
+        score_every: versions between scores of rank 0's weights, outside of the measured time; 0: never.
+        limit_s: end after this many seconds of training.
+        until: end once this test accuracy (a fraction) is reached.
     Raises: RuntimeError: a rank failed.
     """
     host = links.each[0].address if links else "127.0.0.1"
@@ -76,14 +76,14 @@ def train(
 
 
 class Clock:
-    """Kills the ranks when their time is over; they would wait for one another for ever otherwise."""
+    """Kills the ranks when their time is over: otherwise they would wait for one another forever."""
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         self._processes = processes
         self._timer = self._started(START_S)
 
     def limit(self, seconds: float | None) -> None:
-        """From now on, in place of any limit before."""
+        """Replace the time limit, counted from now; None: no limit."""
         self._timer.cancel()
         if seconds:
             self._timer = self._started(seconds)
@@ -99,7 +99,7 @@ class Clock:
             process.kill()
 
     def end(self) -> None:
-        """Leave no process."""
+        """Kill all ranks and wait for their end."""
         self._timer.cancel()
         self._kill()
         for process in self._processes:
@@ -125,7 +125,7 @@ def _start(rank: Rank, links: Links | None, log: IO[str]) -> "subprocess.Popen[s
 def _listen(
     process: "subprocess.Popen[str]", clock: Clock, limit_s: float | None, until: float | None
 ) -> Iterator[dict[str, Any]]:
-    """What rank 0 tells, until it ends or has done enough."""
+    """The lines that rank 0 reports, until it ends or reaches the accuracy `until`."""
     assert process.stdout
     for text in process.stdout:
         try:
@@ -140,7 +140,7 @@ def _listen(
 
 
 def course(told: list[dict[str, Any]], samples: int, meter: Meter) -> Course:
-    """The course of a training from what rank 0 told of it, with `samples` in a round."""
+    """The course of a training from rank 0's reports, with `samples` per round."""
     began = next(line["began"] for line in told if "began" in line)
     points = tuple(
         Point(line["version"], line["seconds"], line["version"] * samples, *meter.between(began, line["at"]))
@@ -151,7 +151,7 @@ def course(told: list[dict[str, Any]], samples: int, meter: Meter) -> Course:
 
 
 def _train(told: Rank) -> None:
-    """One rank's training, told by rank 0 line by line."""
+    """Train as one rank; rank 0 prints its reports as lines of JSON."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional
@@ -197,7 +197,7 @@ def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
 
 
 class Report:
-    """Rank 0's lines about its versions; `seconds` leave out the pauses."""
+    """Collects the lines about versions, which rank 0 prints; `seconds` exclude pauses."""
 
     def __init__(self, rank: int) -> None:
         self._lines: list[dict[str, float]] = [{"began": time.time()}]

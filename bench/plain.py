@@ -1,4 +1,4 @@
-"""The plain single-process loop a job is compared with: same data, same order, same batches, no ComputeShare round."""
+"""The plain single-process training loop for comparison: same data, order and batches, but no ComputeShare."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from computeshare.tasks.metrics import score
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What the loop ended with: the parameters (d,), and the share of the test set it gets right."""
+    """The loop's result: final parameters (d,), and test accuracy (a fraction)."""
 
     parameters: np.ndarray
     accuracy: float

@@ -1,12 +1,12 @@
-"""How long it takes until work goes on after something was killed or woke up, beside the goals.
+"""Measures the recovery time after a process was killed or woken up, against the goals.
 
     python -m bench.recovery --trials 50 --broker-trials 20
 
-Every trial appends a line to reliability-results.jsonl; trials on these sources that are there already are not done
-again. `reducer`: SIGKILL to the active one until the next version. `worker`: SIGKILL to one of two, child included,
-until the round it took part in is counted by the other; `only worker`: the same for the only one that holds leases,
-while another one is idle, which has to get the seat and load everything first. `broker`: SIGKILL until the next version
-after the job was restored. `wake`: a worker stopped for some seconds is woken, until its next submission is accepted.
+Every trial appends a line to reliability-results.jsonl; stored trials on the same sources are not repeated.
+`reducer`: from SIGKILL of the active reducer to the next version. `worker`: from SIGKILL of one of two workers and its
+seat to the version of its round, completed by the other worker. `only worker`: the same for the only worker with
+leases, while an idle worker has to get the seat and load everything first. `broker`: from SIGKILL to the next version
+after the job was restored. `wake`: from SIGCONT of a worker stopped for some seconds to its next accepted submission.
 """
 
 import argparse
@@ -47,7 +47,7 @@ ASLEEP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried, with how many seats, and within how many seconds 95 of 100 have to be over."""
+    """A kind of trial, its number of seats, and the goal: the 95th percentile in seconds."""
 
     trial: Callable[["Trial"], float]
     seats: int
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass
 class Trial:
-    """One job on one stage, to which things happen."""
+    """One job on one stage, with a method for each kind of trial that returns the seconds to recovery."""
 
     stage: Stage
     job_id: str
@@ -64,7 +64,7 @@ class Trial:
     rng: random.Random
 
     def settle(self) -> None:
-        """Return once every seat has joined, two workers and two reducers are there, and versions come; then a bit."""
+        """Wait until all seats have joined, two workers and two reducers run, and versions come; then up to 0.5 s."""
         self._until(self._settled, "everyone to be there")
         version = self.version()
         self._until(lambda: self.version() > version, "versions to come")
@@ -85,7 +85,7 @@ class Trial:
         return state.version if state else -1
 
     def next_version(self, after: int) -> float:
-        """Seconds until a version above `after` is out."""
+        """Wait for a version above `after`; returns the seconds waited."""
         return self._until(lambda: self.version() > after, f"version {after + 1}")
 
     def _until(self, true: Callable[[], bool], what: str) -> float:
@@ -96,12 +96,12 @@ class Trial:
             time.sleep(0.005)
         return time.monotonic() - started
 
-    # What is tried
+    # The kinds of trials
 
     def reducer(self) -> float:
         victim = self.stage.active_reducer(self.job_id)
         assert victim is not None
-        victim.send_signal(signal.SIGSTOP)  # it commits nothing between the reading of the number and its end
+        victim.send_signal(signal.SIGSTOP)  # so that it commits nothing between the read of the version and its end
         version = self.version()
         victim.kill()
         return self.next_version(version)
@@ -114,7 +114,7 @@ class Trial:
         return self.next_version(version)
 
     def _stopped_with_a_lease(self) -> psutil.Process:
-        """A seat's process that holds a lease, stopped."""
+        """Stop a seat's process that holds a lease, and return it."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for seat in self.stage.seats():
@@ -178,13 +178,13 @@ def worker_of(seat: psutil.Process) -> str:
 
 
 def done(name: str, sources: str) -> list[float]:
-    """The seconds of every trial of this case on these sources."""
+    """The seconds of every stored trial of this case on these sources."""
     mine = [entry for entry in load(RELIABILITY) if (entry["bench"], entry.get("sources")) == ("recovery", sources)]
     return [entry["seconds"] for entry in mine if entry["case"] == name]
 
 
 def measure(name: str, trials: int, sources: str) -> None:
-    """Do the trials that are missing."""
+    """Run the missing trials of a case."""
     case, first = CASES[name], len(done(name, sources))
     if first >= trials:
         return
@@ -199,7 +199,7 @@ def measure(name: str, trials: int, sources: str) -> None:
 
 
 def table(sources: str) -> tuple[str, bool]:
-    """One line per case, and whether every goal was met."""
+    """A table with a line for each case, and whether every goal was met."""
     lines, met = [f"{'case':<14}{'trials':>8}{'median':>10}{'95 %':>10}{'worst':>10}{'goal':>8}"], True
     for name, case in CASES.items():
         if seconds := done(name, sources):

@@ -1,4 +1,4 @@
-"""Results of a part of `make bench`: tables in one Markdown file, plots as SVG files."""
+"""Reports of `make bench`: tables as Markdown, plots as SVG files."""
 
 import json
 import statistics
@@ -10,12 +10,12 @@ from typing import Any
 
 Cell = str | float | int | None
 MARKED = 40
-"""Most points of a line for each to be marked."""
+"""Lines with at most this many points have markers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`rows` of as many cells as there are columns; numbers are rounded when it is written."""
+    """A table; each row has a cell for each column. Numbers are rounded on output."""
 
     title: str
     columns: Sequence[str]
@@ -25,7 +25,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines by name, each of points (x, y); `doubling` puts the powers of two on x at equal distances."""
+    """Lines by name, each a list of points (x, y); `doubling` makes the x axis logarithmic with base 2."""
 
     name: str
     title: str
@@ -37,47 +37,47 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one part found."""
+    """The results of one part."""
 
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    """For a reader of the JSON: every single measurement."""
+    """Every single measurement, stored in the JSON file only."""
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the part as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, path: Path) -> "Part":
-        """Read what `save` wrote."""
+        """Read a part that `save` wrote."""
         found = json.loads(path.read_text())
         tables = [Table(**each) for each in found["tables"]]
         return cls(tables, [Plot(**each) for each in found["plots"]], found["details"])
 
 
 def merged(parts: Sequence[Part]) -> Part:
-    """Several parts as one."""
+    """Merge several parts into one."""
     tables = [table for part in parts for table in part.tables]
     details = {name: value for part in parts for name, value in part.details.items()}
     return Part(tables, [plot for part in parts for plot in part.plots], details)
 
 
 def paired(label: str, values: Sequence[tuple[float | None, float | None]]) -> list[Cell]:
-    """A row about ours and a peer's values, taken in turn: both medians, and that of the ratios pair by pair."""
+    """A row of paired values of ours and a peer: both medians, and the median of the pairwise ratios."""
     ratios = [a / b if a is not None and b else None for a, b in values]
     return [label, median([a for a, _ in values]), median([b for _, b in values]), median(ratios)]
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """None where one of them is: what was not reached has no time."""
+    """The median; None if any value is None, for example a time to an accuracy that was not reached."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known and len(known) == len(values) else None
 
 
 def markdown(part: Part) -> str:
-    """A part's tables, and its plots by the names of their files."""
+    """A part as Markdown: its tables, and links to the files of its plots."""
     sections = [f"### {table.title}\n\n{_rows(table)}\n{table.note}".rstrip() + "\n" for table in part.tables]
     sections += [f"![{plot.title}]({plot.name}.svg)\n" for plot in part.plots]
     return "\n".join(sections)
@@ -89,7 +89,7 @@ def _rows(table: Table) -> str:
 
 
 def cell(value: Cell) -> str:
-    """A number with three digits that matter, `-` for none."""
+    """A number with three significant digits, integers and numbers from 1,000 on in full; `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -100,7 +100,7 @@ def cell(value: Cell) -> str:
 
 
 def svg(plot: Plot) -> str:
-    """The plot as an SVG document, with its words as text."""
+    """The plot as an SVG document, with labels as text."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter

@@ -1,11 +1,11 @@
-"""Throughput, the reducer's CPU and memory, and the broker's share of it as workers go 1, 2, 4 ... 64.
+"""Measures scaling over 1, 2, 4 ... 64 workers: throughput, CPU of reducer and broker, memory of the reducer.
 
     python -m bench.scaling --seconds 5 --times 5
 
-Workers without a model (see `bench.fleet`) push updates made beforehand, each over a connection of its own; broker and
-reducer are real. Every round has the same number of micro-batches however many workers share it, so that a round costs
-the reducer the same and what may differ is what workers cost. The numbers of workers are taken in turn, so that all of
-them see the machine's better and worse minutes, and of each that run counts whose cost for the reducer is the median.
+Workers without a model (see `bench.fleet`) push precomputed updates, each over a connection of its own; broker and
+reducer are real. Every round has the same number of micro-batches for any number of workers, so that only the cost of
+the workers' number can change the reducer's cost of a round. The numbers of workers take turns, so that load on the
+machine affects all of them alike; of each number, the run with the median cost for the reducer counts.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WARM_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number of workers, over some seconds. CPU in seconds, memory in bytes."""
+    """A measurement with one number of workers. CPU in seconds, memory in bytes."""
 
     workers: int
     seconds: float
@@ -58,12 +58,12 @@ class Measured:
 
     @property
     def broker_share(self) -> float:
-        """Of the CPU time that broker and reducer took."""
+        """The broker's fraction of the CPU time of broker and reducer."""
         return self.broker_cpu_s / (self.broker_cpu_s + self.reducer_cpu_s)
 
 
 def update_of(spec: JobSpec) -> list[bytes]:
-    """An update that fits the model and moves it a little."""
+    """An encoded update with the model's layout and small random values."""
     from computeshare.tasks import models
 
     layout = models.layout_of(models.of(spec))
@@ -81,7 +81,7 @@ def measure(
     workers: int,
     seconds: float,
 ) -> Measured:
-    """One job with that many workers. Raises TimeoutError: it made no version."""
+    """Measure one job with this many workers. Raises TimeoutError: no versions; RuntimeError: the ledger is wrong."""
     job_id = secrets.token_hex(4)
     broker = psutil.Process(redis.info("server")["process_id"])
     context = multiprocessing.get_context("spawn")
@@ -110,7 +110,7 @@ def measure(
 
 
 def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process, int]:
-    """The reducer and the bytes it has resident while it waits for work, after a job with next to no model."""
+    """The reducer's process, and its resident bytes while it waits for work, after a job with a tiny model."""
     found = next(child for child in psutil.Process().children() if "computeshare.reducer.process" in child.cmdline())
     tiny = spec.model_copy(update={"model": "mlp", "input": (1, 8, 8)})
     measure(redis, url, found, tiny, update_of(tiny), 1, 0)
@@ -118,7 +118,7 @@ def idle_reducer(redis: Redis, url: str, spec: JobSpec) -> tuple[psutil.Process,
 
 
 def _cpu(*processes: Any) -> list[float]:
-    """CPU seconds of each process so far, its own and the kernel's for it."""
+    """CPU seconds of each process so far, user and system."""
     times = [psutil.Process(process.pid).cpu_times() for process in processes]
     return [each.user + each.system for each in times]
 
@@ -141,13 +141,13 @@ def _end(rounds: RoundStore, pushing: Any, stop: Any) -> None:
 
 
 def middle(runs: Sequence[Measured]) -> list[Measured]:
-    """For each number of workers the run in which an update cost the reducer the median."""
+    """For each number of workers, the run with the median of the reducer's CPU time per update."""
     by_workers = {run.workers: [each for each in runs if each.workers == run.workers] for run in runs}
     return [sorted(some, key=lambda run: run.reducer_ms_per_update)[len(some) // 2] for some in by_workers.values()]
 
 
 def tell(spec: JobSpec, runs: list[Measured], idle: int) -> Part:
-    """A row for each number of workers, and two plots."""
+    """A table with a row for each number of workers, and two plots."""
     found = middle(runs)
     columns = ["workers", "rounds/s", "updates/s", "MB/s in", "reducer, CPU ms an update", "reducer, CPU ms a MB"]
     columns += ["broker's share of the CPU", "reducer's memory above idle, model sizes"]

@@ -1,4 +1,4 @@
-"""A control plane and its workers as real processes, every one of them known by a mark in its environment."""
+"""A control plane and its workers as real processes, each recognizable by a mark in its environment."""
 
 import contextlib
 import os
@@ -29,9 +29,9 @@ PATIENCE_S = 120.0
 
 
 class Stage:
-    """`computeshare up` and workers started by hand; `tend` restarts those of the workers that died.
+    """`computeshare up`, and workers started separately; `tend` restarts dead workers.
 
-    What is killed is only ever one of its own processes.
+    A stage kills only its own processes.
     """
 
     def __init__(self, home: Path, workers: int, queue: str = "chaos", **environment: str) -> None:
@@ -62,10 +62,10 @@ class Stage:
         assert found is not None, "computeshare up is gone"
         return found
 
-    # REST, whatever happens to the API meanwhile
+    # REST, with retries while the API is down
 
     def call(self, method: str, path: str, **content: Any) -> Any:
-        """The answer's document. Raises TimeoutError: there was none for too long; ValueError: it was a refusal."""
+        """Call the API; returns the answer's document. Raises TimeoutError: no answer; ValueError: a refusal."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx2.HTTPError):
@@ -88,7 +88,7 @@ class Stage:
         return list(self.call("GET", f"/v1/jobs/{job_id}/ledger")["epochs"])
 
     def finish(self, job_id: str, patience_s: float, every: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The job once it has ended, however. Raises TimeoutError."""
+        """Wait for the job's end in any status, and return the job. Raises TimeoutError."""
         deadline = time.monotonic() + patience_s
         while (job := self.job(job_id))["status"] not in ENDED:
             if time.monotonic() > deadline:
@@ -98,7 +98,7 @@ class Stage:
         return job
 
     def rounds(self, job_id: str) -> RoundState | None:
-        """The round as the broker has it; None if there is none or no broker just now."""
+        """The round's state in the broker; None without a round, or while the broker is away."""
         with contextlib.suppress(RedisError):
             return RoundStore(self.redis, job_id).read()
         return None
@@ -106,7 +106,7 @@ class Stage:
     # Processes
 
     def process(self, role: str) -> psutil.Process | None:
-        """The process that `computeshare up` runs in this role, the first of several."""
+        """The first process that `computeshare up` runs in this role."""
         for pid in self.run_file().pids.get(role, []):
             if found := alive(pid):
                 return found
@@ -130,7 +130,7 @@ class Stage:
         return [found for worker in self.workers if worker.poll() is None and (found := alive(worker.pid))]
 
     def seats(self) -> list[psutil.Process]:
-        """The processes of seats; a worker's other children (which run for a moment) are left out."""
+        """The processes of seats, without a worker's other, short-lived children."""
         found = []
         for worker in self.worker_processes():
             with contextlib.suppress(psutil.Error):
@@ -138,7 +138,7 @@ class Stage:
         return found
 
     def tend(self) -> None:
-        """Start workers anew in place of those that died. Raises RuntimeError: `computeshare up` ended."""
+        """Restart dead workers. Raises RuntimeError: `computeshare up` ended."""
         if self.up.poll() is not None:
             raise RuntimeError(f"computeshare up ended with {self.up.returncode}; logs in {self.home / 'logs'}")
         for number, worker in enumerate(self.workers):
@@ -159,7 +159,7 @@ class Stage:
             return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)
 
     def orphans(self, patience_s: float = 10.0) -> list[str]:
-        """Processes of this stage that belong to none of those it started, and are still there after a while."""
+        """Processes with this stage's mark whose ancestors have ended, if they are still there after `patience_s`."""
         deadline = time.monotonic() + patience_s
         while found := self._orphans():
             if time.monotonic() > deadline:
@@ -179,7 +179,7 @@ class Stage:
         return found
 
     def stop(self) -> int:
-        """End everything as a user would; returns the exit code of `computeshare up`."""
+        """End all processes as a user would; returns the exit code of `computeshare up`."""
         for worker in self.workers:
             if worker.poll() is None:
                 worker.terminate()
@@ -194,7 +194,7 @@ class Stage:
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    """Wait until a process that was asked to has ended; not for ever."""
+    """Wait for a process to end; kill it after 30 s."""
     try:
         process.wait(30)
     except subprocess.TimeoutExpired:
@@ -211,7 +211,7 @@ def alive(pid: int) -> psutil.Process | None:
 
 @contextmanager
 def stage(home: Path, workers: int, **named: str) -> Iterator[Stage]:
-    """A stage until the end of the block."""
+    """A stage that runs until the end of the block."""
     made = Stage(home, workers, **named)
     try:
         yield made

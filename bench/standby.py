@@ -1,8 +1,8 @@
-"""What a reducer that stands by costs while others look after many jobs: processor time and commands a second.
+"""Measures a standby reducer while other reducers serve many jobs: CPU time and commands per second.
 
     python -m bench.standby --jobs 200 --seconds 10
 
-The broker and the reducer are real; another reducer's claims are kept by renewing their keys.
+The broker and the reducer are real; a thread renews the claims of another reducer.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SPEC = JobSpec(dataset="digits", model="mlp", rounds=2)
 
 
 def main() -> None:
-    """The command."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(redis: Redis, folder: Path, jobs: int, seconds: float) -> dict[str, float]:
-    """Each second: commands of the reducer alone, and seconds of its thread's processor time."""
+    """Per second: commands of the reducer alone, and CPU seconds of its thread."""
     stop = threading.Event()
     reducer = Reducer(redis, folder / "artifacts", stop)
     names = [f"bench{number}" for number in range(jobs)]

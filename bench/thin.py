@@ -1,13 +1,13 @@
-"""Beside torch DistributedDataParallel over thin links: rates, bytes, and accuracy over time.
+"""Compares ComputeShare with torch DistributedDataParallel over thin links: rates, bytes, and accuracy over time.
 
     python -m bench.thin --case simplenet-20mbit --pairs 5
     python -m bench.thin --case resnet18-20mbit --ours '{"codec": {"up": "float16"}}' --limit 120
 
-Both train the same model on the same data behind the same links, in turn, two workers with one thread each. DDP is
-given one micro-batch for each rank and round; what of the job is other than that stands in the case's `ours`, or in
-`--ours`, as fields of a JobSpec. Of slow rounds few are measured: each measurement ends after `--limit` seconds. A
-case with an accuracy compares what both reach after equal samples and when; where DDP would take hours over the link,
-its accuracy comes from a run without one. Scoring is never part of the time.
+ComputeShare and DDP take turns on the same model, data and links, with two workers of one thread each. DDP gets one
+micro-batch for each rank and round; the case's `ours`, or `--ours`, holds JobSpec fields that differ for ComputeShare.
+Each measurement ends after `--limit` seconds, so that only a few of the slow rounds are measured. A case with an
+accuracy compares accuracy after equal samples, and the time to it; where DDP would take hours over the link, its
+accuracy comes from a run without a link. The time never includes scoring.
 """
 
 import argparse
@@ -44,25 +44,26 @@ SPARSE: dict[str, Any] = {"codec": {"up": "topk", "down": "topk"}}
 
 
 def local(inner_steps: int, lr: float) -> dict[str, Any]:
-    """Plain local SGD."""
+    """JobSpec fields for plain local SGD with `inner_steps` steps per round."""
     inner = {"name": "SGD", "lr": lr, "momentum": 0.9}
     strategy = {"kind": "local", "inner_steps": inner_steps, "replicas": WORKERS, "inner_optimizer": inner}
     return {
         **DIFFERENCES,
         "strategy": {**strategy, "outer_lr": 1, "outer_momentum": 0},
-        "micro_batches_per_round": None,  # they follow from the strategy
+        "micro_batches_per_round": None,  # follows from the strategy
         "optimizer": None,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. `peer` and `ours` are fields of a JobSpec beside those of BASE; `ours` has the last word, and
-    leaves out what is None there.
+    """One comparison. `peer` holds JobSpec fields that override BASE; `ours` overrides both for ComputeShare, and None
+    removes a field.
 
-    `samples`: how many both see; 0: as many as they get to in the time. `score_every`: in samples. `accuracy`: the time
-    to it is compared, a fraction. `unshaped`: whether DDP's accuracy comes from a run of its own without a link; over
-    the link it then runs for its rate alone. `peer_limit_s`: how long DDP's turn over the link is; 0: as ours.
+    `samples`: samples that both train on; 0: as many as the time allows. `score_every`: samples between scores.
+    `accuracy`: target (a fraction) for the comparison of times. `unshaped`: DDP's accuracy comes from a separate run
+    without a link, and its run over the link measures only its rate. `peer_limit_s`: time limit of DDP's run over the
+    link; 0: `limit_s`.
     """
 
     shape: Shape
@@ -95,14 +96,14 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What one turn of both gave."""
+    """The results of one turn of ComputeShare and of DDP."""
 
     ours: ours.Trained
     peer: Course
 
 
 def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
-    """What each of both is asked to train: the job's document, and DDP's JobSpec."""
+    """The document of ComputeShare's job, and DDP's JobSpec."""
     peer = JobSpec.model_validate_json(json.dumps({**BASE, **case.peer, "rounds": 1}))
     document = {name: value for name, value in {**BASE, **case.peer, **case.ours}.items() if value is not None}
     plan = JobSpec.model_validate_json(json.dumps({**document, "rounds": 1})).plan
@@ -113,13 +114,13 @@ def specs(case: Case) -> tuple[dict[str, Any], JobSpec]:
 
 
 def _rounds_of(plan: Plan, samples: int) -> int:
-    """How many rounds it takes to see so many samples: an epoch's last one may be shorter than the others."""
+    """The number of rounds for this many samples (0: a million rounds); an epoch's last round may be shorter."""
     epochs, rest = divmod(samples, plan.samples)
     return epochs * plan.rounds_per_epoch - (-rest // (plan.micro_batch * plan.micro_batches_per_round)) or 1_000_000
 
 
 def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> Course:
-    """DDP's turn; over links it ends when its time is over, or the accuracy that is compared is reached."""
+    """Train with DDP; over links, until the time limit or the case's accuracy is reached."""
     _, spec = specs(case)
     every = case.score_every // (spec.micro_batch * WORKERS) if scored else 0
     limit_s = case.peer_limit_s or case.limit_s
@@ -129,7 +130,7 @@ def train_peer(case: Case, data_dir: Path, over: Links | None, scored: bool) -> 
 
 
 def compare(case: Case, pairs: int, data_dir: Path) -> tuple[list[Pair], Course | None]:
-    """Both in turn, and DDP without a link where the case wants that. Raises NoLinks."""
+    """Train with both in turn, then with DDP without a link if the case is `unshaped`. Raises NoLinks."""
     document, _ = specs(case)
     done = []
     with (
@@ -146,7 +147,7 @@ def compare(case: Case, pairs: int, data_dir: Path) -> tuple[list[Pair], Course 
 
 
 def tell(name: str, case: Case, pairs: list[Pair], apart: Course | None) -> Part:
-    """The part of the report about one case."""
+    """The report's part about one case."""
     rows = [paired(label, [(value(p.ours.course), value(p.peer)) for p in pairs]) for label, value in RATES.items()]
     if case.score_every:
         rows += _accuracy_rows(case, pairs, apart)
@@ -192,7 +193,7 @@ def _percent(share: float | None) -> float | None:
 
 
 def _plots(name: str, pairs: list[Pair], apart: Course | None) -> list[Plot]:
-    """Accuracy over time of the last pair."""
+    """Plots of accuracy over time for the last pair."""
     lines = {"ComputeShare": _line(pairs[-1].ours.course), "DDP": _line(pairs[-1].peer)}
     lines |= {"DDP, no link": _line(apart)} if apart else {}
     if not any(lines.values()):

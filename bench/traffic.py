@@ -1,9 +1,9 @@
-"""Bytes a round, up and down, and accuracy after equal samples, for every codec.
+"""Measures bytes per round, up and down, and accuracy after equal samples, for every codec.
 
     python -m bench.traffic --model lenet5 --samples 120000
 
-Two workers behind links that are not limited, so that what moved can be counted as a whole; without root the
-control plane's own count of blobs remains.
+Two workers run behind unlimited links, whose counters include all traffic; without root only the control plane's count
+of blobs remains.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from computeshare.settings import Settings
 
 WORKERS = 2
 SCORED, LAST = 15, 5
-"""How many versions are scored, and the accuracy of how many of them is averaged: that of one is a matter of luck."""
+"""Number of scored versions, and number of the last of these whose accuracies are averaged, to reduce noise."""
 
 
 @contextmanager
 def links_if_possible() -> Iterator[Links | None]:
-    """Links to count bytes on; None, and a line that says so, where they cannot be made."""
+    """Links to count bytes on; prints why and yields None if links cannot be made."""
     if why := missing():
         print(f"bytes of blobs alone are counted: {why}", file=sys.stderr)
         yield None
@@ -39,7 +39,7 @@ def links_if_possible() -> Iterator[Links | None]:
 
 
 def measure(plane: ours.Plane, document: dict[str, Any], up: str, down: str) -> list[Cell]:
-    """A codec's row."""
+    """Train with a codec; returns its row of the table."""
     try:
         trained = ours.train(plane, {**document, "codec": {"up": up, "down": down}})
     except (ComputeShareError, RuntimeError) as error:  # the other codecs are still of interest

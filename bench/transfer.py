@@ -1,4 +1,4 @@
-"""A plain TCP transfer in each direction, to measure a link with: `python -m bench.transfer serve|ADDRESS:PORT`."""
+"""Measures a link by a plain TCP transfer in each direction: `python -m bench.transfer serve|ADDRESS:PORT`."""
 
 import json
 import socket
@@ -14,9 +14,9 @@ PINGS = 20
 
 
 def measure(client: Link, server: Link | None, host: str) -> dict[str, float]:
-    """What a client in one namespace gets from a server in another one, or on this machine.
+    """Measure between a client in one namespace and a server in another namespace, or on this machine.
 
-    Returns: `up_mbit` and `down_mbit` (payload, Mbit/s), `rtt_ms` (median of an idle link's).
+    Returns: `up_mbit` and `down_mbit` (payload, Mbit/s), `rtt_ms` (median on the idle link).
     """
     own = [sys.executable, "-m", "bench.transfer"]
     listen = [*own, "serve", server.address if server else host]
@@ -34,7 +34,7 @@ def measure(client: Link, server: Link | None, host: str) -> dict[str, float]:
 
 
 def serve(host: str) -> None:
-    """Answer one client: pings, then what it sends is measured and as much sent back."""
+    """Serve one client: answer its pings, receive its data, then send as much back."""
     with socket.create_server((host, 0)) as listener:
         print(f"{host}:{listener.getsockname()[1]}", flush=True)
         link, _ = listener.accept()
