@@ -1,4 +1,4 @@
-"""The control plane's connection to the broker: found late, and found again."""
+"""The control plane's connection to the broker, made at first use and again when the broker's address changes."""
 
 from redis import Redis
 
@@ -7,14 +7,14 @@ from computeshare.transport.connections import connect
 
 
 class Broker:
-    """Hands out one client per process; a call during an outage fails at once, and the caller says so."""
+    """Provides one Redis client per process. The client does not retry: a call during an outage fails at once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._client: tuple[str, Redis] | None = None
 
     def client(self) -> Redis:
-        """The client for where the broker is now. Raises SettingsError where that is not known."""
+        """A client for the broker's present address. Raises Unreachable: it is not known."""
         url = self._settings.resolve_redis_url()
         if self._client is None or self._client[0] != url:
             self.close()

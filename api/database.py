@@ -1,4 +1,4 @@
-"""The SQLite database: one file, write-ahead log, writers one after the other."""
+"""The SQLite database: one file in write-ahead-log mode, with one writer at a time."""
 
 import contextlib
 import sqlite3
@@ -28,9 +28,9 @@ PRAGMAS = (
     "fullfsync=ON",  # macOS alone: its fsync leaves the data in the drive's cache
     "checkpoint_fullfsync=ON",
 )
-"""Of every connection."""
+"""SQLite pragmas set on every connection."""
 PROBE_S = 1.0
-"""How long it is believed that the database can be written: each look costs a write to the disk."""
+"""Seconds for which the result of a write probe is reused: each probe writes to the disk."""
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
@@ -42,14 +42,14 @@ def now_ms() -> int:
 class Database:
     """Short transactions on one SQLite file; safe to use from any thread.
 
-    Every use raises DatabaseLost once the file was deleted or another put in its place, for SQLite would go on writing
-    to the one that nobody can open any more; and DatabaseDamaged where it cannot be read.
+    Every use raises DatabaseLost once the file was deleted or replaced, because SQLite would go on writing to the
+    deleted file; and DatabaseDamaged if SQLite finds the file corrupt.
     """
 
     def __init__(self, url: str, backups_dir: Path | None = None) -> None:
-        """`url` as in `sqlite:////home/me/computeshare.db`; the file's folder is made if it is missing.
+        """`url` as in `sqlite:////home/me/computeshare.db`; `migrate` creates the file and its folder.
 
-        `backups_dir`: where copies are kept, by default `backups` beside the file.
+        `backups_dir`: the folder for copies, by default `backups` beside the file.
         """
         self.url = url
         self.engine = _engine(url)
@@ -62,7 +62,7 @@ class Database:
         self._writer = self.engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
 
     def migrate(self) -> None:
-        """Bring the tables to the newest version."""
+        """Create the file if it is missing, and migrate its tables to the newest schema."""
         path = self.file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(0o600)
@@ -77,7 +77,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A consistent view; nothing is written. Within another on the same thread it is the same view."""
+        """A read transaction with a consistent view. Nested calls on a thread share the outer transaction."""
         if outer := getattr(self._reading, "session", None):
             yield outer
             return
@@ -90,20 +90,22 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A transaction that holds the write lock from its first statement on: what it reads stays true."""
+        """A write transaction (BEGIN IMMEDIATE): it holds the write lock from the start, so no other writer changes the
+        rows it reads. Raises DatabaseLost after the commit if the file was replaced meanwhile.
+        """
         with Session(self._writer) as session, session.begin():
             yield session
         self._require_same_file()
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """As `write`, without the object-relational layer, for many rows."""
+        """As `write`, but with a plain connection instead of an ORM session, for many rows."""
         with self._writer.begin() as connection:
             yield connection
         self._require_same_file()
 
     def peek(self, statement: str) -> list[Any]:
-        """Read a few rows with a single statement, for what asks several times a second."""
+        """The rows of one statement, without SQLAlchemy's overhead, for callers that ask several times a second."""
         connection = self.engine.raw_connection()
         try:
             cursor = connection.cursor()
@@ -116,7 +118,7 @@ class Database:
             connection.close()
 
     def check(self) -> None:
-        """Raises if the database cannot be read, or written (as of the last second)."""
+        """Raise an error if the database cannot be read, or could not be written within the last second."""
         self.peek("SELECT id FROM job LIMIT 1")
         self._probe.check()
 
@@ -125,7 +127,7 @@ class Database:
             connection.exec_driver_sql("PRAGMA user_version = 1")  # nobody reads it; it is written all the same
 
     def _guard(self) -> None:
-        """Have every use of a connection look whether the file is still the one that was opened."""
+        """Check at every use of a connection that the file was not replaced, and set up each new connection."""
 
         @event.listens_for(self.engine, "do_connect")
         def _before_connecting(*_: object) -> None:
@@ -151,12 +153,12 @@ class Database:
             self._raise_if_damaged(context.original_exception)
 
     def _raise_if_damaged(self, error: BaseException) -> None:
-        """Raises DatabaseDamaged where this error says so."""
+        """Raise DatabaseDamaged if this error reports a corrupt file."""
         if is_damage(error):
             raise DatabaseDamaged(f"{self.file.path} is damaged ({error}): {self.file.advice()}") from error
 
     def _require_same_file(self) -> None:
-        """Raises DatabaseLost."""
+        """Raise DatabaseLost if the file is not the file that `migrate` opened."""
         if self._identity is not None and _identity(self.file.path) != self._identity:
             text = f"{self.file.path} was deleted or replaced while it was in use; nothing more can be stored in it"
             raise DatabaseLost(f"{text}: stop computeshare, {self.file.way_back()}, and start it again")
@@ -166,7 +168,7 @@ class Database:
 
 
 class Probe:
-    """An action that tells by its error whether something works; what it told is believed for a second."""
+    """A health check that runs `action` at most once in `PROBE_S` seconds and repeats its error in between."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -175,13 +177,13 @@ class Probe:
         self._trouble: Exception | None = None
 
     def check(self) -> None:
-        """Raises what the action raised."""
+        """Raise the action's most recent error, if its most recent run failed."""
         with self._lock:
             if time.monotonic() - self._looked_at > PROBE_S:
                 self._trouble = None
                 try:
                     self._action()
-                except Exception as error:  # whatever it is, it is told to everyone who asks in this second
+                except Exception as error:  # kept, and raised for every caller within this second
                     self._trouble = error
                 self._looked_at = time.monotonic()
             if self._trouble:
@@ -189,7 +191,7 @@ class Probe:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another with its name."""
+    """The file's device and inode number; None if there is no file. A new file of the same name differs in them."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What routes are given, named once."""
+"""The dependencies of the routes, for FastAPI's injection."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from computeshare.settings import Settings
 
 
 class Services:
-    """Everything that routes use, made once per application."""
+    """The objects that routes use, created once per application."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -58,12 +58,12 @@ class Services:
         return self.stopping()  # which is set after everything here was made
 
     def start(self) -> None:
-        """Bring the database up to date, then begin the background work."""
+        """Migrate the database, then start the background loops."""
         self.database.migrate()
         self.control.start()
 
     def stop(self) -> None:
-        """End the background work and close every connection."""
+        """Stop the background loops and close every connection."""
         self.control.stop()
         self.broker.close()
         self.database.close()
@@ -76,7 +76,7 @@ def services(request: Request) -> Services:
 
 
 def _address(settings: Settings) -> str | None:
-    """Where this control plane is, for links; None where nobody said."""
+    """The control plane's URL, for links in notifications; None if it is not known."""
     try:
         return settings.resolve_url()
     except SettingsError:

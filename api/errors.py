@@ -1,4 +1,4 @@
-"""Why the control plane cannot do what was asked; `api/http/problems.py` has the HTTP codes."""
+"""Errors of the control plane's requests; `api/http/problems.py` maps them to HTTP codes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,19 +7,19 @@ from computeshare.errors import ComputeShareError, SpecError
 
 
 class NotFound(ComputeShareError):
-    """No such job, checkpoint or page."""
+    """There is no such job, checkpoint, worker, webhook or page."""
 
 
 class Conflict(ComputeShareError):
-    """The job's status forbids it."""
+    """The present state forbids the request, such as pausing a job that has ended."""
 
 
 class KeyReused(ComputeShareError):
-    """An `Idempotency-Key` came again with another body."""
+    """An `Idempotency-Key` was used again with another body."""
 
 
 class InvalidFields(SpecError):
-    """Fields of a request that cannot be carried out, as pydantic tells errors."""
+    """Invalid fields of a request; `errors` are in pydantic's form (`loc`, `msg`, `type`)."""
 
     def __init__(self, errors: Sequence[Mapping[str, Any]]) -> None:
         super().__init__("; ".join(str(error["msg"]) for error in errors))

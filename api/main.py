@@ -1,4 +1,4 @@
-"""The application: routes, guards, background loops. Nothing happens at import."""
+"""The application: routes, middleware, background loops. Importing this module starts nothing."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -52,7 +52,8 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     """The control plane as an ASGI application.
 
     Args:
-        host: the address it is bound to; requests must name this host, a loopback name, or one of `hosts`.
+        host: the address that the server binds to. A request's Host header must name this address, a loopback name,
+            the host of the setting `url`, or a name in `hosts`.
     """
     services = Services(settings)
 
@@ -88,7 +89,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
 
 
 def run(settings: Settings, host: str, port: int) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends the process."""
     app = create_app(settings, host)
     make_room_for_connections()
     server = server_of(app, host=host, port=port)

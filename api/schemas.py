@@ -1,6 +1,6 @@
-"""What the REST API answers: section by section the shapes that clients rely on.
+"""The schemas of the REST API's answers and requests.
 
-Times are ISO 8601 in UTC, sizes are bytes, durations seconds.
+Times are ISO 8601 in UTC, sizes are bytes, durations are seconds.
 """
 
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from computeshare.types import JobStatus, Kind, Outcome
 
 
 def instant(value: object) -> object:
-    """Milliseconds since the epoch, as the tables hold them, to a time in UTC."""
+    """Convert milliseconds since the epoch, as in the tables, to a time in UTC; leave other types to pydantic."""
     return datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else value
 
 
@@ -35,7 +35,7 @@ class ReducerPublic(_Answer):
 
 
 class ForkedFrom(_Answer):
-    """What a job started from: a version of another job, which may be gone by now."""
+    """The version of another job that a job started from; the other job may have been deleted since."""
 
     job_id: str
     version: int
@@ -44,7 +44,7 @@ class ForkedFrom(_Answer):
 
 
 class ForkRequest(BaseModel):
-    """Which version of a job another is to start from, and what is to be different."""
+    """The version of a job to start a new job from, and the fields of the new job that differ."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +63,7 @@ _Editable: Any = create_model("_Editable", **_CHANGES)
 
 
 class JobChange(_Editable):
-    """What can be changed of a job, at least one field: any time what describes it, the rest while it has not ended."""
+    """Changes of a job: at least one field. Name and notes can always change, other fields until the job ends."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -75,7 +75,7 @@ class JobChange(_Editable):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The fields that were given, and their new values."""
+        """The given fields with their new values."""
         return self.model_dump(exclude_none=True)
 
 
@@ -135,14 +135,14 @@ class JobPublic(_Answer):
 
 
 class JobPage(_Answer):
-    """A page of jobs, in the order asked for."""
+    """A page of jobs, in the requested order."""
 
     items: list[JobPublic]
     next_cursor: str | None
 
 
 class SecondsPublic(_Answer):
-    """Where a worker's time for one submission went."""
+    """A worker's time for one submission, by activity."""
 
     waiting: float
     computing: float
@@ -151,7 +151,7 @@ class SecondsPublic(_Answer):
 
 
 class SubmissionPublic(_Answer):
-    """One message of a worker and what became of it."""
+    """A worker's submission and its outcome."""
 
     id: int
     at: Instant
@@ -182,7 +182,7 @@ class SubmissionPage(_Answer):
 
 
 class EstimatePublic(_Answer):
-    """How many times as fast a job would be with one more worker, or why that is not known, or would not help."""
+    """The speed of a job with one more worker, as a multiple of its present speed; or why there is no estimate."""
 
     low: float | None = Field(None, description="with a worker as slow as the slowest")
     likely: float | None = Field(None, description="with one as fast as half of them")
@@ -206,14 +206,14 @@ class LedgerPublic(_Answer):
 
 
 class PowerPublic(_Answer):
-    """A machine's power, as far as it tells."""
+    """A machine's power supply, as far as it is known."""
 
     plugged: bool | None
     percent: float | None = Field(description="of the battery; null where there is none")
 
 
 class WorkerPublic(_Answer):
-    """A worker that is online, or the last that was seen of one."""
+    """A worker; for a worker that is offline, as last seen."""
 
     id: str
     online: bool
@@ -245,7 +245,7 @@ class WorkerList(_Answer):
 
 
 class JobWorkerPublic(_Answer):
-    """A worker's part in a job."""
+    """A worker's contribution to a job."""
 
     id: str
     name: str
@@ -308,7 +308,7 @@ class QueueList(_Answer):
 
 
 class InviteRequest(BaseModel):
-    """Which queue the invited worker is to serve, and for how long the invite holds."""
+    """The queue that the invited worker is to serve, and the invite's lifetime."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -317,7 +317,7 @@ class InviteRequest(BaseModel):
 
 
 class InvitePublic(_Answer):
-    """A link that lets one worker in, once."""
+    """An invite: a link that admits one worker, once."""
 
     id: str
     queue: str
@@ -330,7 +330,7 @@ class InvitePublic(_Answer):
 
 
 class InviteCreated(InvitePublic):
-    """An invite as it is shown once."""
+    """A new invite with its link; later answers do not contain the link."""
 
     url: str
     command: str = Field(description="to be typed on the machine that is helping")
@@ -343,7 +343,7 @@ class InviteList(_Answer):
 
 
 class JoinRequest(BaseModel):
-    """What a worker says of itself when it takes up an invite."""
+    """A worker's name and key, sent to take up an invite."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -354,14 +354,14 @@ class JoinRequest(BaseModel):
 
 
 class Admission(_Answer):
-    """What lets a worker in."""
+    """The broker's address and the queue for an invited worker."""
 
     redis_url: str
     queue: str
 
 
 class VersionPublic(_Answer):
-    """A version that stands, and what it was made of."""
+    """A version that stands, and the updates it was made of."""
 
     version: int
     token: str | None = Field(description="none where its record was lost")
@@ -432,7 +432,7 @@ class EventPublic(_Answer):
 
 
 class LogLinePublic(_Answer):
-    """A line of a job's log; lines stand in the order in which the broker got them."""
+    """A line of a job's log; lines are in the order in which the broker received them."""
 
     id: int
     at: Instant = Field(description="by the clock of whoever wrote it")
@@ -481,7 +481,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         503: "the broker or the database cannot be used now: try again after Retry-After seconds",
     }.items()
 }
-"""What any route may answer instead; for the list of routes."""
+"""Error answers that every route may give, for the OpenAPI document."""
 PROBLEMS[401]["content"]["text/html"] = {}  # for browsers: where the login link is
 
 
@@ -490,14 +490,14 @@ class Health(_Answer):
 
 
 class DependencyPublic(_Answer):
-    """One thing the control plane needs: whether it works, and what is wrong."""
+    """A dependency of the control plane: whether it works, and its error if not."""
 
     ok: bool
     detail: str
 
 
 class Readiness(_Answer):
-    """Ready only if every dependency is."""
+    """The control plane is ready if every dependency is."""
 
     status: str
     dependencies: dict[str, DependencyPublic]

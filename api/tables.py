@@ -1,7 +1,7 @@
-"""The SQLite tables. Times are integers, milliseconds since the epoch by the clock of whoever wrote the event.
+"""The SQLite tables. Times are integers: milliseconds since the epoch by the clock of the process that sent the event.
 
-Rows about a version are keyed by (job, token): a job that went on from a checkpoint writes new rows under its new
-incarnation, and the rows of the lost branch are `voided`, never deleted.
+Rows about a version are keyed by (job, token): a job restored from a checkpoint writes new rows under its new
+incarnation, and the rows of the abandoned branch are marked `voided`, never deleted.
 """
 
 from typing import Any, cast
@@ -17,12 +17,12 @@ ACTIVE: tuple[JobStatus, ...] = ("queued", "running")
 
 
 def table(model: type[SQLModel]) -> Table:
-    """The table of a model, for statements that go without objects."""
+    """The SQLAlchemy table of a model, for statements without the object-relational mapper."""
     return cast(Table, model.__table__)  # type: ignore[attr-defined]
 
 
 def priority_of(spec: dict[str, Any]) -> int:
-    """A job's priority by its JobSpec's document; 0 for a job of an earlier release."""
+    """The priority in a stored JobSpec; 0 where an earlier release stored none."""
     return int(spec.get("priority", 0))
 
 
@@ -35,7 +35,7 @@ def _job() -> Any:
 
 
 class Job(SQLModel, table=True):
-    """One job: its specification, its status, and projections of its events."""
+    """A job: its specification, its status, and totals computed from its events."""
 
     __table_args__ = (Index("ix_job_newest", "created_ms", "id"),)
 
@@ -52,11 +52,12 @@ class Job(SQLModel, table=True):
     finished_ms: int | None = Field(default=None, sa_type=Millis)
     paused_ms: int | None = Field(default=None, sa_type=Millis)
     pause_after: int | None = None
-    """The version after which it pauses, as a user asked."""
+    """The version after which the job pauses, on a user's request."""
     resume_ms: int | None = Field(default=None, sa_type=Millis)
-    """When a pause ends by itself, if a user said so."""
+    """When the pause ends by itself, if a user set a time."""
     stopped_ms: int = Field(default=0, sa_type=BigInteger)
-    """For how long it was paused, or had failed before it was tried again; what lasts is not in it yet."""
+    """Total time since the job's start that it was paused, or failed before a retry; a present pause is added when
+    it ends."""
     updated_ms: int = Field(sa_type=Millis)
     purged_ms: int | None = Field(default=None, sa_type=Millis)
 
@@ -78,11 +79,11 @@ class Job(SQLModel, table=True):
     reducer_kind: dict[str, Any] | None = _json()
     """The kind of machine that published the first weights of this incarnation."""
     forked_from: dict[str, Any] | None = _json()
-    """`job_id`, `version` and `sha256` of what the job started from, whether its `optimizer` was `kept` or is `fresh`,
-    and the `token` of the checkpoint that holds it among the job's own."""
+    """The parent's `job_id`, `version` and `sha256`; `optimizer`: whether its state was `kept` or is `fresh`;
+    `token`: the job's own checkpoint that holds the parent's weights."""
 
     chosen: str | None = None
-    """Why the job has the codecs that were chosen for it, where it left them open."""
+    """Why the job got its codecs, where its specification left the choice open (codec `auto`)."""
 
     accepted: int = 0
     stale: int = 0
@@ -95,26 +96,29 @@ class Job(SQLModel, table=True):
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
     folded: int = 0
-    """Submissions among those above that have no row of their own: they were folded into counts on their way."""
+    """Submissions that the counts above include and that have no row: the reducer summed them up (`fold.lua`)
+    because too many came while no control plane stored them."""
 
     stream_id: str = "0-0"
     """The last event taken from the job's Redis stream."""
     revision: int = 0
-    """Grows with every change of this row, so that a stream of snapshots sends only what changed."""
+    """Grows with every change of this row, so that a stream sends a snapshot only after a change."""
 
     @property
     def title(self) -> str:
-        """What the job is called."""
+        """The job's name, or `MODEL on DATASET` where it has none."""
         return self.name or f"{self.spec['model']} on {self.spec['dataset']}"
 
     @property
     def priority(self) -> int:
-        """Higher-priority jobs get workers first."""
+        """The job's priority; jobs with a higher priority get workers first."""
         return priority_of(self.spec)
 
 
 class IdempotencyKey(SQLModel, table=True):
-    """A client's `Idempotency-Key`: the job it made; it outlives the job, so that a late repeat makes no second one."""
+    """A client's `Idempotency-Key` and the job created with it. The row outlives the job, so that a late repetition of
+    the request creates no second job.
+    """
 
     __tablename__ = "idempotency_key"
 
@@ -126,7 +130,7 @@ class IdempotencyKey(SQLModel, table=True):
 
 
 class Outbox(SQLModel, table=True):
-    """What is still to be done outside SQLite, written in the transaction that decided it."""
+    """A pending action outside SQLite (in Redis or on disk), written in the transaction that decided it."""
 
     __table_args__ = (Index("ix_outbox_due", "done_ms", "due_ms"),)
 
@@ -141,7 +145,7 @@ class Outbox(SQLModel, table=True):
 
 
 class SeatRow(SQLModel, table=True):
-    """One worker's participation in one job, as decided here; RQ runs it."""
+    """A seat: one worker's participation in one job, as the scheduler decided. RQ runs it as a job of its own."""
 
     __tablename__ = "seat"
     __table_args__ = (Index("ix_seat_active", "ended_ms", "job_id"),)
@@ -152,29 +156,29 @@ class SeatRow(SQLModel, table=True):
     number: int
     attempt: int
     state: str
-    """`pending` (not handed over yet), `issued`, then one of `finished`, `left`, `failed`, `lost`, `stopped`."""
+    """`pending` (not given to RQ yet), `issued`, then `finished`, `left`, `failed`, `lost` or `stopped`."""
     created_ms: int = Field(sa_type=Millis)
     ended_ms: int | None = Field(default=None, sa_type=Millis)
     leaving_ms: int | None = Field(default=None, sa_type=Millis)
-    """Since when its worker is asked to leave."""
+    """When the worker was first asked to leave this seat."""
     left_to: str | None = None
-    """The job that it is to leave for; none where it is to rest."""
+    """The job that the worker is moved to; None: the worker is to rest."""
 
 
 class Invite(SQLModel, table=True):
-    """A link that lets one worker in, once."""
+    """An invite: a link that admits one worker, once."""
 
     id: str = Field(primary_key=True, max_length=8)
     digest: str = Field(index=True, unique=True)
-    """sha256 of its code, which is nowhere else."""
+    """sha256 of the link's code; the code itself is not stored."""
     queue: str
     created_ms: int = Field(sa_type=Millis)
     expires_ms: int = Field(sa_type=Millis)
     used_ms: int | None = Field(default=None, sa_type=Millis)
     worker: str | None = None
-    """What the machine that took it up calls itself."""
+    """The name that the machine gave when it took the invite up."""
     key: str | None = None
-    """sha256 of what that machine alone knows: whoever says it gets the same answer again."""
+    """sha256 of a secret of that machine: a repeated request with the same secret gets the same answer."""
 
 
 class VersionRow(SQLModel, table=True):
@@ -200,7 +204,9 @@ class VersionRow(SQLModel, table=True):
 
 
 class LedgerEntry(SQLModel, table=True):
-    """One micro-batch counted in one version: a second row for the same micro-batch would show a double count."""
+    """One micro-batch counted in one version. Two rows for one micro-batch that are not voided would show a double
+    count.
+    """
 
     __tablename__ = "ledger_entry"
     __table_args__ = (
@@ -218,27 +224,27 @@ class LedgerEntry(SQLModel, table=True):
     samples: int
     voided: bool = False
     staleness: int = 0
-    """How many versions before the base it was computed on."""
+    """The distance from the version it was computed on to the version it was applied to."""
 
 
 class Archive(SQLModel, table=True):
-    """The rows of `version` and `ledger_entry` of some versions that are old, packed."""
+    """A block of old versions: their rows of `version` and `ledger_entry`, compressed (`api/projection/archive.py`)."""
 
     __tablename__ = "archive"
 
     job_id: str = _job()
     first: int = Field(primary_key=True)
-    """Its versions are from this one to `last`."""
+    """The block holds versions `first` to `last`."""
     last: int
     ends: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
-    """By incarnation, the last version that stands and the first that is voided."""
+    """By incarnation: the last version that stands and the first version that is voided."""
     samples: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
-    """By worker, samples that count."""
+    """By worker: the samples counted in versions that stand."""
     data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
 class EpochStat(SQLModel, table=True):
-    """What happened to an epoch's samples besides being counted."""
+    """Counts of an epoch's samples: reassigned, refused as duplicates, counted, covered."""
 
     __tablename__ = "epoch_stat"
 
@@ -247,13 +253,13 @@ class EpochStat(SQLModel, table=True):
     reassigned: int = 0
     duplicates_refused: int = 0
     counted: int = 0
-    """Samples in the ledger, as often as they stand there."""
+    """Samples in the ledger; a sample counted twice adds two."""
     covered: int = 0
-    """Samples that stand in the ledger at least once."""
+    """Samples that are in the ledger at least once."""
 
 
 class Submission(SQLModel, table=True):
-    """One message of a worker and what became of it."""
+    """A worker's submission and its outcome."""
 
     __table_args__ = (
         UniqueConstraint("job_id", "stream_id"),
@@ -276,7 +282,7 @@ class Submission(SQLModel, table=True):
     current_version: int | None = None
     micro_batches: list[int] = Field(sa_column=Column(JSON, nullable=False))
     samples: int
-    """Samples of the micro-batches that were received (`counted` of the event)."""
+    """Samples of the micro-batches received (`counted` in the event)."""
     bytes_up: int = Field(sa_type=BigInteger)
     bytes_down: int = Field(sa_type=BigInteger)
     waiting_s: float
@@ -288,7 +294,7 @@ class Submission(SQLModel, table=True):
 
 
 class CheckpointRow(SQLModel, table=True):
-    """A version that is whole on disk; its files lie in `artifacts/JOB/TOKEN/`."""
+    """A version whose files are complete on disk, in `artifacts/JOB/TOKEN/`."""
 
     __tablename__ = "checkpoint"
     __table_args__ = (Index("ix_checkpoint_version", "job_id", "version"),)
@@ -320,11 +326,12 @@ class Score(SQLModel, table=True):
 
 
 TELLING = text("type NOT IN ('version', 'folded')")
-"""Of the timeline all but what a long job has very many of; its index says so in the same words."""
+"""The timeline's events without the types of which a long job has very many. The partial index `ix_event_telling`
+needs the same text."""
 
 
 class Event(SQLModel, table=True):
-    """The job's timeline; `id` is the id of the event sent to browsers. Submissions have their own table."""
+    """An event of a job's timeline; browsers receive it with the same `id`. Submissions have their own table."""
 
     __table_args__ = (
         UniqueConstraint("job_id", "stream_id"),
@@ -336,7 +343,7 @@ class Event(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True)
     job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
     stream_id: str | None = None
-    """Its id in the Redis stream; none for what the control plane itself did."""
+    """The event's id in the Redis stream; None: the control plane wrote the event itself."""
     type: str
     at_ms: int = Field(sa_type=Millis)
     data: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
@@ -353,7 +360,8 @@ class WorkerStat(SQLModel, table=True):
     name: str = ""
     device: str = ""
     kinds: list[dict[str, Any]] | None = _json()
-    """The kinds of machine it has been in this job, the newest last; one, unless it was changed in between."""
+    """The worker's machine kinds in this job, newest last: more than one only if the worker joined again with
+    another device, library version or thread count."""
     session: str | None = None
     seat: str | None = None
     joined_ms: int | None = Field(default=None, sa_type=Millis)
@@ -372,17 +380,17 @@ class WorkerStat(SQLModel, table=True):
     refused_reason: str | None = None
     strikes: int = 0
     banned: str | None = None
-    """Why it may not take part any more, until a user lifts that; none for a worker that may."""
+    """Why the worker is banned from the job, until a user lifts the ban; None: not banned."""
     unfit: str | None = None
-    """Why its machine cannot take part, by its own word: it gets no seat in the job."""
+    """Why the worker gets no seat in the job: its own report that its machine cannot run it."""
     memory_bytes: int | None = Field(default=None, sa_type=BigInteger)
-    """The most that its seat has taken of what its device computes with; before its first unit, an estimate."""
+    """Peak memory of the seat on its device; an estimate until the first work unit is done."""
     bytes_up: int = Field(default=0, sa_type=BigInteger)
     bytes_down: int = Field(default=0, sa_type=BigInteger)
 
 
 class LogLine(SQLModel, table=True):
-    """A line of a job's log: what a worker's seat, the reducer or the evaluator said of the job."""
+    """A line of a job's log, written by a worker's seat, the reducer or the evaluator."""
 
     __tablename__ = "log_line"
     __table_args__ = (
@@ -394,7 +402,8 @@ class LogLine(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True)
     job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
     stream_id: str
-    """Its id in the Redis stream, and a checksum of what it says: a broker that lost some gives ids again."""
+    """The line's id in the Redis stream and a checksum of its content: a broker that lost data assigns ids a second
+    time."""
     at_ms: int = Field(sa_type=Millis)
     worker: str
     name: str
@@ -404,26 +413,26 @@ class LogLine(SQLModel, table=True):
 
 
 class Webhook(SQLModel, table=True):
-    """Who is told of what happens: an address, the events it wants, and perhaps of which job or queue only."""
+    """A webhook: an address, the events to notify it of, and an optional restriction to one job or one queue."""
 
     id: str = Field(primary_key=True, max_length=8)
     url: str
     secret: str
-    """Signs what is sent; shown once, to whoever created the webhook."""
+    """The key that signs notifications; only the answer to the request that made it shows it."""
     events: list[str] = Field(sa_column=Column(JSON, nullable=False))
     job_id: str | None = None
-    """No foreign key: what is still to be delivered outlives a job."""
+    """No foreign key: pending deliveries outlive the job."""
     queue: str | None = None
     active: bool = True
     trouble: str | None = None
-    """Why it was switched off, or what was wrong with the last attempt; none after one that went well."""
+    """The error of the last attempt (410 Gone switches the webhook off); None after a success."""
     event_id: int
-    """The timeline up to here has been looked through."""
+    """Events up to this id have been turned into deliveries."""
     created_ms: int = Field(sa_type=Millis)
 
 
 class Delivery(SQLModel, table=True):
-    """One notification to one webhook: what is sent, and every attempt to send it."""
+    """One notification to one webhook: its body, its state and its newest attempts."""
 
     __table_args__ = (
         Index("ix_delivery_due", "state", "due_ms"),
@@ -433,25 +442,26 @@ class Delivery(SQLModel, table=True):
 
     number: int | None = Field(default=None, primary_key=True)
     id: str = Field(unique=True)
-    """The header `webhook-id`: the same however often it is sent."""
+    """The header `webhook-id`, the same in every attempt."""
     webhook_id: str = Field(foreign_key="webhook.id", ondelete="CASCADE")
     event: str
     job_id: str | None = None
     body: str
     state: str
-    """`pending`, then `delivered`, `failed` (given up) or `dropped` (too many waited, or it was switched off)."""
+    """`pending`, then `delivered`, `failed` (given up) or `dropped` (too many were pending, or the webhook was
+    switched off)."""
     tries: int = 0
-    """Attempts since it was last asked for."""
+    """Attempts since the notification was created, or since a user last asked to send it again."""
     attempts: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     created_ms: int = Field(sa_type=Millis)
     due_ms: int = Field(sa_type=Millis)
 
 
 class Machine(SQLModel, table=True):
-    """A worker that was seen: one row for each process that is there, and for the last one of a machine that is not.
+    """A worker process: a row for each process online, and for the last process of each machine that is offline.
 
-    A process that comes after another of the same host and name has gone takes over that one's row. The times
-    of being seen are the broker's.
+    A new process takes over the row of an earlier, gone process with the same host and name. `first_seen_ms`,
+    `began_ms` and `last_seen_ms` are by the broker's clock.
     """
 
     worker: str = Field(primary_key=True)
@@ -463,13 +473,13 @@ class Machine(SQLModel, table=True):
     queues: list[str] = Field(sa_column=Column(JSON, nullable=False))
     first_seen_ms: int = Field(sa_type=Millis)
     began_ms: int = Field(sa_type=Millis)
-    """When this process was first seen; later than `first_seen_ms` where it came after another."""
+    """When this process was first seen; later than `first_seen_ms` if it took over the row of an earlier process."""
     last_seen_ms: int = Field(sa_type=Millis)
     noted_ms: int = Field(sa_type=Millis)
-    """When that was last written down, by the control plane's clock."""
+    """When the row was last updated, by the control plane's clock."""
     drained_ms: int | None = Field(default=None, sa_type=Millis)
-    """Since when it gets no seat, on a user's word."""
+    """When a user drained the worker: it gets no seat since."""
     dismissed_ms: int | None = Field(default=None, sa_type=Millis)
-    """Since when it is asked to leave for good; the row stays, for it may be back before it has heard of that."""
+    """When a user removed the worker. The row stays, because the process may reconnect before it has read the order."""
     tallies: list[list[int]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    """`[time, samples counted for it by then]`, every few minutes of the last hour, oldest first."""
+    """Pairs `[time, samples counted for the worker by then]`, every few minutes of the last hour, oldest first."""
