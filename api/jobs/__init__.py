@@ -1,1 +1,1 @@
-"""Jobs over REST: created, listed, forked, compared, and what was recorded of them."""
+"""The jobs' REST routes and services: create, list, change, fork, and read the recorded history."""

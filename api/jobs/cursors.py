@@ -1,4 +1,4 @@
-"""Pages of a long list, by a cursor that stays right while rows are added."""
+"""Pages of a long list by keyset cursors, which stay valid while rows are added."""
 
 import base64
 from typing import Any
@@ -12,25 +12,25 @@ from computeshare.errors import SpecError
 
 
 class BadCursor(SpecError):
-    """A cursor that this list never handed out."""
+    """The cursor is not from this list, or not from this order of it."""
 
 
 def page(
     session: Session, query: Select[Any], kinds: tuple[type, ...], cursor: str | None, limit: int, order: str = ""
 ) -> Page[Any]:
-    """One page of at most `limit` rows.
+    """A page of at most `limit` rows: the first page, or the page that `cursor` points to.
 
     Args:
-        query: ordered by as many columns as there are `kinds`, the last of them unique.
+        query: ordered by as many columns as there are `kinds`; the last column is unique.
         kinds: the Python type of each of these columns.
-        order: names the order of a list that has several: a cursor of another one is refused.
+        order: the name of the order, for a list with several: a cursor of another order is refused.
     Raises: BadCursor.
     """
     return select_page(session, query, per_page=limit, page=_place(cursor, kinds, order) if cursor else None)
 
 
 def next_cursor(rows: Page[Any], order: str = "") -> str | None:
-    """The cursor of the page after this one, or None where it is the last; `order` as for `page`."""
+    """The cursor of the page after `rows`; None on the last page. `order` as for `page`."""
     if not rows.paging.has_next:
         return None
     bookmark = order + serialize_bookmark(rows.paging.next)
@@ -44,7 +44,7 @@ def _place(cursor: str, kinds: tuple[type, ...], order: str) -> Marker:
         if not bookmark.startswith(order):
             raise BadCursor(_NOT_OURS)
         marker = unserialize_bookmark(bookmark.removeprefix(order))
-    except Exception as error:  # whatever a damaged bookmark makes the parser raise
+    except Exception as error:  # the parser's error for a damaged bookmark may be of any type
         raise BadCursor(_NOT_OURS) from error
     place = marker.place or ()
     if len(place) != len(kinds) or not all(_fits(v, kind) for v, kind in zip(place, kinds, strict=True)):

@@ -1,8 +1,9 @@
-"""What one more worker would buy, from what those that take part have been measured at. Pure.
+"""Estimates a job's speed with one more worker, from the measured speeds of its present workers. Pure.
 
-A round's work is shared out so that it is done as soon as can be, as `lease.lua` does it. What a round takes beyond
-that (the wait for the next version, the weights' way down) is taken to stay as it is; the range says how it would be
-with the slowest and with the fastest of the workers there are, and with that remainder a worker's part longer.
+The model divides a round's units among the workers so that the round ends as early as possible, as `lease.lua` does,
+and takes the rest of the round (the wait for the next version, the download of weights) as constant. The upper bound
+assumes a new worker as fast as the fastest; the lower bound a worker as slow as the slowest, and a rest that grows in
+proportion to the number of workers.
 """
 
 from collections.abc import Sequence
@@ -14,16 +15,17 @@ from computeshare.protocol.lease_policy import shortest
 
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 ENOUGH_ROUNDS = 5
-"""Versions that must have been made before anything is said."""
+"""The number of versions that an estimate needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRounds:
-    """How a job has gone of late.
+    """Recent measurements of a job.
 
-    `unit_s`: of each worker, seconds that a unit takes it, sent and all. `round_s`: seconds from one version to the
-    next. `units`: in a round, each called a `unit`. `most`: workers that the job takes. `anyhow`: whether a round is
-    made of whatever comes first, or of units as long as their workers are fast, so that nobody waits for the slowest.
+    `unit_s`: each worker's seconds per unit, sending included. `round_s`: seconds from one version to the next.
+    `rounds`: versions measured. `units`: units in a round; `unit` is their name. `most`: the job's limit on workers.
+    `anyhow`: whether no worker waits for the slowest, because a round takes the first units to arrive, or the size of
+    each unit follows its worker's speed.
     """
 
     unit_s: Sequence[float]
@@ -37,7 +39,7 @@ class MeasuredRounds:
 
 @dataclass(frozen=True, slots=True)
 class MemberEstimate:
-    """How many times as fast the job would be; `likely` within `low` to `high`."""
+    """The estimated speed as a multiple of the present speed; `low` <= `likely` <= `high`."""
 
     low: float
     likely: float
@@ -45,7 +47,9 @@ class MemberEstimate:
 
 
 def one_more(measured: MeasuredRounds) -> MemberEstimate | str:
-    """How many times as fast the job would be with one more worker; or why nothing can be said, or nothing gained."""
+    """The estimated speed with one more worker; or a sentence: why there is no estimate, or why a worker would not
+    help.
+    """
     workers = len(measured.unit_s)
     if not workers or measured.rounds < ENOUGH_ROUNDS or measured.round_s <= 0:
         return "It is too early to say what one more worker would buy"
@@ -72,7 +76,7 @@ def _ordinal(number: int) -> str:
 
 
 def _work_s(measured: MeasuredRounds, unit_s: Sequence[float]) -> float:
-    """Seconds until workers of these speeds have done a round's units."""
+    """Seconds until workers with these times per unit have done a round's units."""
     if measured.anyhow:
         return measured.units / sum(1 / seconds for seconds in unit_s)
     return shortest(measured.units, unit_s)

@@ -1,4 +1,4 @@
-"""A job's events as they are streamed: read and encoded once, however many watch it."""
+"""Streams of jobs' events to browsers: each job is read and encoded once for all its watchers."""
 
 import asyncio
 import time
@@ -17,13 +17,14 @@ from computeshare.errors import ComputeShareError
 from computeshare.types import ENDED
 
 LOOK_S, LONGEST_LOOK_S = 0.5, 2.0
-"""How often a feed looks for changes: with few watchers, and with any number."""
+"""Seconds between a feed's looks for changes: with few watchers, and at most."""
 SENDS_PER_S = 200
-"""What all streams together may send: beyond it, feeds look less often. A send takes about 0.1 ms of the processor."""
+"""Target for sends per second of all streams together: with more watchers, feeds look less often. A send takes about
+0.1 ms of CPU time."""
 WOKEN_AT_ONCE = 10
-"""Watchers that are woken before other requests get their turn."""
+"""Watchers woken in a row before the event loop serves other requests."""
 AT_ONCE = 500
-"""Events that are sent at a time."""
+"""The most events in one send."""
 PING_S = 15.0
 RECONNECT_MS = 1000
 
@@ -32,7 +33,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The encoded events after some id; `last` is the id of the last of them; `more` where others follow."""
+    """Encoded events after a given id. `last`: the id of the page's last event; `more`: whether further events may
+    follow.
+    """
 
     data: bytes
     last: int
@@ -41,7 +44,9 @@ class Page:
 
 @dataclass
 class Feed:
-    """One job's. `turn` grows with every change and every ping; the rest belongs to that turn."""
+    """The shared stream state of one job. `turn` grows with every change and every ping; the other fields are of that
+    turn.
+    """
 
     job_id: str
     watchers: int = 0
@@ -49,13 +54,13 @@ class Feed:
     revision: int = -1
     job: bytes = b""
     over: bool = False
-    """Nothing follows this turn: the job has ended, or was deleted, or the server stops."""
+    """This turn is the last: the job has ended or was deleted, or the server stops."""
     pages: dict[int, Page] = field(default_factory=dict)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def later_than(self, turn: int) -> int:
-        """Wait for a turn after this one, and return its number."""
+        """Wait until the feed's turn is later than `turn`, or the feed is over; return the feed's turn."""
         if self.turn <= turn and not self.over:
             waiter = asyncio.get_running_loop().create_future()
             self.waiting.append(waiter)
@@ -63,7 +68,7 @@ class Feed:
         return self.turn
 
     async def next_turn(self) -> None:
-        """Wake everyone who waits."""
+        """Begin the next turn and wake all waiting watchers."""
         self.turn += 1
         waiting, self.waiting = self.waiting, []
         for number, waiter in enumerate(waiting):
@@ -74,7 +79,7 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of the jobs that are being watched. All of it runs in the server's event loop."""
+    """The feeds of the jobs being watched. All methods run in the server's event loop."""
 
     def __init__(self, jobs: Jobs, history: History, stopping: Callable[[], bool]) -> None:
         self._jobs, self._history, self._stopping = jobs, history, stopping
@@ -82,7 +87,9 @@ class Feeds:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def stream(self, job_id: str, last: int) -> AsyncIterator[bytes]:
-        """Snapshots of the job, and its events after `last`, encoded; ends when all of a job that ended was sent."""
+        """Yield encoded snapshots of the job, and its events after the id `last`. Ends when the job has ended and all
+        its events were sent, or when the feed stops.
+        """
         feed, turn, revision = self._join(job_id), 0, -1
         try:
             while True:
@@ -114,7 +121,7 @@ class Feeds:
         return feed
 
     async def _follow(self, feed: Feed) -> None:
-        """Look for changes for as long as somebody watches."""
+        """Look for changes of the job while the feed has watchers; then remove the feed."""
         sent_at = time.monotonic()
         try:
             while feed.watchers and not self._stopping():
@@ -126,7 +133,7 @@ class Feeds:
                 await asyncio.sleep(self._pause_s())
         except NotFound:
             pass  # deleted
-        except Exception as error:  # a bug: its watchers connect again
+        except Exception as error:  # a bug; the browsers reconnect
             log.error("cannot follow a job", job=feed.job_id, exc_info=error)
         finally:
             feed.over = True
@@ -135,7 +142,7 @@ class Feeds:
             await feed.next_turn()
 
     async def _has_changed(self, feed: Feed) -> bool:
-        """Read the job if it is another than before. Raises NotFound."""
+        """Read and encode the job if it has changed; returns whether it has. Raises NotFound."""
         try:
             revision = await run_in_threadpool(self._jobs.revision, feed.job_id)
             if revision == feed.revision:
@@ -143,7 +150,7 @@ class Feeds:
             job = await run_in_threadpool(self._jobs.show, feed.job_id)
         except NotFound:
             raise
-        except (SQLAlchemyError, ComputeShareError) as error:  # locked, for one: the next look may succeed
+        except (SQLAlchemyError, ComputeShareError) as error:  # such as a locked database: the next look may succeed
             log.warning("cannot read a job", job=feed.job_id, error=str(error)[:300])
             return False
         feed.job = format_sse_event(data_str=job.model_dump_json(), event="job", retry=RECONNECT_MS)
@@ -152,7 +159,7 @@ class Feeds:
         return True
 
     async def _page(self, feed: Feed, last: int) -> Page:
-        """The events after `last` as of this turn: whoever asks second finds what the first has read."""
+        """The events after `last`, as of this turn; read once, then shared among watchers with the same `last`."""
         async with feed.reading:
             revision, found = feed.revision, feed.pages.get(last)
             if found is None:
@@ -169,6 +176,6 @@ class Feeds:
         return Page(b"".join(data), events[-1].id if events else last, len(events) == AT_ONCE)
 
     def _pause_s(self) -> float:
-        """How long to wait between looks: longer the more streams there are."""
+        """Seconds until the next look: longer with more watchers."""
         watchers = sum(feed.watchers for feed in self._feeds.values())
         return min(LONGEST_LOOK_S, max(LOOK_S, watchers / SENDS_PER_S))

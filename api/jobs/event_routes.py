@@ -1,4 +1,4 @@
-"""A job's events as a stream: a snapshot first, then what happened and what happens."""
+"""The route of a job's event stream (server-sent events): a snapshot, then past and new events."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -15,13 +15,13 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 class EventStream(StreamingResponse):
-    """Events that are encoded already. (FastAPI's own class fails where a client goes without a word.)"""
+    """A response of encoded events. (FastAPI's own class raises an error when a client disconnects without closing.)"""
 
     media_type = "text/event-stream"
 
     @classmethod
     def of(cls, encoded: AsyncIterator[bytes]) -> "EventStream":
-        """A stream that no cache keeps and no proxy holds back."""
+        """A stream that caches do not store and proxies do not buffer."""
         return cls(encoded, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
 
 
@@ -43,11 +43,11 @@ AS_EVENTS: dict[int | str, dict[str, Any]] = {
         }
     }
 }
-"""What a stream answers, an event at a time; for the list of routes."""
+"""The schema of a stream's events, for the OpenAPI document."""
 
 
 def existing(job_id: JobId, services: ServicesDep) -> str:
-    """The job's id, checked before the stream begins: afterwards it is too late for a 404."""
+    """The job's id, checked before the stream begins, when a 404 can still be sent. Raises NotFound."""
     services.jobs.show(job_id)
     return job_id
 
@@ -59,7 +59,7 @@ async def job_events(
     last_event_id: EventId = 0,
     after: Annotated[int, Query(ge=0, lt=2**53, description="as Last-Event-ID, for a first connection")] = 0,
 ) -> EventStream:
-    """`job` events are snapshots of the job; the others are its timeline, each with its id.
+    """Stream the job: `job` events are snapshots; all other events are the job's timeline, each with its id.
 
     The stream ends when the job has ended and everything was sent.
     """

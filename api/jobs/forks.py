@@ -20,15 +20,15 @@ LONGEST_NAME = 100
 
 
 class Forks:
-    """Makes jobs from checkpoints of others."""
+    """Creates jobs from checkpoints of other jobs."""
 
     def __init__(self, jobs: Jobs, history: History, artifacts_dir: Path) -> None:
         self._jobs, self._history, self._artifacts_dir = jobs, history, artifacts_dir
 
     def fork(self, job_id: str, request: ForkRequest, key: str | None = None) -> JobPublic:
-        """Store a job that starts from a version of another, once per idempotency key.
+        """Store a job that starts from a version of job `job_id`, once per idempotency key.
 
-        The files come first, so that whoever sees the job finds them.
+        The checkpoint's files are in place before the job is stored, so that a reducer always finds them.
         Raises: NotFound, InvalidFields, SpecError, ArtifactError; and as `Jobs.create`.
         """
         fingerprint = fingerprint_of({"fork": job_id, **request.model_dump(mode="json")})
@@ -45,16 +45,17 @@ class Forks:
         except BaseException:
             artifacts.delete()
             raise
-        if job.id != origin.job_id:  # the same request came twice at once, and this one was slower
+        if job.id != origin.job_id:  # a concurrent request with the same key created the job first
             artifacts.delete()
         return job
 
 
 def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A specification's document with some fields changed, those of its objects one by one.
+    """A specification's document with `changes` applied; fields of nested objects change one by one.
 
-    An optimizer or a strategy that is named anew starts from its own defaults, what follows from a strategy goes and
-    comes with it, and a new length takes the place of the old one, whichever unit that was in.
+    A change that names an optimizer or a strategy kind replaces the whole object, so that its defaults apply. Fields
+    implied by the old strategy are dropped, as are fields implied by the new one unless `changes` gives them. `rounds`
+    replaces `epochs`, and the reverse.
     """
     left = _implied(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}
@@ -72,7 +73,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 
 def _implied(strategy: Any) -> dict[str, Any]:
-    """What follows from a strategy; nothing of what is none, which is said when the specification is checked."""
+    """The fields that a strategy implies; none for an invalid strategy, which the specification's check reports."""
     try:
         return chosen(strategy).implied
     except ValueError:
@@ -80,7 +81,7 @@ def _implied(strategy: Any) -> dict[str, Any]:
 
 
 def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
-    """The field for which weights of `parent` are none of `spec`, and why; None where they fit."""
+    """The field because of which the weights of `parent` do not fit `spec`, and a message; None: they fit."""
     if spec.model != parent.model:
         return (
             "model",
@@ -96,7 +97,7 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
 
 
 def fits_optimizer(parent: JobSpec, spec: JobSpec) -> bool:
-    """Whether the optimizer's state, which holds its settings too, is one of `spec`'s optimizer."""
+    """Whether `parent`'s optimizer state, which includes its settings, can continue under `spec`."""
     factors = [one.micro_batches_per_round if one.lr_scaling == "linear" else 1 for one in (parent, spec)]
     return spec.optimizer == parent.optimizer and factors[0] == factors[1]
 
@@ -116,7 +117,9 @@ def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:
 
 
 def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> bool:
-    """Whether the new job goes on with the optimizer's state. Raises InvalidFields: it is asked to and cannot."""
+    """Whether the new job continues with the optimizer's state. Raises InvalidFields: the request wants the state, and
+    it does not fit.
+    """
     fits = fits_optimizer(_read(parent), spec)
     if request.optimizer == "kept" and not fits:
         message = "the state goes with the optimizer's own settings: leave them as they are, or take a fresh optimizer"
@@ -132,7 +135,9 @@ def _read(parent: JobPublic) -> JobSpec:
 
 
 def _adopted(artifacts: Artifacts, folder: Path, checkpoint: CheckpointRow, kept: bool, fingerprint: str) -> Origin:
-    """The parent's files as the new job's own. Raises NotFound: they have just been removed, ArtifactError."""
+    """Link or copy the parent's files into the new job's folder. Raises NotFound: they have just been removed;
+    ArtifactError.
+    """
     try:
         token = artifacts.adopt(folder, checkpoint.sha256, kept)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What happened in a job: series, the ledger, workers, checkpoints, events."""
+"""Reads a job's history: series, ledger, versions, workers, checkpoints, events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,21 +46,21 @@ _EPOCH = ("epoch", "counted", "covered", "reassigned", "duplicates_refused")
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Some of a timeline, newest first, and where the rest of it begins."""
+    """A page of a timeline, newest event first; `next_cursor` is None on the last page."""
 
     items: list[EventPublic]
     next_cursor: str | None
 
 
 class History:
-    """Reading what the projector wrote. Every method raises NotFound where there is no such job."""
+    """Reads the rows that the projector wrote. Every method about one job raises NotFound if there is no such job."""
 
     def __init__(self, database: Database, artifacts_dir: Path) -> None:
         self._database = database
         self._artifacts_dir = artifacts_dir
 
     def metrics(self, job_id: str, since: int = 0, points: int = 1000, until: int | None = None) -> Metrics:
-        """Series of the versions above `since`, up to `until`, thinned evenly to about `points` each."""
+        """The job's series: versions above `since`, up to `until`, thinned evenly to about `points` values each."""
         with self._database.read() as session:
             return series.metrics(session, job_id, since, points, until)
 
@@ -70,18 +70,20 @@ class History:
             return series.columns(session, job_id, points)
 
     def lowest_loss(self, job_id: str) -> series.Lowest | None:
-        """The lowest test loss there was, whatever the plots leave out."""
+        """The lowest test loss of all versions, including versions that the plots leave out; None: no version was
+        scored.
+        """
         with self._database.read() as session:
             return series.lowest_loss(session, job_id)
 
     def csv(self, job_id: str) -> Iterator[str]:
-        """Every version and its values, as CSV."""
+        """The values of every version, as CSV text in pieces."""
         with self._database.read() as session:
-            find(session, job_id)  # before the answer begins
+            find(session, job_id)  # raises NotFound before the answer begins
         return series.as_csv(self._database, job_id)
 
     def ledger(self, job_id: str, newest: int | None = None) -> LedgerPublic:
-        """How often each sample of each epoch counted; of the `newest` epochs only, if so many are asked for."""
+        """How often each epoch's samples were counted; with `newest`, for that number of newest epochs only."""
         with self._database.read() as session:
             job = find(session, job_id)
             plan = plan_of(job.spec)
@@ -108,12 +110,12 @@ class History:
         return LedgerPublic(epochs=epochs)
 
     def versions(self, job_id: str, since: int = 0, limit: int = 100) -> VersionPage:
-        """The versions that stand above `since`, each with the micro-batches it was made of."""
+        """Up to `limit` standing versions above `since`, each with the micro-batches it was made of."""
         with self._database.read() as session:
             return versions(session, job_id, since, limit)
 
     def workers(self, job_id: str) -> JobWorkerList:
-        """Who takes or took part, the active ones first."""
+        """The workers that take or took part, active workers first."""
         with self._database.read() as session:
             job = find(session, job_id)
             rows = session.scalars(select(WorkerStat).where(col(WorkerStat.job_id) == job_id)).all()
@@ -122,14 +124,14 @@ class History:
         return JobWorkerList(items=sorted(items, key=lambda w: (not w.active, w.name, w.id)))
 
     def worker(self, job_id: str, worker: str) -> JobWorkerPublic:
-        """One of them. Raises NotFound."""
+        """A worker's part in the job, by its id. Raises NotFound."""
         for one in self.workers(job_id).items:
             if one.id == worker:
                 return one
         raise NotFound(f"no such worker took part in job {job_id}")
 
     def checkpoints(self, job_id: str) -> CheckpointList:
-        """Versions whose weights are on disk, newest first."""
+        """The versions whose weights are on disk, newest first."""
         query = (
             select(*table(CheckpointRow).c, col(Score.accuracy), col(Score.loss))
             .outerjoin(Score, (col(Score.job_id) == CheckpointRow.job_id) & (col(Score.token) == CheckpointRow.token))
@@ -142,7 +144,9 @@ class History:
         return CheckpointList(items=[_checkpoint(row, best) for row in rows if self.weights_path(row).is_file()])
 
     def checkpoint(self, job_id: str, which: str) -> tuple[Path, CheckpointRow]:
-        """The weights file of a version (its number), of the `latest` or of the `best` one. Raises NotFound."""
+        """The path of a checkpoint's weights, and its row. `which`: a version's number, `latest` or `best`. Raises
+        NotFound.
+        """
         query = select(CheckpointRow).where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
         query = query.order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
         with self._database.read() as session:
@@ -159,7 +163,9 @@ class History:
         raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints for those it has")
 
     def state(self, job_id: str, which: str) -> Path:
-        """The reducer's state that goes with a version's weights. Raises NotFound."""
+        """The path of the reducer's state (optimizer included) of a version; `which` as for `checkpoint`. Raises
+        NotFound.
+        """
         weights, row = self.checkpoint(job_id, which)
         path = weights.with_name(STATE)
         if not path.is_file():
@@ -167,11 +173,11 @@ class History:
         return path
 
     def weights_path(self, row: Any) -> Path:
-        """Where a checkpoint's weights lie; `row` is one of its table."""
+        """The path of a checkpoint's weights; `row` is a row of the table `checkpoint`."""
         return self._artifacts_dir / str(row.job_id) / str(row.token) / WEIGHTS
 
     def events(self, job_id: str, after: int = 0, limit: int = 500) -> list[EventPublic]:
-        """The timeline's entries with an id above `after`, ascending."""
+        """Up to `limit` events with an id above `after`, ascending."""
         query = select(Event).where(col(Event.job_id) == job_id)
         query = query.where(col(Event.id) > after).order_by(col(Event.id)).limit(limit)
         with self._database.read() as session:
@@ -184,7 +190,7 @@ class History:
             return [_event(row) for row in session.scalars(query.order_by(col(Event.id).desc()).limit(limit))]
 
     def timeline_page(self, job_id: str, cursor: str | None = None) -> EventPage:
-        """All of the timeline, the versions with it, newest first. Raises BadCursor."""
+        """A page of the whole timeline, including `version` events, newest first. Raises BadCursor, NotFound."""
         query = select(Event).where(col(Event.job_id) == job_id).order_by(col(Event.id).desc())
         with self._database.read() as session:
             find(session, job_id)
@@ -193,12 +199,14 @@ class History:
 
 
 def _takes_any_units(spec: dict[str, Any]) -> bool:
-    """Whether a round may be made of any units of its epoch, whose last one may be short."""
+    """Whether a version may be made of any units of its epoch, as with strategy `async`: a version's number then does
+    not tell its samples, because the epoch's last unit may be short.
+    """
     return bool(spec.get("strategy", {}).get("kind") == "async")
 
 
 def samples_owned(plan: Plan, version: int) -> list[int]:
-    """Per epoch, the samples of the rounds that led to `version`."""
+    """The planned samples per epoch, up to the round that made `version`."""
     full = plan.micro_batches_per_round * plan.micro_batch
     epochs = -(-version // plan.rounds_per_epoch)
     rounds = (min(plan.rounds_per_epoch, version - epoch * plan.rounds_per_epoch) for epoch in range(epochs))

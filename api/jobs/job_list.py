@@ -1,4 +1,4 @@
-"""Which jobs a list holds, and in which order."""
+"""Filters and orders of the list of jobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _TITLE = case((col(Job.name) != "", col(Job.name)), else_=_DEFAULT_TITLE)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a list is ordered by: columns, the last of them unique, and the Python type of each for its cursors."""
+    """An order of the list: its columns, of which the last is unique, and each column's Python type, for cursors."""
 
     columns: tuple[Any, ...]
     kinds: tuple[type, ...]
@@ -31,19 +31,19 @@ ORDERS: Mapping[JobSort, Order] = {
     "accuracy": Order((func.coalesce(col(Job.accuracy), -1.0).desc(), _CREATED.desc(), _ID.desc()), (float, int, str)),
     "updated": Order((col(Job.updated_ms).desc(), _ID.desc()), (int, str)),
 }
-"""`accuracy` is that of the version scored last, the best first; jobs without one come last."""
+"""The orders by name. `accuracy`: the last scored version's, best first, jobs without a score at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which jobs are listed: of these statuses (empty: any), of a queue, with a text in their title or id."""
+    """A filter of jobs: by statuses (empty: any), by queue, and by a text that the title contains or the id equals."""
 
     statuses: Sequence[JobStatus] = ()
     queue: str | None = None
     search: str = ""
 
     def among(self, query: Any) -> Any:
-        """A `Select` of jobs, narrowed down to these."""
+        """The `Select` of jobs with this filter applied."""
         if self.statuses:
             query = query.where(col(Job.status).in_(self.statuses))
         if self.queue is not None:

@@ -51,7 +51,7 @@ Which = Annotated[str, Path(max_length=64), AfterValidator(_which)]
 
 @router.post("", status_code=201)
 def create_job(spec: JobSpec, service: JobsDep, response: Response, key: IdempotencyKey = None) -> JobPublic:
-    """Store a job; its seats are handed out as workers come."""
+    """Create a job; the scheduler gives it workers as they become free."""
     job = service.create(spec, key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job
@@ -69,19 +69,21 @@ def list_jobs(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> JobPage:
-    """Jobs, newest first unless another order is asked for; a cursor belongs to its order."""
+    """Jobs, newest first unless `sort` gives another order; a cursor is valid for its own order only."""
     return service.list(Chosen([one for one in status or () if one], queue, search), cursor, limit, sort)
 
 
 @router.get("/{job_id}")
 def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """One job."""
+    """A job by its id."""
     return service.show(job_id)
 
 
 @router.patch("/{job_id}")
 def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
-    """Change what describes a job, or, while it has not ended, its priority; workers change over within seconds."""
+    """Change a job's name or notes, or, until it ends, its other editable fields, such as its priority. Workers move to
+    another job within seconds.
+    """
     return service.update(job_id, **change.changes)
 
 
@@ -94,19 +96,19 @@ def pause_job(
         float | None, Query(gt=0, le=MOST_HOURS, description="after which it resumes automatically; none: when resumed")
     ] = None,
 ) -> JobPublic:
-    """Let a queued or running job rest; its workers leave, what they did stays."""
+    """Pause a queued or running job: its workers leave, its progress is kept."""
     return service.pause(job_id, after == "round", hours)
 
 
 @router.post("/{job_id}/resume", status_code=202)
 def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a paused job continue where it was; or take back that it should pause after its round."""
+    """Resume a paused job where it stopped, or cancel a pause that is to come after the round."""
     return service.resume(job_id)
 
 
 @router.post("/{job_id}/retry", status_code=202)
 def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Let a failed job continue from its last checkpoint."""
+    """Continue a failed job from its last checkpoint."""
     return service.retry(job_id)
 
 
@@ -114,7 +116,7 @@ def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
 def fork_job(
     job_id: JobId, request: ForkRequest, service: ForksDep, response: Response, key: IdempotencyKey = None
 ) -> JobPublic:
-    """Create a job that starts from a version of this one; what `spec` does not change stays the same."""
+    """Create a job that starts from a version of this job; fields that `spec` does not give are this job's."""
     job = service.fork(job_id, request, key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job
@@ -128,7 +130,7 @@ def cancel_job(job_id: JobId, service: JobsDep) -> JobPublic:
 
 @router.delete("/{job_id}", status_code=204)
 def delete_job(job_id: JobId, service: JobsDep) -> None:
-    """Forget a job that has ended, and remove its checkpoints."""
+    """Delete a job that has ended, with its history and its checkpoints."""
     service.delete(job_id)
 
 
@@ -140,13 +142,13 @@ def job_metrics(
     points: Annotated[int, Query(ge=2, le=10_000, description="about so many per series; more are thinned")] = 1000,
     until: Annotated[int | None, Query(ge=1, lt=2**53, description="only versions up to this one")] = None,
 ) -> Metrics:
-    """Series by version."""
+    """The job's series by version: losses, accuracy, speed, bytes, staleness."""
     return service.metrics(job_id, since, points, until)
 
 
 @router.get("/{job_id}/metrics.csv", response_class=StreamingResponse)
 def job_metrics_csv(job_id: JobId, service: HistoryDep) -> Response:
-    """The same of every version, as a CSV file; `at` is in seconds since the epoch."""
+    """The series of every version, as a CSV file; `at` is in seconds since the epoch."""
     headers = {"Content-Disposition": f'attachment; filename="{job_id}.csv"'}
     return StreamingResponse(service.csv(job_id), headers=headers, media_type="text/csv")
 
@@ -160,19 +162,19 @@ def job_submissions(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> SubmissionPage:
-    """Every message of a worker and what became of it, newest first."""
+    """The job's submissions with their outcomes, newest first."""
     return service.list(job_id, outcome, worker, cursor, limit)
 
 
 @router.get("/{job_id}/estimate")
 def job_estimate(job_id: JobId, service: SubmissionsDep) -> EstimatePublic:
-    """How many times as fast the job would be with one more worker."""
+    """The estimated speed of the job with one more worker, as a multiple of its present speed."""
     return service.estimate(job_id)
 
 
 @router.get("/{job_id}/ledger")
 def job_ledger(job_id: JobId, service: HistoryDep) -> LedgerPublic:
-    """How often each sample of each epoch counted."""
+    """How often each epoch's samples were counted."""
     return service.ledger(job_id)
 
 
@@ -183,13 +185,13 @@ def job_versions(
     since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
     limit: Limit = 100,
 ) -> VersionPage:
-    """The versions that stand, each with its digest and the micro-batches it was made of, ascending."""
+    """The standing versions, ascending, each with its digest and the micro-batches it was made of."""
     return service.versions(job_id, since, limit)
 
 
 @router.get("/{job_id}/workers")
 def job_workers(job_id: JobId, service: HistoryDep) -> JobWorkerList:
-    """Who takes or took part."""
+    """The workers that take or took part in the job, active workers first."""
     return service.workers(job_id)
 
 
@@ -202,7 +204,7 @@ def job_checkpoints(job_id: JobId, service: HistoryDep) -> CheckpointList:
 @router.head("/{job_id}/checkpoints/{which}", include_in_schema=False)
 @router.get("/{job_id}/checkpoints/{which}", response_class=FileResponse)
 def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, request: Request) -> Response:
-    """The weights of a version, of the latest or of the best one, as safetensors. Ranges are honoured."""
+    """Download a version's weights as safetensors; `which` is its number, `latest` or `best`. Range requests work."""
     path, checkpoint = service.checkpoint(job_id, which)
     headers = {"ETag": f'"{checkpoint.sha256}"', "Cache-Control": "private, no-cache"}
     known = request.headers.get("if-none-match", "")
@@ -214,7 +216,7 @@ def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, reques
 
 @router.get("/{job_id}/checkpoints/{which}/state", response_class=FileResponse)
 def download_state(job_id: JobId, which: Which, service: HistoryDep) -> Response:
-    """What the reducer needs beside a version's weights to continue from it: for replaying, in a format of its own."""
+    """Download the reducer's state of a version, such as the optimizer's, which a replay needs beside the weights."""
     return FileResponse(
         service.state(job_id, which), media_type="application/octet-stream", filename="state.safetensors"
     )

@@ -1,4 +1,4 @@
-"""A job's series by version, thinned to what is asked for: as points, as columns for plots, and all of it as CSV."""
+"""A job's series by version: as points and as columns for plots, both thinned evenly, and complete as CSV."""
 
 import csv
 import io
@@ -20,12 +20,12 @@ BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "stalenes
 BY_SCORE = ("test_loss", "test_accuracy")
 CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_VERSION[1:])
 CSV_ROWS = 2000
-"""Versions of a CSV that are read at a time."""
+"""Versions read at a time for the CSV."""
 DIGITS = 6
 
 
 class Lowest(NamedTuple):
-    """A version and its value."""
+    """The version with the lowest test loss, and that loss."""
 
     version: int
     value: float
@@ -38,20 +38,24 @@ _VERSION = ("version", "token", "at_ms", "loss", "samples_per_s", "bytes_up", "b
 
 
 def metrics(session: Session, job_id: str, since: int, points: int, until: int | None = None) -> Metrics:
-    """Series of the versions above `since`, up to `until`, thinned evenly to about `points` each. Raises NotFound."""
+    """The job's series: versions above `since`, up to `until`, thinned evenly to about `points` values each. Raises
+    NotFound.
+    """
     versions, scores = read(session, job_id, since, points, until)
     series = {name: _points(versions, name) for name in BY_VERSION}
     return Metrics(**series, **{name: _points(scores, name) for name in BY_SCORE})
 
 
 def columns(session: Session, job_id: str, points: int) -> dict[str, Columns]:
-    """The same from the first version on, as columns of equal length: `versions` and `scores`; `at` is in seconds."""
+    """The series of all versions as columns: `versions` and `scores`, each a dict of lists of equal length; `at` is in
+    seconds. Raises NotFound.
+    """
     versions, scores = read(session, job_id, 0, points)
     return {"versions": _columns(versions, BY_VERSION), "scores": _columns(scores, BY_SCORE)}
 
 
 def lowest_loss(session: Session, job_id: str) -> Lowest | None:
-    """The lowest test loss of all versions that stand; None where none was scored."""
+    """The lowest test loss of all versions that stand; None: no version was scored."""
     loss = col(Score.loss)
     query = select(col(Score.version), loss).where(col(Score.job_id) == job_id, ~col(Score.voided), loss.is_not(None))
     row = session.execute(query.order_by(loss, col(Score.version)).limit(1)).one_or_none()
@@ -59,7 +63,7 @@ def lowest_loss(session: Session, job_id: str) -> Lowest | None:
 
 
 def as_csv(database: Database, job_id: str) -> Iterator[str]:
-    """Every version that stands, a line each, ascending; a version is read only when its turn comes."""
+    """Yield CSV: a header, then a line per standing version, ascending; `CSV_ROWS` versions are read at a time."""
     yield _lines([CSV_COLUMNS])
     since = 0
     while True:
@@ -75,13 +79,13 @@ def as_csv(database: Database, job_id: str) -> Iterator[str]:
 def read(
     session: Session, job_id: str, since: int, points: int, until: int | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """The versions above `since`, up to `until`, and the scores, about `points` of each. Raises NotFound."""
+    """The rows of versions, and of scores, above `since`, up to `until`: about `points` of each. Raises NotFound."""
     job = find(session, job_id)
     last = job.version if until is None else min(until, job.version)
     stride = max(1, -(-(last - since) // points))
     packed = archive.newest(session.connection(), job_id)
     if stride >= archive.SPARSE and since < packed:
-        stride, packed = -(-stride // archive.SPARSE) * archive.SPARSE, 0  # those that are not packed do
+        stride, packed = -(-stride // archive.SPARSE) * archive.SPARSE, 0  # the versions that are not packed suffice
     thin = ((number % stride == 0) | (number == last)) & (number <= last)
     scores = session.execute(_scores(job_id).where(col(Score.version) > since, col(Score.version) <= last))
     old, late = _packed(session, job, since, min(last, packed), stride)
@@ -90,7 +94,7 @@ def read(
 
 
 def _page(session: Session, job_id: str, since: int) -> list[Row]:
-    """The next versions with their scores, none left out."""
+    """The next `CSV_ROWS` versions after `since`, with their scores."""
     job = find(session, job_id)
     old, late = _packed(session, job, since, since + CSV_ROWS)
     versions = _read(session, job, since, _versions(job_id).limit(CSV_ROWS), old, late)[:CSV_ROWS]
@@ -103,7 +107,9 @@ def _page(session: Session, job_id: str, since: int) -> list[Row]:
 def _packed(
     session: Session, job: Job, since: int, last: int, stride: int = 1
 ) -> tuple[list[SimpleNamespace], dict[str, float]]:
-    """The packed versions up to `last`, `stride` apart, and the one at `since`; and how late their updates were."""
+    """The packed versions up to `last` with a number divisible by `stride`, and the version `since`; and the mean
+    staleness of their updates by token.
+    """
     if last <= since:
         return [], {}
     found, block = archive.standing(session.connection(), job.id, max(1, since), last)
@@ -117,7 +123,7 @@ def _packed(
 def _read(
     session: Session, job: Job, since: int, query: Any, packed: Sequence[Any], packed_late: dict[str, float]
 ) -> list[Row]:
-    """The versions of the query and of those `packed` that are above `since`, with what they alone have sent."""
+    """The versions above `since`, of the query and of `packed`, ascending, with running totals turned into growth."""
     before = _versions(job.id).where(since >= number).order_by(number.desc()).limit(1)
     rows = [*session.execute(before), *session.execute(query.where(since < number).order_by(number))]
     is_async = job.spec.get("strategy", {}).get("kind") == "async"
@@ -141,7 +147,9 @@ def _scored(row: Any) -> Row:
 
 
 def _grown(rows: Sequence[Any], late: dict[str, float]) -> Iterator[Row]:
-    """The versions with what they alone have sent: of running totals, the growth per version from one to the next."""
+    """The versions with `bytes_up` and `bytes_down` per version instead of running totals: the mean growth since the
+    row before.
+    """
     number, up, down = 0, 0, 0
     for row in rows:
         if (steps := row.version - number) > 0:
@@ -158,7 +166,7 @@ def _grown(rows: Sequence[Any], late: dict[str, float]) -> Iterator[Row]:
 
 
 def _staleness(session: Session, job_id: str, rows: Sequence[Any]) -> dict[str, float]:
-    """Token to how many versions late its updates were, on average."""
+    """The mean staleness of each version's updates, by token."""
     token = col(LedgerEntry.token)
     query = select(token, func.avg(col(LedgerEntry.staleness))).where(col(LedgerEntry.job_id) == job_id)
     found = session.execute(query.where(token.in_([row.token for row in rows])).group_by(token))
@@ -166,7 +174,7 @@ def _staleness(session: Session, job_id: str, rows: Sequence[Any]) -> dict[str, 
 
 
 def _thinned(rows: list[Row], points: int) -> list[Row]:
-    """Evenly, the last kept."""
+    """About `points` of the rows, evenly spaced, including the last."""
     return rows[:: -max(1, -(-len(rows) // points))][::-1]
 
 
@@ -181,7 +189,7 @@ def _columns(rows: Sequence[Row], names: Iterable[str]) -> Columns:
 
 
 def _short(value: float | None) -> float | None:
-    """To as many digits as a plot can show."""
+    """Round to `DIGITS` significant digits, enough for a plot."""
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 

@@ -29,18 +29,20 @@ from computeshare.types import ENDED, JobSort, JobStatus
 
 _ALPHABET = string.ascii_lowercase + string.digits
 FEWEST_BYTES = 1 << 16
-"""A disk with less room takes no checkpoint of any job."""
+"""With fewer free bytes, the disk cannot hold any job's checkpoint."""
 HOUR_MS = 3_600_000
 USER = "a user"
-"""Who asked for a change, in the timeline."""
+"""The author of a change in the timeline."""
 EVERY = Chosen()
 LATE_MS = 60_000
-"""A deleted job is purged a second time after this long: something of it may still have been at work."""
+"""Milliseconds until a deleted job is purged a second time: a process of the job may still have been writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a forked job starts from: `files` (token, sha256, bytes) are its own already, under `job_id`."""
+    """The start of a forked job: `job_id` is the new job's; its checkpoint's `files` (token, sha256, bytes) are in
+    place.
+    """
 
     job_id: str
     fingerprint: str
@@ -49,10 +51,10 @@ class Origin:
 
 
 class Jobs:
-    """Everything that changes a job on a user's word, and reading it back.
+    """Creates, reads, changes and deletes jobs on users' requests.
 
-    Whatever has to happen outside SQLite is written to the outbox in the same transaction; `wake` tells the
-    dispatcher that something is waiting. `before_delete` runs in the transaction that deletes a job and its timeline.
+    Actions outside SQLite are written to the outbox in the same transaction; `wake` tells the dispatcher to look there.
+    `before_delete` runs in the transaction that deletes a job and its timeline.
     """
 
     def __init__(
@@ -68,9 +70,9 @@ class Jobs:
         self._wake = wake
 
     def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
-        """Store a job, once per idempotency key; its seats are handed out as workers come.
+        """Store a job, once per idempotency key; the scheduler gives it workers as they become free.
 
-        Raises: KeyReused; Conflict if the key's job was deleted meanwhile.
+        Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted.
         """
         document = spec.model_dump(mode="json")
         fingerprint = origin.fingerprint if origin else fingerprint_of(document)
@@ -95,30 +97,32 @@ class Jobs:
         return answer
 
     def repeated(self, key: str, fingerprint: str) -> JobPublic | None:
-        """The job that this idempotency key made, if any. Raises: KeyReused; Conflict if it was deleted meanwhile."""
+        """The job created with this idempotency key, if any. Raises KeyReused, Conflict as `create`."""
         with self._database.read() as session:
             known = session.get(IdempotencyKey, key)
             return self._repeated(session, known, fingerprint) if known else None
 
     def show(self, job_id: str) -> JobPublic:
-        """One job. Raises NotFound."""
+        """A job by its id. Raises NotFound."""
         with self._database.read() as session:
             return self._with_obstacle(_show(session, job_id))
 
     def _with_obstacle(self, job: JobPublic) -> JobPublic:
-        """The job with what the disk of its checkpoints says: on a full one nobody could write the reason down."""
+        """The job, with a reason if no checkpoint can be written. (Computed at each reading: on a full disk, it could
+        not be stored.)
+        """
         if job.status in ACTIVE and (why := self._obstacle(4 * (job.parameters or 0))):
             return job.model_copy(update={"reason": f"No checkpoint can be written: {why}"})
         return job
 
     def _obstacle(self, bytes_needed: int = 0) -> str | None:
-        """What keeps the disk of the checkpoints from being written to, if anything does."""
+        """Why the disk of the checkpoints cannot take `bytes_needed`; None if it can."""
         with contextlib.suppress(OSError):
             return Disk.of(self._artifacts_dir).obstacle(max(bytes_needed, FEWEST_BYTES))
         return None
 
     def revision(self, job_id: str) -> int:
-        """A number that changes whenever the job does. Raises NotFound."""
+        """A number that changes whenever the job changes. Raises NotFound."""
         with self._database.read() as session:
             found = session.scalar(select(col(Job.revision)).where(col(Job.id) == job_id))
         if found is None:
@@ -132,7 +136,7 @@ class Jobs:
         limit: int = 50,
         sort: JobSort = "newest",
     ) -> JobPage:
-        """A page of the chosen jobs; a cursor belongs to its order. Raises BadCursor."""
+        """A page of the chosen jobs; a cursor is valid for its own `sort` only. Raises BadCursor."""
         order = ORDERS[sort]
         query = chosen.among(_jobs()).order_by(*order.columns)
         with self._database.read() as session:
@@ -141,11 +145,11 @@ class Jobs:
             return JobPage(items=items, next_cursor=next_cursor(rows, sort))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> JobPublic:
-        """Let a job rest: its workers leave, what they did stays. Raises NotFound, Conflict.
+        """Pause a job: its workers leave, its progress is kept. Raises NotFound, Conflict.
 
         Args:
             after_round: let a running job make its next version first.
-            hours: after which it goes on by itself, counted from now.
+            hours: hours from now after which the job resumes by itself.
         """
 
         def change(job: Job) -> str:
@@ -162,7 +166,7 @@ class Jobs:
         return self._change(job_id, "pause", change)
 
     def resume(self, job_id: str, by: str = USER) -> JobPublic:
-        """Let a paused job go on where it was, or one that is about to pause go on after all.
+        """Resume a paused job where it stopped, or cancel a pause that is to come after the round.
 
         Raises: NotFound, Conflict.
         """
@@ -179,7 +183,7 @@ class Jobs:
         return self._change(job_id, "resume", change, by)
 
     def resume_due(self, now: int) -> None:
-        """Let those jobs go on whose pause has lasted for as long as it was to."""
+        """Resume the jobs whose time to resume (`resume_ms`) has come."""
         resting = col(Job.status).in_(("paused", *ACTIVE))
         with self._database.read() as session:
             due = session.scalars(select(col(Job.id)).where(resting, col(Job.resume_ms) <= now)).all()
@@ -188,7 +192,7 @@ class Jobs:
                 self.resume(job_id, "the clock")
 
     def retry(self, job_id: str) -> JobPublic:
-        """Let a failed job go on from its last checkpoint. Raises NotFound, Conflict."""
+        """Continue a failed job from its last checkpoint. Raises NotFound, Conflict."""
 
         def change(job: Job) -> str:
             if job.status != "failed":
@@ -211,7 +215,7 @@ class Jobs:
         return answer
 
     def delete(self, job_id: str) -> None:
-        """Forget a job that has ended, and remove its checkpoints. Raises NotFound, Conflict."""
+        """Delete a job that has ended, with its history and its checkpoints. Raises NotFound, Conflict."""
         with self._database.write() as session:
             job = find(session, job_id)
             if job.status not in ENDED:
@@ -223,11 +227,13 @@ class Jobs:
                 session.add(to_do)
             self._before_delete(session)
             session.delete(job)
-        shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # what fails here, the outbox repeats
+        shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # if it fails, the outbox's `purge` repeats it
         self._wake()
 
     def update(self, job_id: str, **changes: Any) -> JobPublic:
-        """Change fields of a job's specification that may be changed. Raises NotFound, Conflict: it has ended."""
+        """Change fields of a job's specification (`editable`). Raises NotFound; Conflict: the job has ended and the
+        field cannot change any more.
+        """
         with self._database.write() as session:
             job = find(session, job_id)
             if job.status in ENDED and (late := changes.keys() & editable("active")):
@@ -242,16 +248,16 @@ class Jobs:
         return answer
 
     def _change(self, job_id: str, kind: str, change: Callable[[Job], str], by: str = USER) -> JobPublic:
-        """Change a job's status on somebody's word, with what is to be done about it.
+        """Change a job's row, and write the outbox entry `kind` and an event by `by`, in one transaction.
 
-        `change` returns the type of its entry in the timeline.
+        `change` edits the row and returns the event's type.
         """
         with self._database.write() as session:
             job = find(session, job_id)
             event = change(job)
             job.updated_ms = now = now_ms()
             job.revision += 1
-            payload = {"incarnation": job.incarnation}  # what came after it must not be taken for what was meant
+            payload = {"incarnation": job.incarnation}  # the request is for this incarnation, not for a later one
             session.add(Outbox(job_id=job_id, kind=kind, payload=payload, created_ms=now, due_ms=now))
             session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": by}))
             session.flush()
@@ -280,7 +286,7 @@ def find(session: Session, job_id: str) -> Job:
 
 
 def end(session: Session, job: Job, status: JobStatus, reason: str | None, error: str | None) -> None:
-    """Write down that a job has ended, and what remains to be done about it outside SQLite."""
+    """Store that a job has ended, with an event and the outbox entry `end`."""
     now = now_ms()
     job.stopped_ms += _stopped_ms(job, now)
     job.status, job.reason, job.error = status, reason, error
@@ -291,7 +297,7 @@ def end(session: Session, job: Job, status: JobStatus, reason: str | None, error
 
 
 def _edit(session: Session, job: Job, field: str, value: Any) -> None:
-    """Change a field of a job's specification, with a line on its timeline."""
+    """Change a field of a job's specification and write an `edited` event; does nothing if the value is the same."""
     before = job.spec.get(field, JobSpec.model_fields[field].default)
     if value == before:
         return
@@ -305,14 +311,14 @@ def _edit(session: Session, job: Job, field: str, value: Any) -> None:
 
 
 def _requeue(job: Job) -> None:
-    """Make a job wait for workers again, as if nothing had stopped it."""
+    """Make a paused or failed job queued again."""
     job.stopped_ms += _stopped_ms(job, now_ms())
     job.status, job.reason, job.error = "queued", _looking(job.queue), None
     job.paused_ms = job.finished_ms = job.purged_ms = job.pause_after = job.resume_ms = None
 
 
 def _stopped_ms(job: Job, now: int) -> int:
-    """For how long a job has been paused, or over, once it had begun."""
+    """Milliseconds since a started job was paused or failed; 0 in any other status."""
     since = {"paused": job.paused_ms, "failed": job.finished_ms}.get(job.status)
     return max(0, now - since) if since and job.started_ms else 0
 
@@ -322,17 +328,17 @@ def _looking(queue: str) -> str:
 
 
 def new_id() -> str:
-    """An id that no job has."""
+    """A new random id, for a job or a webhook."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(8))
 
 
 def fingerprint_of(document: object) -> str:
-    """What tells whether a request is the same as one before: sha256 of its JSON."""
+    """sha256 of a request as JSON: equal for equal requests."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _beginning(job: Job) -> dict[str, Any]:
-    """What the timeline begins with."""
+    """The data of a job's first event, `created`."""
     return {"name": job.name} | ({"forked_from": job.forked_from} if job.forked_from else {})
 
 
@@ -371,7 +377,7 @@ def _show(session: Session, job_id: str) -> JobPublic:
 
 
 def _public(row: Any) -> JobPublic:
-    """From a row of `_jobs`."""
+    """The public form of a row of `_jobs`."""
     job, workers, last_event_id = row[:3]
     about = {"host": job.reducer_host, "pid": job.reducer_pid, "kind": job.reducer_kind or None}
     values = {name: getattr(job, name) for name in _SAME_NAMES}
@@ -395,7 +401,7 @@ def _public(row: Any) -> JobPublic:
 
 
 def _left_s(job: Job) -> float | None:
-    """What the remaining rounds take at the present speed."""
+    """Seconds for the remaining rounds at the present speed; None while the job does not progress."""
     if job.status != "running" or not job.samples_per_s:
         return None
     return (job.rounds_total - job.version) * mean_round(job.spec) / job.samples_per_s

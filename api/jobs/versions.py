@@ -1,4 +1,4 @@
-"""The versions that stand and the micro-batches each was made of: what a job can be recomputed from."""
+"""Reads the standing versions and the micro-batches each was made of, from which a job can be recomputed."""
 
 from collections import defaultdict
 from typing import Any
@@ -15,7 +15,7 @@ VERSION, LEDGER = table(VersionRow), table(LedgerEntry)
 
 
 def versions(session: Session, job_id: str, since: int, limit: int) -> VersionPage:
-    """Up to `limit` versions above `since`. Raises NotFound."""
+    """A page of up to `limit` standing versions above `since`, ascending. Raises NotFound."""
     last = find(session, job_id).version
     numbers = range(since + 1, min(since + limit, last) + 1)
     packed, block = archive.standing(session.connection(), job_id, numbers.start, numbers.stop - 1)
@@ -37,14 +37,14 @@ def versions(session: Session, job_id: str, since: int, limit: int) -> VersionPa
 
 
 def _rows(session: Session, job_id: str, numbers: range) -> dict[int, Any]:
-    """The versions' rows by number; of two that stand, that of the newer incarnation."""
+    """The standing versions' rows by number; of two rows for a number, the row of the newer incarnation."""
     within = VERSION.c.version.between(numbers.start, numbers.stop - 1)
     query = select(VERSION).where(VERSION.c.job_id == job_id, within, VERSION.c.voided.is_(False))
     return {row.version: row for row in session.execute(query.order_by(VERSION.c.incarnation))}
 
 
 def _counted(session: Session, job_id: str, tokens: list[str]) -> dict[int, list[tuple[int, str, int, int]]]:
-    """The ledger's entries by version, each with its staleness."""
+    """The ledger's entries by version, as (micro-batch, worker, samples, staleness)."""
     columns = (LEDGER.c.version, LEDGER.c.micro_batch, LEDGER.c.worker, LEDGER.c.samples, LEDGER.c.staleness)
     mine = (LEDGER.c.job_id == job_id) & LEDGER.c.token.in_(tokens) & LEDGER.c.voided.is_(False)
     found = defaultdict(list)
