@@ -1,1 +1,1 @@
-"""Notifications to addresses of a user's own."""
+"""Webhooks: signed notifications of jobs' events, posted to a user's addresses."""

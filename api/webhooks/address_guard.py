@@ -1,5 +1,5 @@
-"""Which addresses a webhook may reach: those of the public internet, and the networks that the owner of this control
-plane allowed. Pure but for `look_up`.
+"""Restricts webhooks to addresses of the public internet and of the networks that the setting allows, against
+server-side request forgery. Pure but for `look_up` and the thread in `reachable`.
 """
 
 import ipaddress
@@ -13,11 +13,11 @@ from computeshare.errors import ComputeShareError, SettingsError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 Resolve = Callable[[str, int], Sequence[str]]
-"""The addresses of a host, for a port. Raises OSError."""
+"""A function from a host's name and a port to the host's addresses; raises OSError."""
 
 MOST_ADDRESSES = 4
 PATIENCE_S = 5.0
-"""How long the addresses of a host may take to be found."""
+"""The most seconds for the look-up of a host's addresses."""
 VARIABLE = "COMPUTESHARE_WEBHOOK_NETWORKS"
 _INNER = [
     ipaddress.ip_network(text)
@@ -36,15 +36,16 @@ _INNER = [
         "fec0::/10",
     )
 ]
-"""What `ipaddress` takes for global, in some version of Python, and is not."""
+"""Networks that `ipaddress` calls global in some version of Python, and that are not public, or embed an IPv4
+address."""
 
 
 class ForbiddenAddress(ComputeShareError):
-    """A webhook's host is at an address that webhooks may not reach."""
+    """A webhook's host has an address that webhooks may not reach."""
 
 
 def networks_of(text: str) -> Networks:
-    """The setting's networks, separated by commas. Raises SettingsError."""
+    """Parse the setting: networks separated by commas. Raises SettingsError."""
     try:
         return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
     except ValueError as error:
@@ -52,7 +53,9 @@ def networks_of(text: str) -> Networks:
 
 
 def is_allowed(text: str, allowed: Networks) -> bool:
-    """Whether a webhook may reach this address: a public one, or one in an `allowed` network."""
+    """Whether a webhook may reach this address: it is public, or in an `allowed` network. False for text that is no
+    address.
+    """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -66,7 +69,7 @@ def _is_public(address: Address) -> bool:
 
 
 def look_up(host: str, port: int) -> Sequence[str]:
-    """The addresses that this machine's resolver knows for a host, best first. Raises OSError."""
+    """A host's addresses from this machine's resolver, best first. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[4][0]) for place in found))
 
@@ -74,13 +77,14 @@ def look_up(host: str, port: int) -> Sequence[str]:
 def reachable(
     host: str, port: int, allowed: Networks, resolve: Resolve = look_up, patience_s: float = PATIENCE_S
 ) -> Sequence[str]:
-    """The addresses to connect to, all of them checked; whoever connects uses these and does not look up again.
+    """A host's first `MOST_ADDRESSES` addresses, all checked. The caller must connect to them without another look-up,
+    whose answer could differ (DNS rebinding).
 
-    Raises: ForbiddenAddress: one of them may not be reached. OSError: the host is not known, or not in time.
+    Raises: ForbiddenAddress: a webhook may not reach one of them. OSError: no address was found, or not in time.
     """
     try:
         found = _in_time(resolve, host, port, patience_s)[:MOST_ADDRESSES]
-    except UnicodeError as error:  # a name that no resolver takes
+    except UnicodeError as error:  # the name cannot be encoded for DNS
         raise OSError("not a name of a host") from error
     for address in found:
         if not is_allowed(address, allowed):
@@ -94,7 +98,9 @@ def reachable(
 
 
 def _in_time(resolve: Resolve, host: str, port: int, patience_s: float) -> Sequence[str]:
-    """What a resolver says. Nothing can interrupt it: the thread that asks is left to itself if it takes too long."""
+    """Call `resolve` in a thread of its own, because it cannot be interrupted. Raises OSError after `patience_s`; the
+    thread is then left to end by itself.
+    """
     answer: Future[Sequence[str]] = Future()
 
     def ask() -> None:

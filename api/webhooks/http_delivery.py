@@ -1,6 +1,6 @@
-"""One attempt to deliver a notification: to an address that was checked, within a time, wherever it leads nowhere else.
+"""Posts one notification to a checked address, within a deadline, without following redirects.
 
-On the network layer of httpx2, which asks no proxy, follows no redirect, and connects to what it is told.
+Uses httpcore2, the network layer of httpx2, which uses no proxy, follows no redirect, and connects to given addresses.
 """
 
 import ssl
@@ -21,7 +21,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt went: an HTTP status, or what went wrong before there was one."""
+    """The outcome of an attempt. `status` is None if there was no answer; `error` is None after a success."""
 
     status: int | None
     error: str | None
@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Poster:
-    """Posts to receivers, each time on a connection of its own."""
+    """Posts to receivers, on a new connection each time."""
 
     allowed: Networks
     resolve: Resolve = look_up
@@ -42,7 +42,7 @@ class Poster:
     tls: ssl.SSLContext = field(default_factory=httpx2.create_ssl_context)
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
-        """Send it; whatever goes wrong is in the answer. The body of what is answered is not read."""
+        """Post `body`. Network errors are returned in the outcome, not raised; the answer's body is not read."""
         started = time.monotonic()
         try:
             status = self._status(url, headers, body, started + self.timeout_s)
@@ -70,7 +70,7 @@ class Poster:
 
 
 def complaint(status: int) -> str | None:
-    """What is wrong with an answer; None where it says that the notification has arrived."""
+    """The error that an HTTP status means; None for 2xx: the notification was accepted."""
     if 200 <= status < 300:
         return None
     if 300 <= status < 400:
@@ -79,7 +79,7 @@ def complaint(status: int) -> str | None:
 
 
 class _Checked(httpcore2.NetworkBackend):
-    """Connects to addresses that were looked up and checked at once, never to a name."""
+    """Connects to the checked addresses of a host, one after the other, never to its name."""
 
     def __init__(self, look_up: Callable[[str, int], Iterable[str]], deadline: float) -> None:
         self._look_up, self._deadline = look_up, deadline
@@ -105,7 +105,7 @@ class _Checked(httpcore2.NetworkBackend):
 
 
 class _Timed(httpcore2.NetworkStream):
-    """A connection that is over at a moment, however much still trickles in."""
+    """A connection with one deadline for all its reads and writes, so that a slow receiver cannot extend it."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: float) -> None:
         self._stream, self._deadline = stream, deadline
@@ -129,7 +129,7 @@ class _Timed(httpcore2.NetworkStream):
 
 
 def _left(deadline: float) -> float:
-    """Seconds until then. Raises TimeoutError where it is past."""
+    """Seconds until the deadline. Raises TimeoutError if it has passed."""
     if (left_s := deadline - time.monotonic()) <= 0:
         raise TimeoutError
     return left_s

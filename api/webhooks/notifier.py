@@ -1,6 +1,6 @@
-"""Delivers notifications, each again and later until it arrives or is given up; at least once, whatever dies.
+"""Delivers notifications with retries: at least once, also across a crash, until a retry succeeds or none is left.
 
-A webhook is served by one thread at a time, so that a slow receiver holds up nobody but itself.
+Each webhook is served by one thread at a time, so that a slow receiver delays no other webhook.
 """
 
 import random
@@ -25,14 +25,14 @@ from computeshare import __version__
 from computeshare.runtime.failpoints import failpoint
 
 MOST_AT_ONCE = 16
-"""Webhooks that are served at the same time."""
+"""The most webhooks served at the same time."""
 TURN_S = 20.0
-"""How long one may be served while others wait for their turn."""
+"""Seconds after which a webhook's thread ends, so that other webhooks get their turn."""
 REST_MS = 60_000
-"""How long one is left alone at most after a failure: half a second after the first, each time twice as long."""
+"""The longest pause of a webhook after failures in a row: 0.5 s after the first, doubled after each further failure."""
 TIDY_S = 600.0
 KEPT = 500
-"""Deliveries of each webhook that are kept, besides those that still wait."""
+"""Deliveries kept per webhook, besides pending ones."""
 ATTEMPTS_KEPT = 20
 CLOSING_S = 2.0
 WEBHOOK = table(Webhook)
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A notification that is to be sent now."""
+    """A notification to send now, with its webhook's URL and secret."""
 
     number: int
     id: str
@@ -52,7 +52,7 @@ class Due:
 
 
 class Notifier:
-    """One of the control plane's loops."""
+    """Turns events into deliveries and sends them; a background loop calls `step`."""
 
     def __init__(self, database: Database, notices: Notices, poster: Poster) -> None:
         self._database, self._notices, self._poster = database, notices, poster
@@ -64,7 +64,7 @@ class Notifier:
         self._tidied = time.monotonic()
 
     def step(self) -> None:
-        """One turn: write down what is new, begin to serve those for whom something is due."""
+        """Write deliveries for new events, and start a thread for each webhook with a due delivery."""
         if self._is_news():
             with self._database.write() as session:
                 self._notices.spread(session)
@@ -81,20 +81,22 @@ class Notifier:
             self.tidy()
 
     def hurry(self, hook: str) -> None:
-        """Leave a webhook alone no longer: it works, or a user wants to see whether it does."""
+        """End a webhook's pause after failures: a delivery succeeded, or a user asked for one."""
         self._failures.pop(hook, None)
         self._resting.pop(hook, None)
 
     def close(self) -> None:
-        """Begin no other delivery, and wait a moment for those under way: what is cut off is sent again."""
+        """Start no further delivery, and wait up to `CLOSING_S` for deliveries under way. A delivery cut off is sent
+        again later.
+        """
         self._stop.set()
         until = time.monotonic() + CLOSING_S
         for thread in self._serving.values():
             thread.join(max(0.0, until - time.monotonic()))
 
     def tidy(self) -> int:
-        """Forget what was delivered, or given up, long ago, and webhooks of jobs that are gone; returns how many
-        deliveries.
+        """Delete all but the newest `KEPT` finished deliveries of each webhook, and webhooks of deleted jobs without a
+        pending delivery. Returns the number of deliveries deleted.
         """
         ranked = select(
             DELIVERY.c.number,
@@ -109,7 +111,7 @@ class Notifier:
             return connection.execute(delete(DELIVERY).where(DELIVERY.c.number.in_(old))).rowcount
 
     def _is_news(self) -> bool:
-        """Whether there are events that a webhook wants. (Most are none; looking is cheap, and writes nothing.)"""
+        """Whether there are new events of a type that a webhook wants. (Most are not; this check writes nothing.)"""
         with self._database.read() as session:
             newest = newest_event(session)
             if newest == self._seen:
@@ -124,7 +126,7 @@ class Notifier:
         return found
 
     def _due(self) -> list[str]:
-        """The webhooks for which something is due, longest first."""
+        """The webhooks with a due delivery, longest overdue first."""
         due = (DELIVERY.c.state == "pending") & (DELIVERY.c.due_ms <= now_ms())
         first = func.min(DELIVERY.c.due_ms)
         with self._database.engine.connect() as connection:
@@ -132,7 +134,7 @@ class Notifier:
             return list(connection.scalars(query))
 
     def _serve(self, hook: str) -> None:
-        """Deliver what is due for one webhook until something fails or others should have a turn."""
+        """Send a webhook's due deliveries until an attempt fails or `TURN_S` is over."""
         until = time.monotonic() + TURN_S
         try:
             while not self._stop.is_set() and time.monotonic() < until and (due := self._next(hook)):
@@ -143,7 +145,7 @@ class Notifier:
                     self._rest(hook)
                     return
                 self.hurry(hook)
-        except Exception as error:  # the next turn tries again, but it must not send without end what it cannot note
+        except Exception as error:  # retried later: without a pause, it might send endlessly
             self._resting[hook] = now_ms() + REST_MS
             log.warning("notifications rest", webhook=hook, error=str(error)[:300], exc_info=error)
 
@@ -172,7 +174,7 @@ class Notifier:
 
 
 def note(session: Session, row: Delivery, url: str, outcome: Outcome, now: int, chance: float) -> None:
-    """Write down an attempt at an address and what follows from it."""
+    """Store an attempt to deliver to `url`, the delivery's new state and the webhook's trouble."""
     attempt: dict[str, Any] = {"status": outcome.status, "error": outcome.error, "seconds": round(outcome.seconds, 3)}
     row.attempts = [*row.attempts, {"at_ms": now, **attempt}][-ATTEMPTS_KEPT:]
     row.tries += 1
@@ -184,7 +186,7 @@ def note(session: Session, row: Delivery, url: str, outcome: Outcome, now: int, 
     elif row.state == "pending":
         row.due_ms = now + (pause or 0)
     hook = session.get(Webhook, row.webhook_id)
-    if hook is None or hook.url != url:  # what its address was before says nothing of the new one
+    if hook is None or hook.url != url:  # the address was changed meanwhile: the outcome does not concern the new one
         return
     hook.trouble = outcome.error
     if outcome.status == GONE:

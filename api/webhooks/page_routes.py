@@ -1,4 +1,4 @@
-"""The page of webhooks: whole without JavaScript for reading; with it, it changes them over REST."""
+"""The webhooks' page. Without JavaScript it is for reading; with JavaScript it changes webhooks over REST."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -9,7 +9,7 @@ from api.webhooks.schemas import DEFAULT_EVENTS, EventName
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 SHOWN = 20
-"""Deliveries of each webhook on the page."""
+"""The number of newest deliveries shown for each webhook."""
 EVENTS: dict[EventName, str] = {
     "completed": "Completed",
     "failed": "Failed",
@@ -25,11 +25,11 @@ EVENTS: dict[EventName, str] = {
     "worker_left": "Worker left",
     "worker_banned": "Worker banned",
 }
-"""Every event in words, in the order of their interest."""
+"""The events' labels, most interesting first."""
 
 
 @router.get("/webhooks")
 def show_webhooks(request: Request, service: WebhooksDep) -> HTMLResponse:
-    """Who is told of what, and what was delivered lately."""
+    """The webhooks, each with its newest deliveries."""
     hooks = service.overview(SHOWN)
     return render(request, "webhooks.html", hooks=hooks, events=EVENTS, chosen=DEFAULT_EVENTS, shown=SHOWN)

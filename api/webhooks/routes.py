@@ -23,7 +23,7 @@ DeliveryId = Annotated[str, Path(max_length=64, description="the delivery's id, 
 
 @router.post("", status_code=201)
 def create_webhook(request: WebhookRequest, service: WebhooksDep, response: Response) -> WebhookWithSecret:
-    """Have notifications posted to an address. The answer alone holds the secret that signs them."""
+    """Have notifications posted to an address. The secret that signs them is in this answer only."""
     hook = service.create(request)
     response.headers["Location"] = f"/v1/webhooks/{hook.id}"
     return hook
@@ -37,7 +37,7 @@ def list_webhooks(service: WebhooksDep) -> WebhookList:
 
 @router.get("/{webhook_id}")
 def show_webhook(webhook_id: WebhookId, service: WebhooksDep) -> WebhookPublic:
-    """One webhook."""
+    """A webhook by its id."""
     return service.show(webhook_id)
 
 
@@ -49,13 +49,13 @@ def change_webhook(webhook_id: WebhookId, change: WebhookChange, service: Webhoo
 
 @router.delete("/{webhook_id}", status_code=204)
 def delete_webhook(webhook_id: WebhookId, service: WebhooksDep) -> None:
-    """Send nothing to it any more, and forget what was sent."""
+    """Delete a webhook and its deliveries."""
     service.delete(webhook_id)
 
 
 @router.post("/{webhook_id}/test", status_code=202)
 def test_webhook(webhook_id: WebhookId, service: WebhooksDep) -> DeliveryPublic:
-    """Send a `ping`, once; what became of it is among the deliveries a moment later."""
+    """Send a `ping`, without retries; the deliveries show its outcome a moment later."""
     return service.ping(webhook_id)
 
 
@@ -63,13 +63,13 @@ def test_webhook(webhook_id: WebhookId, service: WebhooksDep) -> DeliveryPublic:
 def list_deliveries(
     webhook_id: WebhookId, service: WebhooksDep, cursor: Cursor = None, limit: Limit = 50
 ) -> DeliveryPage:
-    """What was sent, or is to be, with each attempt; newest first."""
+    """The webhook's deliveries, pending ones included, with their attempts; newest first."""
     return service.deliveries(webhook_id, cursor, limit)
 
 
 @router.get("/{webhook_id}/deliveries/{delivery_id}")
 def show_delivery(webhook_id: WebhookId, delivery_id: DeliveryId, service: WebhooksDep) -> DeliveryPublic:
-    """One notification and what became of it."""
+    """A delivery by its id, with its state and its attempts."""
     return service.delivery(webhook_id, delivery_id)
 
 

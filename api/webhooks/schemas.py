@@ -1,4 +1,4 @@
-"""What the REST API takes and answers about webhooks."""
+"""The REST API's schemas for webhooks."""
 
 import re
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ EventName = Literal[
     "worker_left",
     "worker_banned",
 ]
-"""What a webhook can be told of; `held` is a pause that no user asked for."""
+"""The events that a webhook can choose; `held` is a pause that no user asked for."""
 DEFAULT_EVENTS: tuple[EventName, ...] = ("completed", "failed", "held")
 _HOST = re.compile(rb"[\w.:-]+", re.ASCII)
 
@@ -53,7 +53,7 @@ Secret = Annotated[str, Field(max_length=100), AfterValidator(require_secret)]
 
 
 class WebhookRequest(BaseModel):
-    """Who is to be told of what."""
+    """A new webhook: its address and the events to notify it of."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,7 +65,9 @@ class WebhookRequest(BaseModel):
 
 
 class WebhookChange(BaseModel):
-    """What is to be different; what is left out, or null, stays. A null `job_id` or `queue` lifts that condition."""
+    """Changes of a webhook. Fields left out or null stay the same, but a null `job_id` or `queue` lifts that
+    restriction.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -92,7 +94,7 @@ class WebhookPublic(BaseModel):
 
 
 class WebhookWithSecret(WebhookPublic):
-    """A webhook, and its secret where that is new: it is not shown again."""
+    """A webhook, with its secret if that is new; the secret is not shown again."""
 
     secret: str | None
 
@@ -102,7 +104,7 @@ class WebhookList(BaseModel):
 
 
 class AttemptPublic(BaseModel):
-    """One attempt to deliver a notification."""
+    """An attempt to deliver a notification."""
 
     at: Instant
     status: int | None = Field(description="of the receiver's answer; none where there was no answer")
@@ -111,7 +113,7 @@ class AttemptPublic(BaseModel):
 
 
 class DeliveryPublic(BaseModel):
-    """A notification and what became of it."""
+    """A notification, its state and its attempts."""
 
     id: str = Field(description="the header webhook-id: the same for every attempt")
     event: str

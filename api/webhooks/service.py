@@ -1,4 +1,4 @@
-"""Webhooks: create, show, change, delete, try out; what was delivered to them."""
+"""Webhooks: create, show, change, delete, test; their deliveries."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ from api.webhooks.signature import new_secret
 from api.webhooks.webhook_events import DELIVERY, Notices, drop, newest_event
 
 MOST = 100
-"""Webhooks of one control plane."""
+"""The most webhooks of a control plane."""
 
 
 class WebhookService:
-    """Methods about one webhook raise NotFound."""
+    """Creates, reads, changes and deletes webhooks. Methods about one webhook raise NotFound if it does not exist."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class WebhookService:
         resolve: Resolve = look_up,
         hurry: Callable[[str], None] = lambda hook_id: None,
     ) -> None:
-        """`hurry` is told of a webhook that a user wants to see at work, however often it has failed."""
+        """`hurry` is called with the id of a webhook whose next delivery must not wait, even after failures."""
         self._database, self._notices, self._hurry = database, notices, hurry
         self._allowed, self._resolve = allowed, resolve
 
     def create(self, request: WebhookRequest) -> WebhookWithSecret:
-        """Tell somebody of what happens from now on. Raises InvalidFields; Conflict where there are too many."""
+        """Create a webhook for events from now on. Raises InvalidFields; Conflict: there are `MOST` already."""
         self._check(request.url)
         with self._database.write() as session:
             if (session.scalar(select(func.count()).select_from(Webhook)) or 0) >= MOST:
@@ -69,17 +69,17 @@ class WebhookService:
             return _with_secret(hook, 0, hook.secret)
 
     def list(self) -> WebhookList:
-        """All of them, newest first."""
+        """All webhooks, newest first."""
         with self._database.read() as session:
             return WebhookList(items=_all(session))
 
     def show(self, hook_id: str) -> WebhookPublic:
-        """One of them."""
+        """A webhook by its id."""
         with self._database.read() as session:
             return _public(_find(session, hook_id), _waiting(session)[hook_id])
 
     def change(self, hook_id: str, change: WebhookChange) -> WebhookWithSecret:
-        """Change what is given; what has happened until now is told as it was agreed before. Raises InvalidFields."""
+        """Change the given fields. Events until now are delivered by the old fields. Raises InvalidFields."""
         if change.url is not None:
             self._check(change.url)
         with self._database.write() as session:
@@ -97,12 +97,12 @@ class WebhookService:
         return changed
 
     def delete(self, hook_id: str) -> None:
-        """Tell it nothing any more, and forget what was delivered."""
+        """Delete a webhook and its deliveries."""
         with self._database.write() as session:
             session.delete(_find(session, hook_id))
 
     def ping(self, hook_id: str) -> DeliveryPublic:
-        """Send a notification that says nothing, to see whether it arrives. Raises Conflict."""
+        """Send a `ping` without content, as a test. Raises Conflict: the webhook is switched off."""
         with self._database.write() as session:
             row = self._notices.ping(session, _active(session, hook_id))
             session.flush()
@@ -111,13 +111,13 @@ class WebhookService:
         return delivery
 
     def deliveries(self, hook_id: str, cursor: str | None = None, limit: int = 50) -> DeliveryPage:
-        """What was delivered to a webhook, or is to be, newest first. Raises BadCursor."""
+        """A page of a webhook's deliveries, pending ones included, newest first. Raises BadCursor."""
         with self._database.read() as session:
             _find(session, hook_id)
             return _log(session, hook_id, cursor, limit)
 
     def overview(self, limit: int) -> Sequence[tuple[WebhookPublic, Sequence[DeliveryPublic]]]:
-        """All webhooks, newest first, each with the newest of its deliveries."""
+        """All webhooks, newest first, each with its newest `limit` deliveries."""
         with self._database.read() as session:
             rank = func.row_number().over(partition_by=DELIVERY.c.webhook_id, order_by=DELIVERY.c.number.desc())
             ranked = select(DELIVERY.c.number, rank.label("rank")).subquery()
@@ -128,12 +128,14 @@ class WebhookService:
             return [(hook, found[hook.id]) for hook in _all(session)]
 
     def delivery(self, hook_id: str, delivery_id: str) -> DeliveryPublic:
-        """One of them. Raises NotFound."""
+        """A delivery of a webhook, by its id. Raises NotFound."""
         with self._database.read() as session:
             return _delivery(_find_delivery(session, hook_id, delivery_id))
 
     def redeliver(self, hook_id: str, delivery_id: str) -> DeliveryPublic:
-        """Send a notification again, now, and until it arrives. Raises NotFound, Conflict."""
+        """Make a delivery pending again: send now, with a full series of retries. Raises NotFound; Conflict: the
+        webhook is switched off.
+        """
         with self._database.write() as session:
             _active(session, hook_id)
             row = _find_delivery(session, hook_id, delivery_id)
@@ -144,7 +146,7 @@ class WebhookService:
         return delivery
 
     def _check(self, url: str) -> None:
-        """Raises InvalidFields where a webhook may not, or cannot, reach this address."""
+        """Raise InvalidFields if a webhook must not reach this URL's host, or its name has no address."""
         place = httpx2.URL(url)
         try:
             port = place.port or (443 if place.scheme == "https" else 80)
@@ -156,7 +158,7 @@ class WebhookService:
 
 
 def _given(change: WebhookChange) -> dict[str, Any]:
-    """The columns to change."""
+    """The columns to change, with their new values."""
     values = change.model_dump(exclude_unset=True, exclude={"new_secret"})
     given = {name: value for name, value in values.items() if value is not None or name in ("job_id", "queue")}
     if "events" in given:
@@ -192,7 +194,7 @@ def _log(session: Session, hook_id: str, cursor: str | None, limit: int) -> Deli
 
 
 def _deliveries(which: ColumnElement[bool]) -> Select[Delivery]:
-    """Deliveries, newest first, without what was sent."""
+    """A query of deliveries, newest first, without their bodies."""
     without_body = defer(col(Delivery.body))  # type: ignore[arg-type] # it is a column, whatever SQLModel says
     return select(Delivery).options(without_body).where(which).order_by(col(Delivery.number).desc())
 
@@ -221,7 +223,7 @@ def _find_delivery(session: Session, hook_id: str, delivery_id: str) -> Delivery
 
 
 def _waiting(session: Session) -> Counter[str]:
-    """How many notifications wait, by webhook."""
+    """The number of pending deliveries, by webhook."""
     waiting = select(col(Delivery.webhook_id), func.count()).where(col(Delivery.state) == "pending")
     rows = session.execute(waiting.group_by(col(Delivery.webhook_id)))
     return Counter({hook_id: count for hook_id, count in rows})  # noqa: C416 - rows are no pairs to mypy

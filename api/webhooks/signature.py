@@ -1,4 +1,4 @@
-"""How notifications are signed: by Standard Webhooks 1.0 (standardwebhooks.com), so that its libraries verify them."""
+"""Signs notifications by Standard Webhooks 1.0 (standardwebhooks.com), so that its libraries verify them."""
 
 import base64
 import binascii
@@ -9,16 +9,16 @@ from standardwebhooks import Webhook as Signer
 
 PREFIX = "whsec_"
 FEWEST_BYTES, MOST_BYTES = 24, 64
-"""Of a secret, as the standard has it; the library takes any length but none."""
+"""The standard's limits on a secret's length; the library checks only that it is not empty."""
 
 
 def new_secret() -> str:
-    """A secret that nobody can guess."""
+    """A random secret: `whsec_` and 32 bytes in base64."""
     return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def require_secret(text: str) -> str:
-    """The secret itself. Raises ValueError where the standard allows no such secret."""
+    """Return the secret unchanged. Raises ValueError if it is not of the standard's form."""
     try:
         key = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):
@@ -30,11 +30,11 @@ def require_secret(text: str) -> str:
 
 
 def signed(message_id: str, timestamp_s: int, body: str, secret: str) -> dict[str, str]:
-    """The headers that a notification travels with.
+    """The headers that identify and sign a notification.
 
     Args:
-        message_id: the notification's id; it holds no full stop.
-        timestamp_s: when it is sent, in seconds since the epoch.
+        message_id: the notification's id; it must not contain a full stop.
+        timestamp_s: the time of sending, in seconds since the epoch.
     """
     return {
         "webhook-id": message_id,

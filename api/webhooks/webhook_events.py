@@ -1,7 +1,7 @@
-"""From the timeline to notifications: which webhook is told of which event, and in what words.
+"""Turns events of the timeline into deliveries: selects the webhooks for each event and writes the JSON body.
 
-The timeline is the outbox: an event is written in the transaction of what it tells of, and each webhook remembers up to
-which event it has been looked through. So nothing that happens has to know of webhooks, and nothing of it is lost.
+The timeline serves as the outbox: each event is written in the transaction of its change, and each webhook stores the
+id of the last event handled. So code that writes events need not know of webhooks, and no event is lost.
 """
 
 import json
@@ -33,12 +33,12 @@ EVENTS: dict[EventName, str] = {
     "worker_left": "left",
     "worker_banned": "banned",
 }
-"""What a webhook calls an event, and what the timeline does."""
+"""The webhooks' names of events, and the timeline's types."""
 PING = "ping"
 MOST_PENDING = 1000
-"""Notifications of one webhook that wait to be delivered: of more, the oldest are dropped."""
+"""The most pending deliveries of a webhook; the oldest beyond it are dropped."""
 PAUSES_S = (10.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0)
-"""How long after each attempt that failed the next one follows; after the one behind the last it is given up."""
+"""Seconds from each failed attempt to the next; the delivery has failed when the attempt after the last pause fails."""
 TEXT_LENGTH = 2000
 _FACTS: dict[EventName, tuple[str, ...]] = {
     "held": ("reason",),
@@ -52,12 +52,12 @@ EVENT, DELIVERY = table(Event), table(Delivery)
 
 
 def wants(hook: Webhook, name: EventName, job_id: str, queue: str) -> bool:
-    """Whether a webhook is to be told of this event of this job."""
+    """Whether a webhook wants this event of this job: by its events, job and queue."""
     return name in hook.events and hook.job_id in (None, job_id) and hook.queue in (None, queue)
 
 
 def job_facts(job: Job, address: str | None) -> dict[str, Any]:
-    """What a notification says of its job, as it is now; `address` is the control plane's, where that is known."""
+    """A notification's facts about its job, as of now; `address` is the control plane's URL, None if not known."""
     return {
         "id": job.id,
         "title": job.title,
@@ -72,7 +72,7 @@ def job_facts(job: Job, address: str | None) -> dict[str, Any]:
 
 
 def body_of(message_id: str, kind: str, at_ms: int, job: Mapping[str, Any] | None, data: Mapping[str, Any]) -> str:
-    """A notification as JSON; `data` is the event's own, of which it says what is meant for others."""
+    """A notification's body as JSON. Of the event's `data`, only the fields in `_FACTS` are included."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     facts = {name: data.get(name) for name in _FACTS.get(kind, ())}  # type: ignore[call-overload]
     content = {"id": message_id, "type": kind, "at": at, "job": job, "data": facts}
@@ -80,10 +80,10 @@ def body_of(message_id: str, kind: str, at_ms: int, job: Mapping[str, Any] | Non
 
 
 def pause_ms(tries: int, chance: float) -> int | None:
-    """How long to wait after the last of so many attempts that failed; None: no longer, it is given up.
+    """Milliseconds to the next attempt after `tries` failed attempts; None: there is none, the delivery has failed.
 
     Args:
-        chance: from 0 to 1: spreads what failed at the same time by a tenth either way.
+        chance: a random number from 0 to 1, which varies the pause by up to 10 % either way.
     """
     if tries > len(PAUSES_S):
         return None
@@ -91,19 +91,19 @@ def pause_ms(tries: int, chance: float) -> int | None:
 
 
 def newest_event(session: Session) -> int:
-    """The id of the last event of any job."""
+    """The newest event's id, of all jobs; 0 if there is none."""
     return session.scalar(select(func.max(EVENT.c.id))) or 0
 
 
 class Notices:
-    """Writes down what webhooks are to be told of; always within somebody's transaction."""
+    """Writes deliveries, within the caller's transaction."""
 
     def __init__(self, address: Callable[[], str | None] = lambda: None) -> None:
-        """`address`: where the control plane is, for links."""
+        """`address` returns the control plane's URL, for links; None: it is not known."""
         self._address = address
 
     def spread(self, session: Session) -> int:
-        """Write a delivery for each event that a webhook wants and has not been looked at for; returns how many."""
+        """Write a delivery for each new event and each active webhook that wants it; returns their number."""
         address = self._address()  # read from a file: once, and before the write lock is held
         newest = newest_event(session)
         hooks = session.scalars(select(Webhook).where(col(Webhook.active), col(Webhook.event_id) < newest)).all()
@@ -121,11 +121,11 @@ class Notices:
         return len(written)
 
     def ping(self, session: Session, hook: Webhook) -> Delivery:
-        """A notification that says nothing but that it arrives."""
+        """Write a delivery of a `ping`, a notification without content."""
         return _add(session, hook, PING, None, now_ms(), None, {})
 
     def _wanted(self, session: Session, hooks: Iterable[Webhook]) -> list[tuple[Webhook, EventName, Any, Job]]:
-        """Who is to be told of what: webhook, the event's name there, the event, its job."""
+        """The deliveries to write, as (webhook, the event's name for webhooks, event, job)."""
         names = {EVENTS[name]: name for hook in hooks for name in hook.events if name in EVENTS}
         since = min(hook.event_id for hook in hooks)
         news = select(EVENT).where(EVENT.c.id > since, EVENT.c.type.in_(names)).order_by(EVENT.c.id)
@@ -147,7 +147,7 @@ class Notices:
 
 
 def drop(session: Session, hook_id: str, *which: ColumnElement[bool]) -> None:
-    """Deliver those no more that still wait."""
+    """Mark a webhook's pending deliveries as dropped: all, or those that `which` selects."""
     waiting = update(DELIVERY).where(DELIVERY.c.webhook_id == hook_id, DELIVERY.c.state == "pending", *which)
     session.execute(waiting.values(state="dropped"))
 
