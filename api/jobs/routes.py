@@ -81,8 +81,8 @@ def show_job(job_id: JobId, service: JobsDep) -> JobPublic:
 
 @router.patch("/{job_id}")
 def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
-    """Change a job's name or notes, or, until it ends, its other editable fields, such as its priority. Workers move to
-    another job within seconds.
+    """Change a job's name or notes, or, until it ends, its other editable fields, such as its priority. A new priority
+    moves workers between jobs within seconds.
     """
     return service.update(job_id, **change.changes)
 

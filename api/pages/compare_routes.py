@@ -1,4 +1,4 @@
-"""Two to six jobs side by side, over REST and as a page."""
+"""Routes that compare two to six jobs, over REST and as a page."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -36,14 +36,14 @@ FewIds = Annotated[
 
 @router.get("/v1/compare")
 def compare_jobs(services: ServicesDep, views: ViewsDep, ids: FewIds) -> Comparison:
-    """Jobs side by side: what came of each, and in what their specifications differ."""
+    """Compare jobs: the results of each, and the fields in which their specifications differ."""
     with views.snapshot():
         return _compared(services, ids)
 
 
 @router.get("/compare", include_in_schema=False, response_class=HTMLResponse)
 def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids = None) -> HTMLResponse:
-    """Series overlaid, differences of the specifications, best and last."""
+    """The comparison page: overlaid plots, results, and the differences of the specifications."""
     chosen = list(dict.fromkeys(ids or []))
     if not FEWEST <= len(chosen) <= MOST:
         text = f"{FEWEST} to {MOST} jobs can be compared; selected: {len(chosen)}."
@@ -68,7 +68,7 @@ def compare(request: Request, services: ServicesDep, views: ViewsDep, ids: Ids =
 
 @router.get("/compare/data", include_in_schema=False, response_class=JSONResponse)
 def compare_data(views: ViewsDep, ids: Ids = None) -> list[dict[str, Any]]:
-    """What the script of the page draws. Raises NotFound."""
+    """The data of the comparison page's plots, as JSON. Raises NotFound."""
     with views.snapshot():
         return _data(views, list(dict.fromkeys(ids or []))[:MOST])
 
@@ -80,7 +80,7 @@ def _compared(services: Services, ids: list[str]) -> Comparison:
 
 
 def _refused(request: Request, heading: str, text: str) -> HTMLResponse:
-    """A page that leads back to the list, which keeps what was ticked."""
+    """An error page with a link back to the list, which keeps the selection."""
     back = "Back to the list to change the selection"
     return render(request, "error.html", 404, heading=heading, text=text, back=back)
 

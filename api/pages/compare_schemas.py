@@ -1,4 +1,4 @@
-"""What the REST API answers about jobs side by side."""
+"""The REST API's schemas of a comparison of jobs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from computeshare.types import JobStatus
 
 
 class ComparedJob(BaseModel):
-    """What came of one of them; bytes are those of all its workers."""
+    """The results of one of the compared jobs; bytes are sums over its workers."""
 
     id: str
     title: str
@@ -28,7 +28,7 @@ class ComparedJob(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Jobs, in the order in which they were asked for."""
+    """A comparison of jobs, in the requested order."""
 
     items: list[ComparedJob]
     differences: dict[str, list[Any]] = Field(

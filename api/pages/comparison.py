@@ -1,4 +1,4 @@
-"""Jobs side by side: in what their specifications differ, and what came of each. Pure."""
+"""Compares jobs: their results and the differences of their specifications. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,13 +14,15 @@ from computeshare.types import Outcome
 
 
 def compared(jobs: Sequence[JobPublic], lowest: Sequence[Lowest | None], now: datetime) -> Comparison:
-    """Jobs with their lowest test losses."""
+    """The comparison of jobs; `lowest` are their lowest test losses, in the same order."""
     items = [_result(job, loss, now) for job, loss in zip(jobs, lowest, strict=True)]
     return Comparison(items=items, differences=differing([job.spec for job in jobs]))
 
 
 def differing(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted field to its value in each specification, where they differ; what only describes a job is left out."""
+    """The fields in which specifications differ, as a dotted name to the values in each. Fields that only describe a
+    job, such as its name, are left out.
+    """
     described = editable("always")
     return differences([{name: value for name, value in spec.items() if name not in described} for spec in specs])
 

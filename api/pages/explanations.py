@@ -1,4 +1,4 @@
-"""Why a submission did not count, and what to do about a job that failed, in words for its page. Pure."""
+"""Explains on a job's page why a submission did not count, and what to do about a failed job. Pure."""
 
 import re
 
@@ -7,7 +7,7 @@ from api.text_format import count
 
 
 def why(submission: SubmissionPublic) -> str:
-    """What became of a submission, and why."""
+    """A submission's outcome and its reason, in a sentence."""
     if submission.voided:
         return "Undone: the job went back to a checkpoint from before it"
     if submission.outcome == "refused":
@@ -35,7 +35,7 @@ _WHY = {
 
 
 def advice(error: str) -> str:
-    """What to try about a job that failed with this error."""
+    """The advice for a job that failed with this error."""
     return next((text for sign, text in _ADVICE if re.search(sign, error, re.IGNORECASE)), _OTHERWISE)
 
 

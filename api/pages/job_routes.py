@@ -1,4 +1,4 @@
-"""A job's pages: the job itself, and what its workers sent."""
+"""The routes of a job's pages: the job, its submissions, its timeline."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ PARTS = {
     "timeline": "parts/timeline.html",
     "checkpoints": "parts/checkpoints.html",
 }
-"""Element to template: what the browser fetches again when something has happened in a job."""
+"""The parts of a job's page that the browser fetches again after an event: element id to template."""
 TABLE = {"values-table": "parts/values.html"}
 
 
@@ -43,7 +43,7 @@ TABLE = {"values-table": "parts/values.html"}
 def show_job(
     request: Request, views: ViewsDep, service: LogsDep, job_id: str, log_worker: str = "", log_level: str = ""
 ) -> HTMLResponse:
-    """One job."""
+    """A job's page."""
     try:
         with views.snapshot():
             view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
@@ -67,14 +67,14 @@ def show_job(
 
 @router.get("/jobs/{job_id}/data", response_class=JSONResponse)
 def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
-    """What the script of a job's page begins with, for when it has lost its way. Raises NotFound."""
+    """The start data of a job page's script, as JSON, for a script that must start over. Raises NotFound."""
     with views.snapshot():
         return _page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id))
 
 
 @router.get("/jobs/{job_id}/parts")
 def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = False) -> HTMLResponse:
-    """Those parts of a job's page that change, for the page to replace its own."""
+    """The changing parts of a job's page, as HTML; the page's script replaces the old parts with them."""
     try:
         with views.snapshot():
             view = views.job(job_id, table)
@@ -93,7 +93,7 @@ def show_submissions(
     worker: str = "",
     cursor: str = "",
 ) -> HTMLResponse:
-    """What workers sent, and why some of it did not count."""
+    """The page of a job's submissions, each with its outcome and the reason."""
     known = next((one for one in get_args(Outcome) if one == outcome), None)
     try:
         with views.snapshot():
@@ -127,7 +127,7 @@ def show_submissions(
 def show_timeline(
     request: Request, views: ViewsDep, services: ServicesDep, job_id: str, cursor: str = ""
 ) -> HTMLResponse:
-    """Everything that happened in a job, every version with it."""
+    """The page of a job's whole timeline, including every version."""
     try:
         with views.snapshot():
             job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
@@ -154,7 +154,7 @@ def _best_accuracy(job: JobPublic) -> str:
 
 
 def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
-    """A job in the ways to ask for it."""
+    """Requests that create a job with this specification, by form: JSON, curl, command line, Python."""
     return {
         "JSON": export.as_json(spec),
         "curl": export.as_curl(spec, str(request.base_url)),
@@ -164,7 +164,7 @@ def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
 
 
 def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None) -> dict[str, Any]:
-    """What the script needs to begin with."""
+    """The start data of a job page's script."""
     shown = job.model_dump(mode="json", exclude={"spec", "error"})
     best = lowest._asdict() if lowest else None
     return {"job": shown, "round_samples": mean_round(job.spec), "series": series, "lowest": best}

@@ -1,4 +1,4 @@
-"""The form for a new job: filled in from nothing or from another job, checked as it is typed, sent once."""
+"""The routes of the form for a new job: prefilled with defaults or from another job, checked while the user types."""
 
 import secrets
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ DEFAULT_QUEUE: str = JobSpec.model_fields["queue"].default
 
 
 async def _posted(request: Request) -> dict[str, str]:
-    """The form's fields; what is no form has none."""
+    """The fields of a posted form; empty if the body is not a form."""
     text = (await request.body()).decode(errors="replace")
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS))
@@ -38,7 +38,7 @@ Posted = Annotated[dict[str, str], Depends(_posted)]
 
 @router.get("/jobs/new", response_class=RedirectResponse)
 def lead_to_form(request: Request) -> RedirectResponse:
-    """The address that a reader guesses."""
+    """Redirect the address that a reader may guess to the form."""
     return RedirectResponse(request.url.replace(scheme="", netloc="", path="/new"), 308)
 
 
@@ -49,7 +49,7 @@ def show_form(
     fleet: FleetDep,
     origin: Annotated[str, Query(alias="from", max_length=64)] = "",
 ) -> HTMLResponse:
-    """The form, filled in as another job was, or with defaults."""
+    """The form, filled in with another job's values or with defaults."""
     try:
         spec = service.show(origin).spec if origin else None
     except NotFound:
@@ -60,13 +60,17 @@ def show_form(
 
 @router.post("/new/check")
 def check_form(request: Request, posted: Posted, fleet: FleetDep) -> HTMLResponse:
-    """Those parts of the form that say what it makes and what is wrong with it."""
+    """The form with its errors and, if it is valid, the resulting job; the page's script calls this while the user
+    types.
+    """
     return _form(request, job_form.filled(posted), fleet)
 
 
 @router.post("/new")
 def create_job(request: Request, service: JobsDep, posted: Posted, fleet: FleetDep) -> Response:
-    """Create the job, once however often the form is sent as it is; or show what is wrong."""
+    """Create the job and redirect to its page, or show the form with its errors. Sending the same form again creates no
+    second job.
+    """
     filled = job_form.filled(posted)
     if filled.spec is None:
         return _form(request, filled, fleet, status_code=422)
@@ -100,7 +104,7 @@ def _form(
 
 
 def _serving(fleet: Fleet) -> dict[str, int] | None:
-    """The queues there are, each with the number of its workers; None while that is not known."""
+    """The number of workers of each queue; None while the broker is not available."""
     try:
         return {queue.name: queue.workers for queue in fleet.queues().items}
     except (BrokerError, RedisError, SettingsError):

@@ -1,4 +1,4 @@
-"""Templates as answers: what every page is given, and how one that is not there looks."""
+"""Renders templates as HTML answers, and errors as pages for browsers."""
 
 import json
 from collections.abc import Callable
@@ -31,12 +31,14 @@ def render(request: Request, template: str, status_code: int = 200, **context: A
 
 
 def missing(request: Request, heading: str, text: str, status_code: int = 404) -> HTMLResponse:
-    """A page that says why there is none."""
+    """An error page with a heading and an explanation."""
     return render(request, "error.html", status_code, heading=heading, text=text)
 
 
 def for_browsers(app: FastAPI) -> None:
-    """Let pages answer a browser's wrong request with a page too; programs are told by a problem document."""
+    """Answer errors on pages with an HTML page where the client accepts HTML; other clients and `/v1/` get problem
+    documents.
+    """
     for kind, handler in list(app.exception_handlers.items()):
         if isinstance(handler, ExceptionHandler):
             app.exception_handlers[kind] = _as_page(handler)

@@ -1,4 +1,6 @@
-"""The web pages. They are whole without JavaScript; with it, they stay up to date by themselves."""
+"""The routes of the list of jobs and of the workers' page. Pages work without JavaScript; with it, they update
+themselves.
+"""
 
 from typing import Annotated
 from urllib.parse import urlencode
@@ -35,7 +37,7 @@ def show_jobs(
     sort: str = "",
     cursor: str = "",
 ) -> HTMLResponse:
-    """The jobs, running ones first or in the order asked for."""
+    """The list of jobs: running jobs first, or in the order of `sort`."""
     known = next((one for one in STATUSES if one == status), None)
     if status and not known:
         return missing(request, f"No job can be {status!r}", f"A job is {', '.join(STATUSES)}.")
