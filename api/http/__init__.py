@@ -1,1 +1,1 @@
-"""HTTP itself: who may ask, how often, how much; compression, the server."""
+"""HTTP middleware and the server: authentication, rate and size limits, errors, compression, metrics."""

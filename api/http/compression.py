@@ -1,4 +1,4 @@
-"""Pages, scripts and JSON travel compressed to whoever takes that; weights travel as they are."""
+"""Compresses pages, scripts and JSON with gzip for clients that accept it; weights are sent uncompressed."""
 
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -6,11 +6,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 SMALLEST_BYTES = 1000
 LEVEL = 5
 AS_IT_IS = "/checkpoints/"
-"""What lies below: it hardly gets smaller, and is asked for by ranges of its own bytes."""
+"""Paths with this part are not compressed: weights hardly shrink, and clients ask for ranges of the original bytes."""
 
 
 class Compress:
-    """Compresses every answer but weights and streams of events."""
+    """ASGI middleware that compresses every answer except weights and event streams."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._plain = app

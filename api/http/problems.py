@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problems, and the one table of HTTP codes."""
+"""Answers errors as RFC 9457 problem documents; `CODES` maps errors to HTTP codes."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from computeshare.jobspec.spec import JobSpec, fields_beside
 
 RETRY_AFTER_S = 2
 LONGEST = 4000
-"""Characters of a message that are shown: a message may repeat what was sent."""
+"""The most characters of a message in an answer: a message may repeat a part of the request."""
 
 log = structlog.get_logger()
 
@@ -46,11 +46,12 @@ CODES: Mapping[type[Exception], tuple[int, str]] = {
     DatabaseLost: (503, "The database file is gone"),
     OperationalError: (503, "The database cannot be used now"),
 }
-"""Every error that a route may raise. 503 says when to try again; whatever is not here is a bug, and a 500."""
+"""HTTP code and title of every error that a route may raise. A 503 has a Retry-After header. Any other error is a
+bug and answered with 500."""
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of this application as a problem."""
+    """Make the application answer every error with a problem document."""
     handler = new_exception_handler(
         unhandled_wrappers={"default": _unhandled},  # type: ignore[dict-item]
         handlers={InvalidFields: _invalid, **dict.fromkeys(CODES, _known)},
@@ -89,7 +90,9 @@ def _passing(error: Exception) -> bool:
 
 
 def _invalid(_handler: ExceptionHandler, request: Request, error: Any) -> Problem:
-    """Name each field with a JSON pointer and say what is allowed. What was sent is not repeated."""
+    """A 422 that names each wrong field with a JSON pointer and the allowed values. Values of the request are not
+    repeated.
+    """
     errors = [_field_error(e, _body_of(request)) for e in error.errors()]
     detail = "; ".join(f"{e['field']}: {e['detail']}" if e["field"] else e["detail"] for e in errors[:5])
     invalid = problem(422, "The request is not valid", detail)
@@ -98,7 +101,7 @@ def _invalid(_handler: ExceptionHandler, request: Request, error: Any) -> Proble
 
 
 def _body_of(request: Request) -> type[BaseModel]:
-    """The model of what this route takes as its body."""
+    """The pydantic model of this route's request body."""
     field = getattr(request.scope.get("route"), "body_field", None)
     model = field.field_info.annotation if field else None
     return model if isinstance(model, type) and issubclass(model, BaseModel) else JobSpec
@@ -125,7 +128,7 @@ def _field_error(error: Mapping[str, Any], body: type[BaseModel]) -> dict[str, s
 
 
 def _named_in(message: str) -> str | None:
-    """The field that a check of the whole specification complains about: the one it names first."""
+    """The field that an error of the whole specification is about: the first field that its message names."""
     return next((word for word in re.findall(r"\w+", message) if word in JobSpec.model_fields), None)
 
 

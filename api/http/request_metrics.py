@@ -1,4 +1,4 @@
-"""Counts and times requests."""
+"""Middleware that counts and times requests."""
 
 import time
 
@@ -10,7 +10,7 @@ METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "PUT", "PATCH", "OPTIONS"}
 
 
 class Measure:
-    """Counts requests by route and status. (By route, not by path: a client must not be able to make labels.)"""
+    """Counts requests by route and status. (Not by path, because clients could then create any number of labels.)"""
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self.app, self._telemetry = app, telemetry

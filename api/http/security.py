@@ -1,4 +1,4 @@
-"""Who may ask, from which page, and what browsers may do with the answer."""
+"""Middleware that authenticates requests, rejects cross-site requests, and sets the browsers' security headers."""
 
 import hmac
 import ipaddress
@@ -21,7 +21,7 @@ COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
 FAILED = frozenset({401, 403, 404, 410})
-"""Answers to a wrong key or code."""
+"""Status codes that count as a failed try of a login key or an invite's code."""
 OPEN_FOLDERS = ("/static/", "/join/")
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -38,23 +38,25 @@ HEADERS = {
 
 
 def matches(given: str, expected: str) -> bool:
-    """Compare in constant time."""
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
 def allowed_hosts(bind_host: str, others: Iterable[str]) -> frozenset[str]:
-    """The names under which this server may be addressed; a name bound elsewhere by an attacker is none of them."""
+    """The host names that requests may use. Any other name is refused, against DNS rebinding."""
     own = {socket.gethostname().lower(), f"{socket.gethostname().lower()}.local"} if bind_host in WILDCARDS else set()
     return LOOPBACK | own | {bind_host.lower()} | {other.lower() for other in others}
 
 
 class Guard:
-    """Checks host and credentials of every request, and puts the security headers on every answer."""
+    """ASGI middleware that checks the host, size and credentials of every request, and sets the security headers of
+    every answer.
+    """
 
     def __init__(
         self, app: ASGIApp, token: str, hosts: frozenset[str], login_page: Callable[[Request], Response]
     ) -> None:
-        """`login_page` answers browsers that are not logged in."""
+        """`login_page` makes the answer to browsers that are not logged in."""
         self.app, self._login_page = app, login_page
         self._token = token
         self._cookie = derive(token, "cookie")
@@ -89,7 +91,7 @@ class Guard:
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that goes no further."""
+        """The error answer to a refused request; None: the request may pass."""
         if not self._is_own_name(request.headers.get("host", "")):
             text = (
                 "the Host header names another server: use the address that computeshare up printed, or start it with "
@@ -102,13 +104,15 @@ class Guard:
             return _answer(problem(431, "Headers too large", text))
         if _is_too_large(request.headers.get("content-length", "0")):
             return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))
-        path = request.scope["path"]  # not that of request.url, in which the Host header has a say
+        path = request.scope["path"]  # not request.url's path, which the Host header can influence
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return None
         return self._who(request)
 
     def _who(self, request: Request) -> Response | None:
-        """None for a program with the token, and for a browser with the cookie on a page of ours."""
+        """Check the credentials: None for a program with the token and for a browser with the cookie, from
+        ComputeShare's own pages if the request changes anything; else an error answer.
+        """
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and matches(given.strip(), self._token):
             return None
@@ -137,7 +141,7 @@ class Guard:
 
 
 def _is_try(scope: Scope) -> bool:
-    """Whether a request tries a login's key or an invite's code."""
+    """Whether a request presents a login key or an invite's code."""
     path = str(scope["path"])
     return path.startswith("/join/") or (path == "/login" and b"key=" in scope.get("query_string", b""))
 
@@ -163,7 +167,9 @@ def _is_address(name: str) -> bool:
 
 
 def _same_origin(request: Request) -> bool:
-    """Browsers say where a request comes from; other programs, which no other site controls, do not."""
+    """Whether a request is from this server's own page, by the browser's headers. Requests without such headers pass:
+    they are not from a browser, so no other site has caused them.
+    """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         return site in ("same-origin", "none")

@@ -1,4 +1,4 @@
-"""The HTTP server with limits: on connections, on headers, and on the time that a request may take to arrive."""
+"""The HTTP server, with limits on connections, on headers, and on the time a request may take to arrive."""
 
 import asyncio
 import resource
@@ -15,12 +15,14 @@ ARRIVAL_S = 8.0
 MAX_HEADER_BYTES = 32_768
 MAX_CONNECTIONS = 1000
 OTHER_FILES = 100
-"""Descriptors that are left for the database, the broker and checkpoints."""
+"""File descriptors kept free for the database, the broker and checkpoints."""
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's, for clients that are slow on purpose, or too many."""
+    """uvicorn's HTTP/1.1 protocol with a limit on connections, and on the time for a request to arrive (Slowloris
+    attacks).
+    """
 
     limit = MAX_CONNECTIONS
     arrival_s = ARRIVAL_S
@@ -39,7 +41,7 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not answered:  # a request has arrived
             self._drop_deadline()
-        elif self.cycle is None or self.cycle.response_complete:  # a part of one, on a connection that is kept
+        elif self.cycle is None or self.cycle.response_complete:  # part of a further request on a kept-alive connection
             self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -47,7 +49,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _set_deadline(self) -> None:
-        """From the first byte on: what trickles in afterwards does not move it."""
+        """Start the deadline, unless it runs already: later bytes of the same request do not extend it."""
         if self._deadline is None:
             self._deadline = self.loop.call_later(self.arrival_s, self.transport.abort)
 
@@ -58,7 +60,7 @@ class LimitedProtocol(H11Protocol):
 
 
 def server_of(app: FastAPI, **options: Any) -> uvicorn.Server:
-    """A server with these limits; `options` are uvicorn's."""
+    """A uvicorn server with these limits; `options` are passed to `uvicorn.Config`."""
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
@@ -73,7 +75,9 @@ def server_of(app: FastAPI, **options: Any) -> uvicorn.Server:
 
 
 def make_room_for_connections() -> None:
-    """Have as many file descriptors as the connections need, as far as the system lets this process (macOS: 256)."""
+    """Raise this process's limit of file descriptors as far as the connections need it and the system allows; lower the
+    limit of connections if that is not enough.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

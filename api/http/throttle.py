@@ -1,4 +1,4 @@
-"""How often an address may try in vain to log in or to join."""
+"""Limits the failed tries to log in or to join, per client address."""
 
 import ipaddress
 import threading
@@ -7,15 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 TRIES = 10
-"""That may fail at once."""
+"""Failed tries that an address has at once."""
 REFILL_S = 3.0
-"""After which one more may."""
+"""Seconds until an address gets back one try."""
 ADDRESSES = 10_000
-"""That are remembered: those that failed last."""
+"""The most addresses remembered: the addresses that failed last."""
 
 
 class Throttle:
-    """A bucket of tries for each address; only those that fail are taken out of it."""
+    """A token bucket of tries for each address; only failed tries take a token."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,12 +23,12 @@ class Throttle:
         self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tries missing, as of when
 
     def wait_s(self, address: str) -> float:
-        """How long until this address may try again; 0: now."""
+        """Seconds until this address may try again; 0: now."""
         with self._lock:
             return max(0.0, (self._missing(_network(address)) - (TRIES - 1)) * REFILL_S)
 
     def failed(self, address: str) -> None:
-        """One try was in vain."""
+        """Count a failed try of this address."""
         network = _network(address)
         with self._lock:
             self._failed[network] = (min(float(TRIES), self._missing(network) + 1), self._clock())
@@ -42,7 +42,7 @@ class Throttle:
 
 
 def _network(address: str) -> str:
-    """The address itself; of IPv6, where one household has 2^64 of them, the first half."""
+    """The key of an address: the address itself; for IPv6 its /64 network, as a household has 2^64 addresses."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
