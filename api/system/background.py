@@ -1,4 +1,4 @@
-"""The background loops of the control plane; of several control planes, the one with the lock runs them."""
+"""The control plane's background loops. Of several control planes, the holder of a lock in Redis runs them."""
 
 import contextlib
 import random
@@ -31,16 +31,16 @@ COLLECT_S = NOTIFY_S = 0.5
 BACKUP_S = 5.0
 LONGEST_PAUSE_S = 5.0
 SILENT_S = 15.0
-"""A loop that has not done a turn for this long is in trouble."""
+"""Seconds without a finished turn after which a loop counts as stuck."""
 BACKUP_SILENT_S = 3600.0
-"""The same for the copy of the database, which takes minutes where it is large."""
+"""The same limit for the loop `backup`: copying a large database takes minutes."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Loop:
-    """How one of the loops is doing."""
+    """A background loop and its health: turns done, failures in a row, last error."""
 
     name: str
     interval_s: float
@@ -52,14 +52,14 @@ class Loop:
     done_at: float = field(default_factory=time.monotonic)
 
     def pause_s(self) -> float:
-        """How long to wait before the next turn: with jitter, and longer the more turns failed."""
+        """Seconds to the next turn: `interval_s`, or after failures a random pause, doubled with each failure."""
         if not self.failures:
             return self.interval_s
         return random.uniform(0.1, min(LONGEST_PAUSE_S, 0.2 * 2 ** min(self.failures, 10)))
 
 
 class Background:
-    """Starts, runs and stops the loops."""
+    """Starts, runs and stops the background loops, a thread each."""
 
     def __init__(self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier) -> None:
         self._broker = broker
@@ -88,7 +88,7 @@ class Background:
             thread.start()
 
     def stop(self) -> None:
-        """End the loops after their turn, and let another control plane take over at once."""
+        """End the loops after their turns, and release the lock, so that another control plane takes over at once."""
         self._stop.set()
         self._wake.set()
         for thread in self._threads:
@@ -99,11 +99,11 @@ class Background:
                 self._lock.release()
 
     def wake(self) -> None:
-        """Something new waits in the outbox."""
+        """Make the dispatcher look at the outbox now."""
         self._wake.set()
 
     def trouble(self) -> str | None:
-        """What is wrong with the loops, or None."""
+        """The first loop's trouble, as its name and error or silence; None if all loops work."""
         for loop in self.loops:
             if loop.trouble:
                 return f"{loop.name}: {loop.trouble}"
@@ -113,7 +113,7 @@ class Background:
 
     @property
     def leading(self) -> bool:
-        """Whether this process runs the loops; else it only answers requests."""
+        """Whether this process holds the lock and runs the loops; if not, it only answers requests."""
         return self._leading.is_set()
 
     def _run(self, loop: Loop) -> None:
@@ -122,7 +122,7 @@ class Background:
                 loop.turn()
                 loop.turns += 1
                 loop.failures, loop.trouble, loop.done_at = 0, None, time.monotonic()
-            except Exception as error:  # a loop outlives whatever happens in a turn: the next one sees what is missing
+            except Exception as error:  # a loop survives any error: the next turn does the missing work
                 loop.failures += 1
                 loop.trouble = str(error)[:300] or type(error).__name__
                 expected = isinstance(error, RedisError | OperationalError | ComputeShareError)
@@ -149,7 +149,7 @@ class Background:
 
     def _notify(self) -> None:
         dispatcher = self.loops[0]
-        if self.leading or dispatcher.failures:  # without a broker nobody leads, and this needs none
+        if self.leading or dispatcher.failures:  # without a broker no process leads, and webhooks need no broker
             self._notifier.step()
 
     def _back_up(self) -> None:
@@ -157,7 +157,9 @@ class Background:
             self._backups.step()
 
     def _lead(self, redis: Redis) -> bool:
-        """Keep or get the lock. (It saves work; that nothing happens twice does not depend on it.)"""
+        """Keep or acquire the lock; returns whether this process holds it. (The lock only saves work: correctness does
+        not depend on it.)
+        """
         if self._lock is not None and self._lock.redis is redis:
             try:
                 self._lock.reacquire()

@@ -1,4 +1,4 @@
-"""A copy of the database every day, for when the file is damaged or deleted."""
+"""Copies the database every day, in case the file is damaged or deleted."""
 
 import sqlite3
 import threading
@@ -9,20 +9,20 @@ import structlog
 from computeshare.runtime.database_file import DatabaseFile
 
 RETRY_S = 600.0
-"""How long to wait after a copy that failed, for want of room above all."""
+"""Seconds from a failed copy to the next try; the usual cause is a full disk."""
 
 log = structlog.get_logger()
 
 
 class Backups:
-    """Makes a copy whenever one is due."""
+    """Copies the database when a copy is due; a background loop calls `step`."""
 
     def __init__(self, file: DatabaseFile, stop: threading.Event) -> None:
         self._file, self._stop = file, stop
         self._not_before = float("-inf")
 
     def step(self) -> None:
-        """Make a copy if one is due. One that fails is told in the log and tried again later: jobs run without."""
+        """Copy the database if a copy is due. A failure is logged and tried again after `RETRY_S`; jobs run on."""
         now_s = time.time()
         if time.monotonic() < self._not_before or not self._file.is_due(now_s):
             return

@@ -1,4 +1,4 @@
-"""Whether everything that the control plane needs is there, and what is wrong where it is not."""
+"""Checks the control plane's dependencies: database, broker, background loops, reducer."""
 
 from collections.abc import Callable
 
@@ -16,17 +16,17 @@ from api.tables import Job
 from computeshare.errors import ComputeShareError
 
 PATIENCE_MS = 15_000
-"""How old a job may be before it counts that no reducer looks after it."""
+"""Milliseconds after a job's creation from which a missing reducer counts as an error."""
 
 
 class HealthService:
-    """Looks at each dependency, now."""
+    """Checks each dependency when asked."""
 
     def __init__(self, database: Database, broker: Broker, control: Background) -> None:
         self._database, self._broker, self._control = database, broker, control
 
     def check(self) -> Readiness:
-        """Every dependency and what is wrong with it."""
+        """The state of every dependency, with its error if it does not work."""
         checks: dict[str, Callable[[], tuple[bool, str]]] = {
             "sqlite": self._sqlite,
             "broker": self._broker_answers,
@@ -55,7 +55,7 @@ class HealthService:
         query = select(col(Job.id)).where(col(Job.status).in_(("queued", "running")), old).limit(100)
         with self._database.read() as session:
             job_ids = list(session.scalars(query))
-        # What the broker was not told of waits for workers, not for a reducer.
+        # Jobs unknown to the broker wait for workers, not for a reducer.
         found = look_up(self._broker.client(), job_ids)
         without = [its for its in job_ids if found[its].known and not _is_looked_after(found[its])]
         if without:
@@ -65,7 +65,7 @@ class HealthService:
 
 
 def _is_looked_after(job: Published) -> bool:
-    """Whether a job has a reducer, or needs none any more."""
+    """Whether a job has a live reducer, or is finished and needs none."""
     return job.reducer or job.status == "finished"
 
 

@@ -1,4 +1,4 @@
-"""Health, figures, login, and the list of routes."""
+"""The routes of health checks, metrics, version, login, and the list of routes."""
 
 import re
 from typing import Annotated
@@ -23,13 +23,13 @@ router = APIRouter(tags=["system"])
 
 @router.get("/healthz")
 def healthz() -> Health:
-    """This process answers."""
+    """Whether this process answers; always ok."""
     return Health(status="ok")
 
 
 @router.get("/readyz", responses={503: {"model": Readiness}})
 def readyz(service: HealthDep, response: Response) -> Readiness:
-    """Whether jobs can run, and what is wrong where they cannot."""
+    """Whether jobs can run, with the error of each dependency; 503 if not."""
     readiness = service.check()
     if readiness.status != "ready":
         response.status_code = 503
@@ -39,13 +39,13 @@ def readyz(service: HealthDep, response: Response) -> Readiness:
 
 @router.get("/v1/version")
 def release() -> Release:
-    """What this control plane runs: clients and workers compare it with what they are."""
+    """The control plane's version and protocol, which clients and workers compare with their own."""
     return Release(version=OURS.version, protocol=OURS.protocol)
 
 
 @router.get("/metrics", response_class=Response)
 def prometheus(telemetry: TelemetryDep) -> Response:
-    """Figures for Prometheus."""
+    """Metrics for Prometheus."""
     return Response(generate_latest(telemetry.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -56,7 +56,7 @@ def login(
     key: Annotated[str, Query(max_length=2000, description="of the login link, or all of that link")] = "",
     following: Annotated[str, Query(alias="next", max_length=200, description="page to go to, on this server")] = "/",
 ) -> Response:
-    """Give a browser that came by the login link its cookie."""
+    """Log a browser in: check the login link's key, set the cookie, and redirect to the page."""
     given = dict(parse_qsl(urlsplit(key.strip()).query)).get("key", key.strip())
     if not matches(given, derive(services.token, "login")):
         return login_page(request, bool(key))
@@ -68,7 +68,7 @@ def login(
 
 
 def login_page(request: Request, wrong: bool = False) -> HTMLResponse:
-    """How to log in, and on to the page that was asked for; `wrong`: that was tried in vain."""
+    """The login page (401), which leads on to the requested page; `wrong`: the last try had a wrong key."""
     asked = f"{request.url.path}?{request.url.query}".removesuffix("?")
     following = request.query_params.get("next", "") if request.url.path == "/login" else asked
     following = following if request.method == "GET" and _OWN_PAGE.fullmatch(following) else ""
@@ -79,7 +79,7 @@ def login_page(request: Request, wrong: bool = False) -> HTMLResponse:
 
 @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)
 def docs(request: Request) -> HTMLResponse:
-    """The routes, as a plain table: nothing is fetched from elsewhere."""
+    """The REST routes as a plain table, without scripts from other servers."""
     routes = [
         {"method": method.upper(), "path": path, "about": about.get("description") or about.get("summary", "")}
         for path, methods in request.app.openapi()["paths"].items()

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: requests, jobs, workers, and how far the background work lags."""
+"""Metrics for Prometheus: requests, jobs, speed, workers, pending outbox entries."""
 
 from collections import Counter as Tally
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from computeshare.queue import list_workers
 
 
 class Telemetry:
-    """One application's figures, in a registry of its own."""
+    """An application's metrics, in a Prometheus registry of its own."""
 
     def __init__(self, database: Database, broker: Broker) -> None:
         self.registry = CollectorRegistry()
@@ -33,7 +33,7 @@ class Telemetry:
 
 
 class _State(Collector):
-    """What is read from the database and the broker whenever Prometheus asks."""
+    """Gauges read from the database and the broker at each scrape."""
 
     def __init__(self, database: Database, broker: Broker) -> None:
         self._database, self._broker = database, broker
