@@ -138,7 +138,7 @@ class Evaluator:
             try:
                 spec = JobSpec.model_validate_json(raw)
                 if spec.codec == "auto":
-                    return None  # until it is chosen, and with it how many rounds there are
+                    return None  # the codec is not chosen yet, and with it the number of rounds
                 self._specs[job_id] = spec
             except ValidationError as error:  # for example of another release: the other jobs can be scored
                 log.error("cannot read the specification", job=job_id, error=str(error))

@@ -30,7 +30,7 @@ DETACHED = 130
 
 
 def exit_code(error: ComputeShareError) -> int:
-    """The exit code that tells a script what kind of error this is."""
+    """The exit code for this kind of error."""
     match error:
         case NoServer() | BrokerError() | Unreachable():
             return NO_SERVER

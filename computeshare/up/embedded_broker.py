@@ -126,7 +126,7 @@ class Place:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder with access for its owner only. Raises OSError if there is one of this name that is not private."""
+    """Make a folder with access for its owner only. Raises OSError if the folder exists and is not private."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
