@@ -122,7 +122,7 @@ def _readable(job_id: str, raw: Sequence[RawLine]) -> list[Row]:
     for stream_id, fields in raw:
         try:
             rows.append(read_line(job_id, stream_id, fields))
-        except Exception as error:  # whatever a damaged or hostile line makes the parser raise
+        except Exception as error:  # a damaged or hostile line may make the parser raise anything
             wrong.append(repr(error)[:200])
     if wrong:
         log.warning("lines passed over", job=job_id, lines=len(wrong), error=wrong[0])

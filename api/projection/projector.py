@@ -128,7 +128,7 @@ class Projector:
                 failpoint("in_projection")
                 return len(entries)
         except BaseException:
-            self._rates.pop(job_id, None)  # it may have counted what was rolled back
+            self._rates.pop(job_id, None)  # the rates may include samples that were rolled back
             raise
 
     def _apply(self, connection: Connection, state: JobState, rates: Rates, entries: Sequence[Entry]) -> None:
@@ -143,7 +143,7 @@ class Projector:
                 rewind(connection, state, token, entry.at_ms)
             try:
                 fold.take(entry)
-            except Exception as error:  # whatever a damaged or hostile event makes the parser raise
+            except Exception as error:  # a damaged or hostile event may make the parser raise anything
                 about = {"id": entry.stream_id, "type": entry.type, "error": repr(error)[:200]}
                 log.warning("event passed over", job=state.id, **about)
                 continue
@@ -270,7 +270,7 @@ def _readable(job_id: str, raw: Sequence[RawEntry]) -> list[Entry]:
     for stream_id, fields in raw:
         try:
             entries.append(read_entry(stream_id, fields))
-        except Exception as error:  # whatever a damaged or hostile event makes the parser raise
+        except Exception as error:  # a damaged or hostile event may make the parser raise anything
             log.warning("event passed over", job=job_id, id=stream_id.decode(), error=repr(error)[:200])
     return entries
 
