@@ -1,8 +1,9 @@
-"""Recomputing a job from its log: every gradient again, combined and stepped as recorded, every digest compared.
+"""Recomputes a job from its ledger: every update again, combined and applied as recorded, and every version's sha256
+compared with the recorded digest.
 
-Who computed what when the job ran does not matter; which micro-batches each version was made of does, and is taken
-from the ledger. Bits are the same on machines of one kind only, so that a mismatch is excused, and said to prove
-nothing, where the log names another kind for one of those who took part.
+The result depends on the micro-batches of each version, not on the workers that computed them. Bits are equal only
+between machines of the same kind (`training.devices.kind`); so a mismatch proves nothing where a participant's recorded
+kind differs from this machine's.
 """
 
 import struct
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 Outcome = Literal["matches", "mismatch", "other kind"]
 MOST_THREADS = 256
 REDUCING: Kind = {"device": "cpu"}
-"""What every reducer steps on."""
+"""The device of every reducer's steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A version's digest as the log has it (None where that was lost) and as it came out here."""
+    """A version's recorded digest (None: the record was lost), its recomputed digest, and its workers."""
 
     version: int
     recorded: str | None
@@ -53,7 +54,9 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a replay found; `differences` say in what this machine is of another kind than those of the job."""
+    """The result of a replay. `matched` and `unrecorded` count versions; `differences` are the lines in which this
+    machine's kind differs from the kinds of the job's machines.
+    """
 
     outcome: Outcome
     matched: int
@@ -68,7 +71,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The kinds of a job's machines as recorded: its workers' by id, and its reducer's."""
+    """The recorded kinds of a job's machines: of its workers, by id, and of its reducer."""
 
     workers: Mapping[str, Sequence[Kind]]
     reducer: Kind | None
@@ -78,16 +81,19 @@ class Kinds:
         return [kind for kinds in self.workers.values() for kind in kinds]
 
     def of(self, workers: frozenset[str]) -> list[Kind]:
-        """The kinds of these workers."""
+        """The kinds of the given workers."""
         return [kind for worker in sorted(workers) for kind in self.workers.get(worker, ())]
 
 
 def judge(checked: Sequence[Checked], kinds: Kinds, here: Kind, reducing: Kind) -> Verdict:
-    """Whether the job's versions are what its log says, and if not, whether this machine could have told.
+    """The verdict on the checked versions: all match; a mismatch; or `other kind`, a mismatch that proves nothing.
+
+    It is `other kind` if the reducer, or a worker that contributed between the last match and the first mismatch, was
+    of another kind than this machine.
 
     Args:
-        here: the kind of this machine when it computes gradients, and `reducing` when it steps.
-    Excused is a first mismatch to which somebody of another kind contributed since the last version that matched.
+        here: this machine's kind when it computes gradients.
+        reducing: this machine's kind when it steps as a reducer.
     """
     mismatches = tuple(one for one in checked if one.differs)
     matched = sum(one.recorded == one.computed for one in checked)
@@ -106,7 +112,7 @@ def judge(checked: Sequence[Checked], kinds: Kinds, here: Kind, reducing: Kind) 
 
 
 def differences(here: Kind, there: Kind) -> list[str]:
-    """In what two kinds differ, a line each."""
+    """The properties in which two kinds differ, as a line of text each."""
     names = sorted(here.keys() | there.keys())
     return [
         f"{n}: {here.get(n, 'none')} here, {there.get(n, 'none')} there" for n in names if here.get(n) != there.get(n)
@@ -114,10 +120,12 @@ def differences(here: Kind, there: Kind) -> list[str]:
 
 
 class Replay:
-    """One job's recomputation from version `first` to `last`, on this machine."""
+    """The recomputation of a job from version `first` to version `last`, on this machine."""
 
     def __init__(self, client: Client, job_id: str, data_dir: Path, first: int = 0, last: int | None = None) -> None:
-        """Reads the job. Raises SpecError: it cannot be replayed, or not these versions; the message says why."""
+        """Reads the job. Raises SpecError: the job, or this range of versions, cannot be replayed; ReplayError: this
+        release cannot read its specification.
+        """
         self._client, self._data_dir = client, data_dir
         self.job = client.show(job_id)
         self.first, self.last = bounds(self.job, first, last)
@@ -134,7 +142,11 @@ class Replay:
         self.checked: list[Checked] = []
 
     def run(self) -> Iterator[Checked]:
-        """Recompute one version after the other. Raises ReplayError: the log has a gap."""
+        """Recompute the versions in order and yield each after its check.
+
+        Raises SpecError: version `first` has no checkpoint. ReplayError: the ledger has a gap, or the checkpoint is
+        damaged.
+        """
         with _using(self._threads):
             machine = _Machine(self.spec, self._data_dir, self._device)
             held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
@@ -146,7 +158,7 @@ class Replay:
                 yield self.checked[-1]
 
     def verdict(self) -> Verdict:
-        """What to make of the versions checked so far. Raises ReplayError: there was nothing to compare."""
+        """The verdict on the versions checked so far. Raises ReplayError: none of them has a recorded digest."""
         if not any(one.recorded for one in self.checked):
             raise ReplayError(f"no digest is recorded from version {self.first + 1} to {self.last}: replay further")
         return judge(self.checked, self.kinds, self.here, self.reducing)
@@ -156,7 +168,9 @@ class Replay:
         return self.first == 0 and not self.job.get("forked_from")
 
     def _from_checkpoint(self, machine: "_Machine") -> "Held":
-        """The version to start from, by its files. Raises SpecError: it has none, ReplayError: they are damaged."""
+        """The version `first`, from its checkpoint. Raises SpecError: it has none; ReplayError: the checkpoint is
+        damaged.
+        """
         from safetensors.numpy import load_file
 
         job_id, kept = self.job["id"], sorted(c["version"] for c in self._client.checkpoints(self.job["id"]))
@@ -174,7 +188,7 @@ class Replay:
 
 
 class _Machine:
-    """A worker and a reducer in one: the model, the data, the codecs, the step."""
+    """A worker and a reducer in one process: the model, the data, the upload codec, the server's step."""
 
     def __init__(self, spec: JobSpec, data_dir: Path, device: "torch.device") -> None:
         from computeshare.tasks import datasets, models
@@ -196,17 +210,20 @@ class _Machine:
         self.steps = Steps(spec, self.layout)
 
     def start(self, weights: Weights, state: bytes = b"") -> "Held":
-        """The version that a replay begins at, from its files or from the seed. Raises as `Steps.load`."""
+        """The version at which the replay begins, from weights and the reducer's state (empty: a fresh optimizer).
+        Raises as `Steps.load`.
+        """
         held = self.steps.load(weights, state)
         return self.steps.blob(held.master, held.weights)[1]
 
     def step(
         self, version: int, base: "Held", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()
     ) -> "Held":
-        """The version with this number, after `base`, made of these units, each with its samples.
+        """The version `version`, made from `base` by the updates of `parts`. Raises ReplayError: a base is missing.
 
         Args:
-            staleness: how many versions before `base` each was computed on; none: all on `base`.
+            parts: pairs (unit, samples), in the ledger's order.
+            staleness: for each part, how many versions before `base` its update was computed on; empty: all on `base`.
         """
         self._before.append(base.weights)
         late = staleness or [0] * len(parts)
@@ -217,17 +234,19 @@ class _Machine:
             )
         sizes = self._sizes(parts)
         updates = [self._update(unit, behind, sizes) for (unit, _), behind in zip(parts, late, strict=True)]
-        with _using(1):  # thread, as every reducer steps
+        with _using(1):  # a thread, as in every reducer
             return self.steps.step(version, base, updates, [count for _, count in parts], staleness)
 
     def _sizes(self, parts: Sequence[tuple[int, int]]) -> list[int]:
-        """The sizes of a round's units, where they were made for its workers: as their samples tell."""
+        """The sizes of a round's units in micro-batches, derived from their samples; empty if the job does not scale
+        units to its workers' speeds.
+        """
         if not self._scaled:
             return []
         return [-(-samples // self._plan.micro_batch) for _, samples in parts]
 
     def _update(self, unit: int, behind: int, sizes: Sequence[int]) -> tuple[Vector, Vector]:
-        """A unit's update and buffers as they reach a reducer."""
+        """A unit's update and buffers as a reducer receives them: encoded and decoded by the upload codec."""
         from computeshare.training.work_units import compute
 
         weights = self._before[-1 - behind]
@@ -241,7 +260,9 @@ class _Machine:
 
 
 def bounds(job: Job, first: int, last: int | None) -> tuple[int, int]:
-    """From which version to which: to the newest that cannot be done again. Raises SpecError."""
+    """The range of versions to replay. By default it ends at the newest durable version, or at the last version of an
+    ended job. Raises SpecError: the range is not valid.
+    """
     newest = job["version"] if job["status"] in ENDED else job["durable_version"]
     last = newest if last is None else last
     if newest == 0:
@@ -259,7 +280,7 @@ def _spec(job: Job) -> JobSpec:
 
 
 def _remembered(spec: JobSpec) -> str | None:
-    """What the job's updates depend on that only their workers knew; None: nothing."""
+    """The state of workers that the job's updates depend on and that no log holds, in words; None: there is none."""
     if CODECS[spec.codecs.up].residual:
         return f"what each worker still owed of those before (codec {spec.codecs.up})"
     if isinstance(spec.strategy, LocalStrategy) and spec.strategy.inner_state == "kept":
@@ -268,7 +289,7 @@ def _remembered(spec: JobSpec) -> str | None:
 
 
 def _parts(version: Version) -> list[tuple[int, int]]:
-    """The micro-batches of a version, ascending, with their samples. Raises ReplayError: they are not known."""
+    """A version's micro-batches, ascending, as (micro-batch, samples). Raises ReplayError: the ledger has none."""
     parts = sorted((micro_batch, samples) for micro_batch, _, samples in version["counted"])
     if not parts or sum(samples for _, samples in parts) <= 0:
         number = version["version"]
@@ -277,7 +298,7 @@ def _parts(version: Version) -> list[tuple[int, int]]:
 
 
 def _device(kinds: Sequence[Kind]) -> "torch.device":
-    """A device of the kind that the job's workers had, if they had one kind and it is here."""
+    """A device of the type that all the job's workers had, if this machine has it; else this machine's best device."""
     from computeshare.training import devices
 
     types = {str(kind.get("device")) for kind in kinds}
@@ -288,7 +309,7 @@ def _device(kinds: Sequence[Kind]) -> "torch.device":
 
 
 def _kind(device: "torch.device", threads: int) -> Kind:
-    """What this machine is with so many threads."""
+    """This machine's kind, with `threads` CPU threads."""
     from computeshare.training import devices
 
     with _using(threads):
@@ -306,7 +327,7 @@ def _threads(spec: JobSpec, kinds: Sequence[Kind]) -> int:
 
 @contextmanager
 def _using(count: int) -> Iterator[None]:
-    """That many threads of torch within the block."""
+    """Set torch's number of CPU threads within the block."""
     import torch
 
     before = torch.get_num_threads()
