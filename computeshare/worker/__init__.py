@@ -1,1 +1,1 @@
-"""The worker: its process, its seats, the machine it is a guest on."""
+"""The worker: its process, its seats, and its consideration for the machine's owner."""

@@ -1,4 +1,4 @@
-"""A worker's sign of life: what it does just now, and what it is asked to do in return."""
+"""A worker's heartbeat: registers its state every few seconds and carries out the control plane's orders."""
 
 import contextlib
 import os
@@ -23,39 +23,40 @@ from computeshare.worker.rq_worker import SeatWorker
 from computeshare.worker.sleep_guard import Sleeper
 
 REMIND_S = 60.0
-"""How often an outage is told again."""
+"""Seconds between log messages about one outage."""
 LAST_BEAT_S = 1.0
-"""How long a goodbye waits for the beat at hand."""
+"""Seconds that `stop` waits for the heartbeat under way."""
 log = structlog.get_logger()
 
 
 class Outage:
-    """Tells that nobody hears this worker: at once, then seldom, and when it is over."""
+    """Logs an outage of the broker: at its start, then every `REMIND_S`, and at its end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seldom: Seldom | None = None
 
     def lasts(self, error: Exception) -> None:
-        """It began with this error, or goes on."""
+        """Note that a heartbeat failed with this error: the outage begins or continues."""
         self._seldom = self._seldom or Seldom(REMIND_S, self._clock)
         what = "broker away" if isinstance(error, RedisError) else "no sign of life"
         if self._seldom.passes(what) is not None:
             log.warning(what, error=str(error) or type(error).__name__)
 
     def is_over(self) -> None:
-        """It is over, or there was none."""
+        """Note that a heartbeat succeeded: the outage, if any, is over."""
         if self._seldom:
             self._seldom = None
             log.info("the broker hears this worker again")
 
 
 class Heartbeat(threading.Thread):
-    """Says that the worker is alive, with the seat it has, until stopped; has it rest when its owner wants that.
+    """The thread that registers the worker with its state and seat every `HEARTBEAT_S`, and that asks the seat to leave
+    when the worker is to rest.
 
     Args:
-        redis: a connection that reports an outage at once.
-        hasty: one that also waits for no answer for long: before the machine sleeps, seconds count.
+        redis: a connection without retries.
+        hasty: a connection without retries and with a short timeout, for use just before the machine sleeps.
     """
 
     def __init__(self, redis: Redis, hasty: Redis, worker: WorkerInfo, minder: Minder | None = None) -> None:
@@ -76,11 +77,11 @@ class Heartbeat(threading.Thread):
                 self.minder.look()
                 self.beat(self.redis)
                 self._outage.is_over()
-            except VersionError as refusal:  # another control plane has come, or this one was upgraded
+            except VersionError as refusal:  # the control plane was replaced or upgraded
                 self.refusal = refusal
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            except Exception as error:  # whatever it is, the next one may get through
+            except Exception as error:  # any error: the next heartbeat may succeed
                 with contextlib.suppress(Exception):  # a log on a full disk
                     self._outage.lasts(error)
             if self.minder.resting and self.rq_worker:  # which the control plane knows by now
@@ -88,7 +89,9 @@ class Heartbeat(threading.Thread):
             self._stop_request.wait(HEARTBEAT_S)
 
     def beat(self, redis: Redis) -> None:
-        """Register once. Raises VersionError if the control plane is of another version by now."""
+        """Register the worker once, then carry out new orders. Raises VersionError: the control plane has another
+        version now; RedisError.
+        """
         handshake.check(redis, "worker")
         seat, resting = self.rq_worker.current_seat if self.rq_worker else None, self.minder.resting
         state = "resting" if resting else "busy" if seat else "idle"
@@ -97,7 +100,7 @@ class Heartbeat(threading.Thread):
         self._obey(read_orders(redis, self.worker.id))
 
     def _obey(self, orders: Orders) -> None:
-        """Do once what the control plane asks; in either case the work unit at hand is finished first."""
+        """Carry out new orders once: leave the seat, or leave for good. The seat finishes its work unit first."""
         if orders == self.obeyed:
             return
         if orders.dismissed and not self.dismissed:
@@ -112,16 +115,16 @@ class Heartbeat(threading.Thread):
         self.obeyed = orders
 
     def exit_code(self) -> int:
-        """What this process is to end with, which tells whatever watches it whether to start it again."""
+        """This process's exit code, which tells a service manager whether to start the worker again."""
         if self.refusal:
             return OTHER_VERSION
         return REMOVED if self.dismissed else 0
 
     def stop(self) -> None:
-        """Stop and say goodbye; a worker that was refused stays to be seen for a moment."""
+        """Stop the heartbeat and unregister; a refused worker registers as refused instead, for the workers' page."""
         self._stop_request.set()
-        self.join(LAST_BEAT_S)  # else its last beat would undo the goodbye
-        with contextlib.suppress(RedisError):  # it expires by itself
+        self.join(LAST_BEAT_S)  # else a late heartbeat would register the worker again
+        with contextlib.suppress(RedisError):  # the registration expires by itself
             if self.refusal:
                 register(self.redis, replace(self.worker, state="refused"))
             else:

@@ -1,4 +1,4 @@
-"""`python -m computeshare.worker.horse`: the process of one seat."""
+"""`python -m computeshare.worker.horse`: the child process that runs one seat (RQ's work horse)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Taking up an invite: its link is exchanged for the broker's address, once, and kept for the next start."""
+"""Takes up an invite: exchanges its link for the broker's address, once, and stores the address for later starts."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ NO_INVITE = "this is no invite's link; copy it from the job's page"
 
 
 def join(url: str, name: str, home: Path) -> str:
-    """The broker's address that an invite gives, or gave at an earlier start of this machine's worker.
+    """The broker's address from an invite: stored at an earlier start, else requested from the control plane.
 
     Args:
         url: the invite's link.
-        name: what this machine is called.
-        home: where the address is kept, for its owner alone.
-    Raises: Unreachable: nobody answers there. SettingsError: the invite lets nobody in, or `home` cannot be written.
+        name: this machine's name.
+        home: the folder that stores the address, readable by its owner only.
+    Raises: Unreachable: no control plane answers. SettingsError: the invite is not valid, or `home` cannot be written.
     """
     if not re.match(r"https?://[^/]+/(.*/)?join/[^/]+$", url):
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}")
@@ -31,16 +31,16 @@ def join(url: str, name: str, home: Path) -> str:
     known = _kept(home)
     if address := known.get(invite):
         return address
-    _keep(home, known)  # before the invite is spent
+    _keep(home, known)  # fails here, if at all: before the invite is used up
     address = _exchange(url, {"name": name[:100], "key": _key(home, invite)})
     _keep(home, known | {invite: address})
     return address
 
 
 def broker_url(settings: Settings) -> str:
-    """The broker's address for a worker: as the settings have it, else where this machine joined last.
+    """The broker's address for a worker: from the settings, else from the invite taken up last.
 
-    Raises: Unreachable: none is known.
+    Raises: Unreachable: no address is known.
     """
     try:
         return settings.resolve_redis_url()
@@ -71,7 +71,7 @@ def _exchange(url: str, introduction: dict[str, str]) -> str:
 
 
 def _key(home: Path, invite: str) -> str:
-    """What this machine alone says with an invite, the same at each attempt: a lost answer is given again to it."""
+    """This machine's secret for an invite, the same in every attempt: for it the control plane repeats its answer."""
     path = home / "joining.key"
     if not path.exists():
         write_private(path, secrets.token_hex(32))
@@ -79,7 +79,7 @@ def _key(home: Path, invite: str) -> str:
 
 
 def _kept(home: Path) -> dict[str, str]:
-    """Addresses by the digest of the invite that gave them, the newest last."""
+    """The stored broker addresses by the sha256 of their invite's link, newest last."""
     try:
         found = json.loads(_path(home).read_text())
     except (OSError, ValueError):

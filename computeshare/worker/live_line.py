@@ -1,4 +1,4 @@
-"""What a worker shows: one live line in a terminal, plain lines elsewhere."""
+"""A worker's display: one live line in a terminal, plain lines elsewhere."""
 
 import contextlib
 import os
@@ -20,24 +20,23 @@ _STATES = {"loading": ("…", "yellow"), "waiting": ("▷", "cyan"), "working": 
 
 
 class PlainFace:
-    """Where there is no terminal: a line for what is said, nothing to leave as it was."""
+    """The display without a terminal: each message is a line on standard error."""
 
     def say(self, text: str) -> None:
-        """Tell something, from a signal handler even, which may have struck amid another print."""
+        """Print a message. Safe in a signal handler, even one that interrupts another print."""
         with contextlib.suppress(OSError, ValueError):  # nobody reads it
             os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Does nothing: there is nothing to restore."""
 
 
 class LiveFace:
-    """One line that stays at the terminal's bottom, below whatever is logged.
+    """A line that stays at the bottom of the terminal, below the log.
 
     Args:
-        screen: the terminal.
-        link: to the seat.
-        resting: why the worker rests; empty while it does not.
+        link: the link to the seat's process, which reports its progress.
+        resting: returns why the worker rests; empty: it does not rest.
     """
 
     def __init__(self, screen: Console, link: SeatLink, resting: Callable[[], str]) -> None:
@@ -58,11 +57,13 @@ class LiveFace:
         self.close()
 
     def say(self, text: str) -> None:
-        """Show something on the line from now on; the screen's own thread draws it."""
+        """Show a message on the line from now on; the display's own thread draws it."""
         self._said = text
 
     def close(self) -> None:
-        """Leave the terminal as it was found, the last words above the prompt; once, whoever comes first."""
+        """Restore the terminal and leave the last message above the prompt. Only the first call, from any thread, does
+        so.
+        """
         if self._closing.acquire(blocking=False):
             with contextlib.suppress(OSError, ValueError):  # the terminal is gone
                 self._live.stop()
@@ -78,12 +79,12 @@ class LiveFace:
 
 
 def live_line(progress: SeatProgress | None, speed: Speed, resting: str, said: str = "") -> Text:
-    """What a worker does, on one line: its job, version, samples and bytes per second, or why there is none. Pure.
+    """A worker's activity in a line: its job, version, samples and bytes per second, or why it has no job. Pure.
 
     Args:
-        progress: of its seat; None where it has none.
-        resting: why it rests; empty while it does not.
-        said: what is to be read before anything else.
+        progress: the seat's progress; None: there is no seat.
+        resting: why the worker rests; empty: it does not rest.
+        said: a message to show first.
     """
     line = Text(no_wrap=True, overflow="ellipsis", end="")
     if said:
@@ -102,12 +103,12 @@ def live_line(progress: SeatProgress | None, speed: Speed, resting: str, said: s
 
 @contextmanager
 def shown(link: SeatLink, resting: Callable[[], str]) -> Iterator[LiveFace | PlainFace]:
-    """A live line where standard error is a terminal, plain lines elsewhere, until the end of the block."""
+    """The display for the block: a live line if standard error is a terminal, else plain lines."""
     screen = Console(stderr=True, highlight=False)
     if not sys.stderr.isatty() or screen.is_dumb_terminal:
         yield PlainFace()
         return
     with LiveFace(screen, link, resting) as face:
-        configure_logging()  # what is logged goes above the line
+        configure_logging()  # log lines go above the live line
         yield face
     configure_logging()

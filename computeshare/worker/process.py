@@ -1,4 +1,4 @@
-"""The worker of one machine: registers itself, waits for seats, runs each in a process of its own."""
+"""The command `computeshare-worker`: registers this machine as a worker and runs its seats in child processes."""
 
 import contextlib
 import os
@@ -49,12 +49,12 @@ from computeshare.worker.rq_worker import SeatWorker
 from computeshare.worker.seat.progress_pipe import SeatLink
 
 HASTE_S = 1.0
-"""How long an answer of the broker may take while the machine is about to sleep."""
+"""Seconds to wait for the broker's answer when the machine is about to sleep."""
 log = structlog.get_logger()
 
 
 def describe(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0) -> WorkerInfo:
-    """This machine as a worker, under a new id."""
+    """A description of this machine as a worker, with a new random id."""
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
     return WorkerInfo(
         id=secrets.token_hex(6),
@@ -70,9 +70,9 @@ def describe(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: 
 
 
 def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> None:
-    """Compare versions before anything else, however long the broker is away, unless this worker is leaving.
+    """Compare versions with the control plane, waiting for an absent broker; exits if `leaving` is set meanwhile.
 
-    Raises: VersionError: the control plane's is another; the workers' page says so for a while.
+    Raises: VersionError: the versions do not fit. The worker has then registered as refused, for the workers' page.
     """
     outage = Outage()
     while not leaving.is_set():
@@ -91,9 +91,9 @@ def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> N
 
 
 def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
-    """Take seats until a signal ends it; whatever else goes wrong is logged and tried again.
+    """Serve seats until a signal or the control plane ends the process; other errors are logged and retried.
 
-    Raises: VersionError: the control plane is of another version.
+    Raises: VersionError: the control plane has another version.
     """
     leaving = threading.Event()
 
@@ -130,7 +130,10 @@ def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
 def _take_seats(
     heartbeat: Heartbeat, make: Callable[[], SeatWorker], leaving: threading.Event, leave: Callable[..., None]
 ) -> None:
-    """Serve seats with one RQ worker after another, until one was told to leave, or `leave` was between them."""
+    """Serve seats with an RQ worker, and with a new RQ worker after each error, until the process is asked to leave.
+
+    `leave` handles signals while no RQ worker runs.
+    """
     pause_s = 0.5
     while True:
         started = time.monotonic()
@@ -138,12 +141,12 @@ def _take_seats(
         try:
             rq_worker = heartbeat.rq_worker = make()
             rq_worker.work(logging_level="WARNING")
-        except Exception as error:  # whatever it is, this machine is to be there again afterwards
+        except Exception as error:  # any error: this machine must serve again afterwards
             log.warning("interrupted", error=f"{type(error).__name__}: {error}")
         finally:
             if rq_worker:
                 rq_worker.kill_horse()
-        when_asked_to_end(leave)  # RQ's handlers are those of a worker that is gone
+        when_asked_to_end(leave)  # in place of the handlers of the RQ worker that has ended
         if rq_worker and rq_worker.leaving:
             return
         pause_s = 0.5 if time.monotonic() - started > 60 else min(30.0, 2 * pause_s)
@@ -228,7 +231,7 @@ def command(
 
 
 def _service(kind: str, context: typer.Context) -> str:
-    """The file of a service that runs this worker with the flags it was given. Raises SettingsError."""
+    """The text of a service file that runs this worker with the given command-line flags. Raises SettingsError."""
     if kind == "auto":
         kind = "launchd" if sys.platform == "darwin" else "systemd"
     given = {

@@ -1,4 +1,4 @@
-"""RQ's SpawnWorker, made safe for machines that sleep, lose the network and are watched by others."""
+"""RQ's SpawnWorker, adapted to machines that sleep, lose the network, or are shared with other users."""
 
 import contextlib
 import os
@@ -27,27 +27,27 @@ _URL = "COMPUTESHARE_REDIS_URL"
 
 
 class Face(Protocol):
-    """What shows people what a worker does."""
+    """A worker's display (`live_line`)."""
 
     def say(self, text: str) -> None:
-        """Tell something, from a signal handler even."""
+        """Show a message; safe in a signal handler."""
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
 
 class SeatWorker(SpawnWorker):
-    """Runs one seat at a time in a process of its own.
+    """Runs seats, one at a time, each in a child process.
 
-    Differs from SpawnWorker: only seats are run; the broker's address reaches the child by environment (RQ writes
-    it, password included, into the child's argv), and the child tells how it gets on; the first signal lets the seat
-    finish its work unit, the second ends it; maintenance is the control plane's alone; a seat that dies, or is
-    stopped, hands its leases back.
+    Differences from SpawnWorker: it runs only seats; the child gets the broker's address by environment (RQ writes the
+    address, with its password, into the child's argv) and reports its progress by a pipe; the first signal lets the
+    seat finish its work unit, the second signal ends the seat; only the control plane does RQ's maintenance; the worker
+    hands back the leases of a seat that dies or is stopped.
     """
 
     job_class = SeatJob
     leaving = False
-    _dropped = ""  # why the seat's process was killed, if it was
+    _dropped = ""  # why this worker killed the seat's process, if it did
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SeatWorker(SpawnWorker):
 
     @property
     def current_seat(self) -> str | None:
-        """The id of the seat being run."""
+        """The id of the running seat; None: no seat runs."""
         return next((execution.job_id for execution in list(self.executions.values())), None)
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
@@ -96,7 +96,7 @@ class SeatWorker(SpawnWorker):
                 setpgroup=0,
                 setsigmask=[signal.SIGTERM],  # until the seat can be asked politely
             )
-        if self.leaving:  # the signal came before there was a process to hand it on to
+        if self.leaving:  # the signal came before there was a process to forward it to
             self.kill_horse()
 
     def execute_job(self, job: Job, queue: Queue) -> None:
@@ -122,7 +122,7 @@ class SeatWorker(SpawnWorker):
         when_asked_to_end(self.request_stop)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """The first signal: leave once the seat, if there is one, has finished its work unit."""
+        """Handle the first signal: leave when the seat, if any, has finished its work unit."""
         self.leaving = True
         again = "Ctrl-C again" if signum == signal.SIGINT else "again"
         if not self.horse_pid:
@@ -132,7 +132,7 @@ class SeatWorker(SpawnWorker):
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
-        """The second signal: leave at once, leases handed back."""
+        """Handle the second signal: kill the seat, hand its leases back, and exit. Raises SystemExit."""
         self._say("quitting now")
         self._end_soon()
         self.kill_horse()
@@ -141,7 +141,7 @@ class SeatWorker(SpawnWorker):
         raise SystemExit
 
     def _end_soon(self) -> None:
-        """End this process even where the broker is away and cannot be told."""
+        """End this process soon, even if the broker cannot be reached."""
         asked = threading.Event()
         asked.set()
         end_soon_after(asked, last=self.face.close if self.face else None, code=self.exit_code)
@@ -151,11 +151,11 @@ class SeatWorker(SpawnWorker):
             self.face.say(text)
 
     def ask_to_leave(self) -> None:
-        """Have the seat, if there is one, finish its work unit and hand its leases back; from any thread."""
+        """Ask the seat, if any, to finish its work unit, hand its leases back and leave. Callable from any thread."""
         self.kill_horse(signal.SIGTERM)
 
     def drop_seat(self, reason: str, redis: Redis) -> None:
-        """End the seat, if there is one, and hand its leases back over `redis`; from any thread. Raises RedisError."""
+        """Kill the seat, if any, and hand its leases back over `redis`. Callable from any thread. Raises RedisError."""
         if seat := self.current_seat:
             self._dropped = reason
             self.kill_horse()
@@ -179,7 +179,7 @@ class SeatWorker(SpawnWorker):
 
 
 def _how(status: int | None) -> str:
-    """What a process died of, by the status that waiting for it gave, if it did."""
+    """How a process ended, in words, from its wait status; None: the status is not known."""
     if status is None:
         return "nobody knows of what"
     code = os.waitstatus_to_exitcode(status)
@@ -187,7 +187,7 @@ def _how(status: int | None) -> str:
 
 
 def run_horse() -> None:
-    """The child's side: run the seat that the environment names, report to RQ, exit."""
+    """In the child process: run the seat that the environment names, report to RQ, and exit."""
     from computeshare.transport.connections import connect
 
     redis: Redis = connect(os.environ[_URL])

@@ -1,4 +1,4 @@
-"""A worker whose machine sleeps: its leases go back before, or its seat starts over after."""
+"""Handles sleep of a worker's machine: hands leases back before it, or starts the seat over after it."""
 
 import contextlib
 import threading
@@ -14,17 +14,17 @@ from computeshare.host.availability import LONG_SLEEP_S, Minder, Naps
 from computeshare.worker.rq_worker import SeatWorker
 
 BEFORE_SLEEP_S = 2.0
-"""How long a seat may take to leave by itself before the machine sleeps: Linux gives its processes 5 s in all."""
+"""Seconds that a seat may take to leave by itself before the machine sleeps: Linux delays sleep by at most 5 s."""
 log = structlog.get_logger()
 
 
 class Sleeper:
-    """Takes a worker's seat away in time.
+    """Ends a worker's seat before its machine sleeps, or after an unannounced sleep.
 
     Args:
-        rq_worker: the one that runs seats now.
-        tell: registers the worker as it is now; may raise RedisError or VersionError.
-        redis: what leases are handed back over; neither it nor `tell` is to wait long for a broker that is away.
+        rq_worker: returns the RQ worker that runs seats now, if any.
+        tell: registers the worker's present state; may raise RedisError or VersionError.
+        redis: the connection for handing leases back. Neither it nor `tell` may wait long for an absent broker.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Sleeper:
         self._naps = naps or Naps()
 
     def before(self) -> None:
-        """The machine is about to sleep: give the leases back, politely at first."""
+        """Called before the machine sleeps: ask the seat to leave, and end it after `BEFORE_SLEEP_S`."""
         self._minder.asleep = True
         tick, deadline = threading.Event(), time.monotonic() + BEFORE_SLEEP_S
         seat = None
@@ -56,22 +56,24 @@ class Sleeper:
             tick.wait(0.05)
 
     def after(self) -> None:
-        """The machine is awake again: take seats."""
+        """Called when the machine is awake again: the worker takes seats again."""
         self._minder.asleep = False
         with contextlib.suppress(RedisError, VersionError):
             self._tell()
 
     def look(self) -> None:
-        """End a seat that slept through the loss of its leases, and of its connections for all we know."""
+        """End the seat if the machine slept longer than `LONG_SLEEP_S`: its leases have expired, and its connections
+        may be broken.
+        """
         slept_s = self._naps.slept_s()
         if slept_s <= LONG_SLEEP_S:
             return
-        self._minder.asleep = False  # whether or not anybody says so
+        self._minder.asleep = False  # even if the system does not report the waking
         rq_worker = self._rq_worker()
         if rq_worker and rq_worker.current_seat:
             log.warning("this machine slept: the seat starts over", slept_s=round(slept_s))
             self._drop_seat(rq_worker, "its machine slept")
 
     def _drop_seat(self, rq_worker: SeatWorker, reason: str) -> None:
-        with contextlib.suppress(RedisError):  # then they run out by themselves
+        with contextlib.suppress(RedisError):  # then the leases expire by themselves
             rq_worker.drop_seat(reason, self._redis)
