@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 TRIES = 10
-"""Failed tries that an address has at once."""
+"""The most failed tries of an address in a row, before it must wait."""
 REFILL_S = 3.0
-"""Seconds until an address gets back one try."""
+"""Seconds until an address may make a further try."""
 ADDRESSES = 10_000
 """The most addresses remembered: the addresses that failed last."""
 

@@ -54,8 +54,8 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     """A specification's document with `changes` applied; fields of nested objects change one by one.
 
     A change that names an optimizer or a strategy kind replaces the whole object, so that its defaults apply. Fields
-    implied by the old strategy are dropped, as are fields implied by the new one unless `changes` gives them. `rounds`
-    replaces `epochs`, and the reverse.
+    implied by the old strategy are dropped, as are fields implied by the new strategy unless `changes` gives them.
+    `rounds` replaces `epochs`, and the reverse.
     """
     left = _implied(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}

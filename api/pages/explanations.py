@@ -1,4 +1,4 @@
-"""Explains on a job's page why a submission did not count, and what to do about a failed job. Pure."""
+"""Explains in words, for a job's pages, why a submission did not count, and what helps a failed job. Pure."""
 
 import re
 
