@@ -118,7 +118,7 @@ class Database:
             connection.close()
 
     def check(self) -> None:
-        """Raise an error if the database cannot be read, or could not be written within the last second."""
+        """Raise an error if the database cannot be read, or if the last write probe (at most `PROBE_S` old) failed."""
         self.peek("SELECT id FROM job LIMIT 1")
         self._probe.check()
 

@@ -222,7 +222,7 @@ class _Machine:
         """The version `version`, made from `base` by the updates of `parts`. Raises ReplayError: a base is missing.
 
         Args:
-            parts: pairs (unit, samples), in the ledger's order.
+            parts: pairs (unit, samples), ascending.
             staleness: for each part, how many versions before `base` its update was computed on; empty: all on `base`.
         """
         self._before.append(base.weights)

@@ -22,7 +22,7 @@ def join(url: str, name: str, home: Path) -> str:
     Args:
         url: the invite's link.
         name: this machine's name.
-        home: the folder that stores the address, readable by its owner only.
+        home: the folder of the file that stores the address, which only its owner can read.
     Raises: Unreachable: no control plane answers. SettingsError: the invite is not valid, or `home` cannot be written.
     """
     if not re.match(r"https?://[^/]+/(.*/)?join/[^/]+$", url):
