@@ -8,6 +8,7 @@ from typing import Any
 
 from api.schemas import EpochPublic, EventPublic
 from computeshare.jobspec.spec import JobSpec
+from computeshare.strategies.registry import stored
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -97,7 +98,7 @@ def ledger_line(epoch: EpochPublic) -> str:
 
 def unit_of(spec: dict[str, Any]) -> str:
     """What a job's workers are given: of replicas that step by themselves it is many micro-batches."""
-    return "work unit" if spec["strategy"]["kind"] == "local" else "micro-batch"
+    return stored(spec).lease
 
 
 def plural(unit: str) -> str:

@@ -14,7 +14,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError, SpecError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import chosen
+from computeshare.strategies.registry import implied_by
 
 LONGEST_NAME = 100
 
@@ -57,27 +57,19 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     implied by the old strategy are dropped, as are fields implied by the new strategy unless `changes` gives them.
     `rounds` replaces `epochs`, and the reverse.
     """
-    left = _implied(document.get("strategy", {})) if "strategy" in changes else {}
+    left = implied_by(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}
     for name, value in changes.items():
         old, anew = document.get(name), {"optimizer": "name", "strategy": "kind"}.get(name, "")
         inner = isinstance(old, dict) and isinstance(value, dict) and anew not in value
         merged[name] = {**(old or {}), **value} if inner else value
     if "strategy" in changes:
-        for name in _implied(merged["strategy"]).keys() - changes.keys():
+        for name in implied_by(merged["strategy"]).keys() - changes.keys():
             merged.pop(name, None)
     for name, other in (("rounds", "epochs"), ("epochs", "rounds")):
         if name in changes and other not in changes:
             merged[other] = None
     return merged
-
-
-def _implied(strategy: Any) -> dict[str, Any]:
-    """The fields that a strategy implies; none for an invalid strategy, which the specification's check reports."""
-    try:
-        return chosen(strategy).implied
-    except ValueError:
-        return {}
 
 
 def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:

@@ -37,6 +37,7 @@ from api.tables import (
 )
 from computeshare.checkpoints.store import STATE, WEIGHTS
 from computeshare.jobspec.sampling_plan import Plan
+from computeshare.strategies.registry import stored
 from computeshare.types import ENDED
 
 EPOCH = table(EpochStat)
@@ -88,7 +89,7 @@ class History:
             job = find(session, job_id)
             plan = plan_of(job.spec)
             owned = samples_owned(plan, job.version)
-            unfinished = job.version // plan.rounds_per_epoch if _takes_any_units(job.spec) else None
+            unfinished = job.version // plan.rounds_per_epoch if stored(job.spec).takes_any else None
             first = max(0, len(owned) - newest) if newest else 0
             mine = (EPOCH.c.job_id == job_id) & (EPOCH.c.epoch >= first)
             stats = {row[0]: row[1:] for row in session.execute(select(*(EPOCH.c[n] for n in _EPOCH)).where(mine))}
@@ -196,13 +197,6 @@ class History:
             find(session, job_id)
             rows = page(session, query, (int,), cursor, EVENTS_ON_PAGE)
             return EventPage([_event(row[0]) for row in rows], next_cursor(rows))
-
-
-def _takes_any_units(spec: dict[str, Any]) -> bool:
-    """Whether a version may be made of any units of its epoch, as with strategy `async`: a version's number then does
-    not tell its samples, because the epoch's last unit may be short.
-    """
-    return bool(spec.get("strategy", {}).get("kind") == "async")
 
 
 def samples_owned(plan: Plan, version: int) -> list[int]:

@@ -15,6 +15,7 @@ from api.jobs.service import find
 from api.projection import archive
 from api.schemas import Metrics, Point
 from api.tables import Job, LedgerEntry, Score, VersionRow, table
+from computeshare.strategies.registry import stored
 
 BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
 BY_SCORE = ("test_loss", "test_accuracy")
@@ -126,8 +127,7 @@ def _read(
     """The versions above `since`, of the query and of `packed`, ascending, with running totals turned into growth."""
     before = _versions(job.id).where(since >= number).order_by(number.desc()).limit(1)
     rows = [*session.execute(before), *session.execute(query.where(since < number).order_by(number))]
-    is_async = job.spec.get("strategy", {}).get("kind") == "async"
-    late = packed_late | _staleness(session, job.id, rows) if is_async else {}
+    late = packed_late | _staleness(session, job.id, rows) if stored(job.spec).takes_any else {}
     rows = sorted([*rows, *packed], key=lambda row: row.version)
     return [row for row in _grown(rows, late) if row["version"] > since]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -15,6 +14,7 @@ from api.jobs.service import find
 from api.projection.plans import plan_of
 from api.schemas import EstimatePublic, SecondsPublic, SubmissionPage, SubmissionPublic
 from api.tables import Job, Submission, VersionRow, WorkerStat
+from computeshare.strategies.registry import stored
 from computeshare.types import Outcome
 
 NEWEST = 400
@@ -120,15 +120,15 @@ def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> MeasuredRou
         .limit(ROUNDS + 1)
     ).all()
     rounds = versions[0].version - versions[-1].version if versions else 0
-    strategy: dict[str, Any] = job.spec["strategy"]
+    strategy = stored(job.spec)
     return MeasuredRounds(
         unit_s=unit_s if len(unit_s) == len(present) else [],
         round_s=(versions[0].at_ms - versions[-1].at_ms) / 1000 / rounds if rounds else 0.0,
         rounds=rounds,
         units=plan_of(job.spec).units_per_round,
         most=job.spec["workers"]["max"],
-        unit="replica" if strategy["kind"] == "local" else "micro-batch",
-        anyhow=strategy["kind"] == "async" or bool(strategy.get("scale_steps")),
+        unit=strategy.unit,
+        anyhow=not strategy.waits_for_slowest,
     )
 
 

@@ -14,6 +14,7 @@ from api.pages.comparison import compared
 from api.pages.page_response import ViewsDep, render
 from api.pages.views import PLOT_POINTS, Views
 from computeshare.jobspec.differences import FEWEST, MOST
+from computeshare.strategies.registry import stored
 from computeshare.types import ENDED
 
 router = APIRouter(tags=["jobs"])
@@ -90,6 +91,6 @@ def _data(views: Views, ids: list[str]) -> list[dict[str, Any]]:
     for job_id in ids:
         job = views.job_alone(job_id)
         about = {"id": job.id, "title": job.title, "start": (job.started_at or job.created_at).timestamp()}
-        about["late"] = job.spec["strategy"]["kind"] == "async"
+        about["late"] = stored(job.spec).takes_any
         found.append(about | {"series": views.plots(job_id, PLOT_POINTS // len(ids))})
     return found

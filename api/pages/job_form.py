@@ -14,7 +14,7 @@ from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.export import shortened
 from computeshare.jobspec.fields import JobField, job_fields
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import KINDS
+from computeshare.strategies.registry import DEFAULT, KINDS
 
 Document = dict[str, Any]
 STRATEGY, CODEC, MORE = "strategy.kind", "codec", "more"
@@ -104,7 +104,7 @@ def wrong(form: Filled) -> Sequence[FormField]:
 
 def filled(values: Mapping[str, str]) -> Filled:
     """What a form that was filled in asks for. What is empty is left to its default."""
-    kind = values.get(STRATEGY) or "sync"
+    kind = values.get(STRATEGY) or DEFAULT.kind
     document: Document = {}
     errors: dict[str, str] = {}
     for one in fields():
@@ -172,11 +172,11 @@ def _checked(values: Mapping[str, str], document: Document, errors: dict[str, st
 
 def _tidy(document: Document) -> None:
     """Leave out what stands for nothing: arguments of an optimizer that has none of them."""
-    for optimizer in (document.get("optimizer", {}), document.get("strategy", {}).get("inner_optimizer", {})):
-        known = catalog().optimizers.get(optimizer.get("name", ""))
+    for part in (*document.values(), *document.get("strategy", {}).values()):
+        known = catalog().optimizers.get(part.get("name", "")) if isinstance(part, dict) else None
         if known:
-            for name in [name for name in optimizer if name != "name" and name not in known.arguments]:
-                del optimizer[name]
+            for name in [name for name in part if name != "name" and name not in known.arguments]:
+                del part[name]
 
 
 def _more(text: str) -> Document:

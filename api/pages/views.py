@@ -29,6 +29,7 @@ from api.schemas import (
 )
 from api.tables import Job
 from api.text_format import rate
+from computeshare.strategies.registry import stored
 from computeshare.types import JobSort, JobStatus, Outcome
 
 STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
@@ -97,12 +98,20 @@ class JobView:
     @property
     def takes_late(self) -> bool:
         """Whether updates may be late, so that there is something to say of it."""
-        return bool(self.job.spec["strategy"]["kind"] == "async")
+        return stored(self.job.spec).takes_any
 
     @property
-    def inner(self) -> dict[str, Any]:
-        """The optimizer that a replica steps with, for the strategies that have one."""
-        return dict(self.job.spec["strategy"].get("inner_optimizer") or {})
+    def rate_field(self) -> str:
+        """The field with the learning rate that users tune."""
+        return stored(self.job.spec).rate_field
+
+    @property
+    def stepper(self) -> dict[str, Any]:
+        """What has that rate: an optimizer, or a strategy, which is called by its kind."""
+        found: Any = self.job.spec
+        for name in self.rate_field.split(".")[:-1]:
+            found = found[name]
+        return {"name": found.get("kind"), **found}
 
     def speed(self, now: datetime) -> str:
         """Rounds a minute: at present, or on average where the job has ended."""

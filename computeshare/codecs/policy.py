@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from computeshare.jobspec.spec import CodecName, CodecSpec, JobSpec
-from computeshare.jobspec.strategy_fields import LocalStrategy
 
 SENDING = 0.1
 """Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
@@ -59,7 +58,7 @@ class Choice:
 
     codec: CodecSpec
     inner_steps: int | None
-    """Only for strategy `local`."""
+    """None where the strategy does not let them grow."""
     sending: float
     """Share of its time that the most delayed worker spends on communication."""
     slowest: MeasuredLink
@@ -82,8 +81,8 @@ def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     """Choose the first pair of codecs whose communication takes at most the planned share of every worker's time; if
     there is none, the choice with the smallest share.
 
-    With strategy `local` the job's own inner steps are the minimum. If no pair suffices with them, the steps grow:
-    first with int8, whose results do not depend on which workers take part, then with `topk`, whose results do.
+    If the strategy's inner steps may grow, the job's own are the minimum. If no pair suffices with them, the steps
+    grow: first with int8, whose results do not depend on which workers take part, then with `topk`, whose results do.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
@@ -93,17 +92,16 @@ def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
 
 
 def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice]:
-    strategy = spec.strategy
-    if not isinstance(strategy, LocalStrategy):
+    if not spec.strategy.steps_may_grow:
         yield from (_judged(spec, pair, None, measured) for pair in PAIRS)
         return
-    fewest = strategy.inner_steps
-    most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / strategy.replicas)))
+    fewest, units = spec.strategy.steps, spec.plan.units_per_round
+    most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
     faithful = [pair for pair in PAIRS if pair.up != "topk"]
     yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
     for pair in (faithful[-1], *PAIRS[len(faithful) :]):
         needed = max(_steps(spec, pair, one, len(measured)) for one in measured)
-        yield _judged(spec, pair, _even(spec, strategy.replicas, min(max(fewest, needed), most), most), measured)
+        yield _judged(spec, pair, _even(spec, units, min(max(fewest, needed), most), most), measured)
 
 
 def _even(spec: JobSpec, replicas: int, steps: int, most: int) -> int:

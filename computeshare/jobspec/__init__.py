@@ -1,1 +1,1 @@
-"""What a user asks for, checked completely: the JobSpec, its strategies' fields, names, sizes and limits."""
+"""What a user asks for, checked completely: the JobSpec, its fields, names, sizes and limits."""

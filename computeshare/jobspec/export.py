@@ -11,8 +11,9 @@ from keyword import iskeyword
 from typing import Any
 
 from computeshare.jobspec.fields import job_fields
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import KINDS, OptimizerSpec, chosen
+from computeshare.strategies.registry import KINDS, implied_by
 
 Document = Mapping[str, Any]
 
@@ -79,11 +80,8 @@ def _defaults() -> dict[str, Any]:
 
 def _implied(strategy: object) -> dict[str, Any]:
     """What follows from a strategy; nothing where it is none that this release knows."""
-    try:
-        implied = chosen(strategy).implied
-    except ValueError:
-        return {}
-    return {name: one.model_dump() if isinstance(one, OptimizerSpec) else one for name, one in implied.items()}
+    found = implied_by(strategy)
+    return {name: one.model_dump() if isinstance(one, OptimizerSpec) else one for name, one in found.items()}
 
 
 def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -14,8 +14,10 @@ from pydantic.fields import FieldInfo
 
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import Control
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import KINDS, OptimizerSpec
+from computeshare.strategies.base import Strategy
+from computeshare.strategies.registry import KINDS
 
 FieldType = Literal["integer", "number", "boolean", "text", "object"]
 _TYPES: dict[Any, FieldType] = {int: "integer", float: "number", bool: "boolean", str: "text"}
@@ -72,12 +74,13 @@ def _of(model: type[BaseModel], defaults: Any, above: str = "", kinds: Sequence[
         path, default = f"{above}{name}", defaults.get(name)
         serving = kinds or _kinds_with(path)
         if name == "strategy":
-            for kind, part in KINDS.items():
-                if kind == default["kind"]:
-                    yield _field("strategy.kind", part.model_fields["kind"], kind, (), tuple(KINDS))
+            told = "; ".join(f"{kind}: {part.suits}" for kind, part in KINDS.items())
+            for shared, its in Strategy.model_fields.items():
+                found = _field(f"strategy.{shared}", its, default[shared], ())
+                yield replace(found, description=told, choices=tuple(KINDS)) if shared == "kind" else found
             for kind, part in KINDS.items():
                 yield from _of(part, part().model_dump(mode="json"), "strategy.", (kind,))
-        elif path == "strategy.kind":
+        elif above == "strategy." and name in Strategy.model_fields:
             continue
         elif inner := _inner(info.annotation):
             if control_of(info):
@@ -91,11 +94,12 @@ def _of(model: type[BaseModel], defaults: Any, above: str = "", kinds: Sequence[
             yield _field(path, info, default, serving)
 
 
-def _field(path: str, info: FieldInfo, default: Any, kinds: Sequence[str], choices: Sequence[str] = ()) -> JobField:
-    choices = choices or _choices(path, info.annotation)
+def _field(path: str, info: FieldInfo, default: Any, kinds: Sequence[str]) -> JobField:
+    choices = _choices(path, info.annotation)
     title, control = info.title or path, control_of(info)
-    if path.startswith("strategy.inner_optimizer."):  # the fields of `optimizer` once more, and without their options
-        title = f"Inner {title.lower()}".removesuffix(" name")
+    parts = path.split(".")
+    if len(parts) > 2:  # the fields of `optimizer` once more, for a strategy's own, and without their options
+        title = f"{parts[-2].removesuffix('_optimizer').capitalize()} {title.lower()}".removesuffix(" name")
         control = Control(control.heading, None) if control else None
     return JobField(
         path, title, info.description or "", _type(info.annotation), default, choices, _limits(info), kinds, control

@@ -4,7 +4,6 @@ import re
 
 from computeshare.errors import SettingsError
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import LocalStrategy
 
 TORCH_BYTES = 500_000_000
 """What a process has resident once it has imported torch."""
@@ -41,10 +40,7 @@ def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes:
         saved_bytes: what the forward pass keeps of each sample for the backward pass, where that is known.
         resident_bytes: what the process has resident before it has a model.
     """
-    vectors = 4  # weights, the next ones on their way, the gradient, an update on its way
-    if isinstance(spec.strategy, LocalStrategy):
-        inner = spec.strategy.inner_optimizer
-        vectors += 2 + (1 if inner.name == "SGD" else 2)  # weights at the beginning, how far they led, inner state
+    vectors = 4 + spec.strategy.extra_vectors  # weights, the next ones, the gradient, an update on its way; what else
     own = resident_bytes if device == "cpu" else 0
     return own + 4 * spec.parameters * vectors + saved_bytes * spec.micro_batch
 

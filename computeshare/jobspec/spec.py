@@ -11,35 +11,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, ROUND, Control
-from computeshare.jobspec.quorum import bad_values, tolerated
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.part import Part, wrong
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.jobspec.strategy_fields import (
-    LARGEST_LOCAL_ROUND,
-    LARGEST_ROUND,
-    AsyncStrategy,
-    LocalStrategy,
-    OptimizerSpec,
-    Part,
-    Strategy,
-    SyncStrategy,
-    chosen,
-    wrong,
-)
-
-__all__ = ["CodecName", "CodecSpec", "JobSpec", "OptimizerSpec", "SyncStrategy", "WorkerRange"]
+from computeshare.strategies import registry
+from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 LARGEST_BYTES = 4_000_000_000
 """Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
-INSTEAD = {
-    ("async", "micro_batches_per_round"): "its buffer says how many micro-batches make a version",
-    ("local", "micro_batches_per_round"): "a round is its replicas times its inner_steps",
-    ("local", "optimizer"): "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
-}
-"""What a strategy has in the place of a field that it does not take."""
-UNITS_FROM = {"sync": "micro_batches_per_round", "async": "strategy.buffer", "local": "strategy.replicas"}
-"""The field that says how many units a round of each strategy has, and so how many workers can work on it at a time."""
 LARGEST_PRIORITY = 100
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
@@ -122,18 +103,18 @@ class JobSpec(Part):
     rounds: Annotated[int | None, Control(DATA)] = Field(
         None, ge=1, le=100_000_000, title="Rounds", description="instead of epochs"
     )
-    strategy: Strategy = SyncStrategy()
+    strategy: registry.Named = registry.DEFAULT
     micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples in a micro-batch")
     micro_batches_per_round: Annotated[int, Control(ROUND)] = Field(
         4,
         ge=1,
         le=LARGEST_LOCAL_ROUND,
         title="Micro-batches in a round",
-        description="their samples are the global batch; follows from other strategies than sync",
+        description="their samples are the global batch; follows from some strategies",
     )
     optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
-        description="the server's optimizer; for local it follows from the strategy",
+        description="the server's optimizer; follows from some strategies",
     )
     lr_scaling: Literal["none", "linear"] = Field(
         "none", description="linear: the rate is multiplied by the micro-batches in a round"
@@ -172,10 +153,7 @@ class JobSpec(Part):
     @classmethod
     def _implied(cls, data: Any) -> Any:
         """Fills in what follows from the strategy, where it was left out."""
-        try:
-            return {**chosen(data.get("strategy", {})).implied, **data}
-        except (ValueError, AttributeError):  # said of the strategy, or of what is no object, later on
-            return data
+        return {**registry.implied_by(data.get("strategy", {})), **data} if isinstance(data, dict) else data
 
     @field_validator("dataset", "model")
     @classmethod
@@ -198,6 +176,7 @@ class JobSpec(Part):
             raise ValueError("give rounds or epochs, not both")
         self._consistent()
         self._shared_out()
+        self.strategy.check(self.plan, self.workers.min)
         model, (_, height, width) = catalog().models[self.model], self.shape
         if min(height, width) < model.min_size:
             raise ValueError(
@@ -216,53 +195,28 @@ class JobSpec(Part):
                 f"micro_batch {self.micro_batch} leaves a last micro-batch of one sample, "
                 f"which the batch normalisation of {self.model} cannot take: choose another"
             )
-        self._bearable()
         return self
 
     def _consistent(self) -> None:
         """Raises ValidationError where a field contradicts the strategy."""
-        kind = self.strategy.kind
-        for name, value in self.strategy.implied.items():
+        strategy = self.strategy
+        for name, value in strategy.implied.items():
             if getattr(self, name) != value:
-                raise wrong("JobSpec", name, f"strategy {kind} has no {name}: leave it out; {INSTEAD[kind, name]}")
-        if kind == "sync" and self.micro_batches_per_round > LARGEST_ROUND:
+                message = f"strategy {strategy.kind} has no {name}: leave it out; {strategy.instead[name]}"
+                raise wrong("JobSpec", name, message)
+        if self.plan.units_per_round > LARGEST_ROUND:
             raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
-        if kind == "local" and self.lr_scaling != "none":
-            raise wrong("JobSpec", "lr_scaling", "strategy local scales no rate: set its inner_optimizer's lr instead")
 
     def _shared_out(self) -> None:
         """Raises ValidationError where the job would wait for more workers than a round has work for."""
-        units, named = self.plan.units_per_round, UNITS_FROM[self.strategy.kind]
-        what = "replicas" if self.strategy.kind == "local" else "micro-batches"
-        cause, way_out = f"a round has {units:,} {what}", f", or raise {named}"
-        if self.strategy.kind != "local" and self.plan.units_per_epoch < units:
-            units = self.plan.units_per_epoch
-            cause, way_out = f"an epoch has {units:,} {what}", ", or lower micro_batch"
+        strategy, units, remedy = self.strategy, self.plan.units_per_round, f"raise {self.strategy.units_from}"
+        whole = "a round"
+        if not strategy.steps_may_grow and self.plan.units_per_epoch < units:
+            whole, units, remedy = "an epoch", self.plan.units_per_epoch, "lower micro_batch"
         if self.workers.min > units:
-            message = f"must be at most {units:,}: {cause}, so no more workers can work at a time. Lower it{way_out}"
+            cause = f"{whole} has {units:,} {strategy.units}, so no more workers can work at a time"
+            message = f"must be at most {units:,}: {cause}. Lower it, or {remedy}"
             raise wrong("JobSpec", ("workers", "min"), message)
-
-    def _bearable(self) -> None:
-        """Raises ValueError where a robust combination would not keep what it promises."""
-        strategy, per_round = self.strategy, self.micro_batches_per_round
-        if not isinstance(strategy, SyncStrategy) or strategy.combine == "mean":
-            return
-        if not self.sharers:
-            return
-        if strategy.quorum < 1:
-            raise ValueError(
-                f"combine {strategy.combine} with {self.sharers} workers bears bad ones in whole rounds only: "
-                f"set quorum to 1, or combine mean"
-            )
-        for count in sorted({per_round, self.plan.last_round_count}, reverse=True):
-            if 2 * bad_values(count, self.sharers) >= count:
-                where = "rounds" if count == per_round else "an epoch's last round"
-                raise ValueError(
-                    f"combine {strategy.combine} bears {tolerated(self.sharers)} of {self.sharers} workers only while "
-                    f"their shares are less than half of a round; {where} of {count} micro-batches cannot be shared "
-                    f"out so: make micro_batches_per_round a multiple of workers.min ({self.sharers})"
-                    + ("" if count == per_round else ", and choose micro_batch so that the last round is one, too")
-                )
 
     @property
     def codecs(self) -> CodecSpec:
@@ -273,42 +227,23 @@ class JobSpec(Part):
 
     def chosen(self, codec: CodecSpec, inner_steps: int | None = None) -> "JobSpec":
         """This specification with what was chosen for it. Raises ValidationError: that cannot be."""
-        document = self.model_dump(mode="json") | {"codec": codec.model_dump()}
-        if isinstance(self.strategy, LocalStrategy):
-            document.pop("micro_batches_per_round")  # which follows from the inner steps
-            document["strategy"]["inner_steps"] = inner_steps or self.strategy.inner_steps
-        return JobSpec.model_validate(document)
+        follows = set(self.strategy.implied)
+        strategy = self.strategy.with_steps(inner_steps).model_dump(mode="json")
+        document = self.model_dump(mode="json", exclude=follows)
+        return JobSpec.model_validate(document | {"codec": codec.model_dump(), "strategy": strategy})
 
     @property
     def sharers(self) -> int:
         """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
-        robust = isinstance(self.strategy, SyncStrategy) and self.strategy.combine != "mean"
-        return self.workers.min if robust and tolerated(self.workers.min) else 0
+        return self.strategy.sharers(self.workers.min)
 
     def quorum_of(self, version: int) -> float:
-        """The quorum of the round that starts from `version`: an epoch's last round, and the job's, wait for all, and
-        so do those of a strategy that has no quorum.
-        """
-        if not isinstance(self.strategy, SyncStrategy):
-            return 1.0
-        last = self.plan.ends_epoch(version) or version + 1 == self.rounds_total
-        return 1.0 if last else self.strategy.quorum
+        """The quorum of the round that starts from `version`."""
+        return self.strategy.quorum_of(self.plan.ends_epoch(version) or version + 1 == self.rounds_total)
 
     def round_from(self, version: int, carried: Sequence[int] = ()) -> Round:
         """The round that starts from `version`, with what the one before left over."""
-        if isinstance(self.strategy, AsyncStrategy):
-            return self.plan.window(version)
-        return self.plan.round(version, carried)
-
-    @property
-    def recent(self) -> int:
-        """From how many versions, the current one among them, a submission may start."""
-        return 1 + (self.strategy.max_staleness if isinstance(self.strategy, AsyncStrategy) else 0)
-
-    @property
-    def scales_steps(self) -> bool:
-        """Whether a round is divided among its units by how fast their workers are."""
-        return isinstance(self.strategy, LocalStrategy) and self.strategy.scale_steps
+        return self.strategy.round(self.plan, version, carried)
 
     @property
     def title(self) -> str:
@@ -331,10 +266,8 @@ class JobSpec(Part):
     @property
     def _travelling(self) -> list[OptimizerSpec]:
         """The optimizers whose state goes from one process to another."""
-        strategy = self.strategy
-        if isinstance(strategy, LocalStrategy) and strategy.inner_state == "kept":
-            return [self.optimizer, strategy.inner_optimizer]
-        return [self.optimizer]
+        inner = self.strategy.inner if self.strategy.keeps_inner else None
+        return [self.optimizer, inner] if inner else [self.optimizer]
 
     def _pieces(self, optimizer: OptimizerSpec) -> int:
         """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
@@ -344,8 +277,8 @@ class JobSpec(Part):
     @property
     def broker_bytes(self) -> int:
         """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
-        after it; the updates of a round, and of the one before until its state is stored; for `local`, the inner state
-        that each replica's worker may hand over; events and answers (`RECORD_BYTES`).
+        after it; the updates of a round, and of the one before until its state is stored; the inner state that
+        each unit's worker may hand over; events and answers (`RECORD_BYTES`).
         """
         codec = CodecSpec(up="float16", down="int8") if self.codec == "auto" else self.codec
         up = 4 if codec.up == "float32" else 2
@@ -359,8 +292,7 @@ class JobSpec(Part):
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches, units and rounds."""
         samples = catalog().datasets[self.dataset].train
-        steps = self.strategy.inner_steps if isinstance(self.strategy, LocalStrategy) else 1
-        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round, steps)
+        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
 
     @property
     def rounds_total(self) -> int:

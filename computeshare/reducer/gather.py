@@ -15,7 +15,7 @@ from computeshare.jobspec.quorum import largest_share, tolerated
 from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.protocol.reducer_session import Claim, Fault, Received, Suspicion
 from computeshare.protocol.round_store import RoundState
-from computeshare.strategies.sync import Mean
+from computeshare.strategies.averages import Mean
 from computeshare.tensors.layout import Layout
 from computeshare.types import Message, Token, Vector
 

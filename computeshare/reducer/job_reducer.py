@@ -20,7 +20,6 @@ from computeshare.errors import ArtifactError, CodecError, DamagedRound, Diverge
 from computeshare.jobspec.quorum import Progress, decide, needed
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import LocalStrategy
 from computeshare.protocol.reducer_session import Claim, Link, Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.terms import Terms
@@ -33,8 +32,8 @@ from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.runtime.processes import return_freed_memory
-from computeshare.strategies import sync
-from computeshare.strategies.load_balancer import Divider, Walked
+from computeshare.strategies.averages import Mean
+from computeshare.strategies.load_balancer import Walked
 from computeshare.tensors.layout import Digest, Layout, Weights
 from computeshare.types import Blob, Message, Token, Vector
 
@@ -198,7 +197,7 @@ class JobReducer:
         self.steps = Steps(spec, self.layout)
         self.standing = Standing(self.rounds, self.artifacts, spec, self.steps, self.gatherer)
         self.retention = Retention(self.artifacts, spec)
-        self.divider = Divider() if spec.scales_steps else None
+        self.divider = spec.strategy.divider()
         self.kind = devices.kind(torch.device("cpu"))
         return True
 
@@ -227,7 +226,7 @@ class JobReducer:
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": self.layout.parameters, "kind": self.kind}
         if not self.rounds.open(
-            token, blob, self.steps.dump(held.master), following, event, self.spec.recent, self._terms()
+            token, blob, self.steps.dump(held.master), following, event, self.spec.strategy.recent, self._terms()
         ):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
@@ -237,9 +236,8 @@ class JobReducer:
         log.info("opened", job=self.rounds.job_id, **about)
 
     def _terms(self) -> Terms:
-        spec = self.spec
-        unmeasured = 1 if isinstance(spec.strategy, LocalStrategy) else 0  # a unit is long: others may come meanwhile
-        return Terms(spec.strategy.backup, spec.sharers, spec.workers.min, unmeasured, self.gatherer.limit)
+        spec, strategy = self.spec, self.spec.strategy
+        return Terms(strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit)
 
     def _resumed(self, state: RoundState) -> bool:
         """Take over a running job from what the broker holds of it; False if that was of no use and is given up.
@@ -355,11 +353,11 @@ class JobReducer:
         self, base: RoundState, parts: dict[int, Received], samples: Sequence[int], staleness: Sequence[int]
     ) -> tuple[Vector, Vector]:
         """What a round's updates combine to, and the mean of their buffers. Raises Refused."""
-        buffers = sync.Mean(sum(samples))
+        buffers = Mean(sum(samples))
 
         def read(bucket: int) -> Iterator[Vector]:
             nonlocal buffers
-            buffers = sync.Mean(sum(samples))  # the last time that the last bucket is read counts
+            buffers = Mean(sum(samples))  # the last time that the last bucket is read counts
             return self.gatherer.checked(base, parts, bucket, buffers)
 
         try:

@@ -22,7 +22,8 @@ from redis.exceptions import RedisError
 
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ComputeShareError, DamagedRound, LostClaim
-from computeshare.jobspec.spec import JobSpec, OptimizerSpec
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
 from computeshare.protocol.job_log import JobLog
 from computeshare.protocol.keys import GIVEN_UP, JobKeys

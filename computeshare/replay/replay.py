@@ -23,7 +23,6 @@ from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import LocalStrategy
 from computeshare.tensors.layout import Weights
 from computeshare.types import ENDED, Kind, Vector
 
@@ -204,8 +203,8 @@ class _Machine:
         self.initial: Weights = models.weights_of(module, self.layout)
         self._replica = replica_of(spec, module, self.layout, split, device)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
-        self._scaled = spec.scales_steps
-        self._before: deque[Weights] = deque(maxlen=spec.recent)
+        self._strategy = spec.strategy
+        self._before: deque[Weights] = deque(maxlen=spec.strategy.recent)
         self._loaded: Weights | None = None
         self.steps = Steps(spec, self.layout)
 
@@ -232,28 +231,19 @@ class _Machine:
                 f"version {version} counts an update computed on version {version - 1 - max(late)}, from before the "
                 f"replay's beginning: start from an earlier checkpoint, or from 0"
             )
-        sizes = self._sizes(parts)
+        samples = [count for _, count in parts]
+        sizes = self._strategy.sizes(samples, self._plan.micro_batch)
         updates = [self._update(unit, behind, sizes) for (unit, _), behind in zip(parts, late, strict=True)]
         with _using(1):  # a thread, as in every reducer
-            return self.steps.step(version, base, updates, [count for _, count in parts], staleness)
-
-    def _sizes(self, parts: Sequence[tuple[int, int]]) -> list[int]:
-        """The sizes of a round's units in micro-batches, derived from their samples; empty if the job does not scale
-        units to its workers' speeds.
-        """
-        if not self._scaled:
-            return []
-        return [-(-samples // self._plan.micro_batch) for _, samples in parts]
+            return self.steps.step(version, base, updates, samples, staleness)
 
     def _update(self, unit: int, behind: int, sizes: Sequence[int]) -> tuple[Vector, Vector]:
         """A unit's update and buffers as a reducer receives them: encoded and decoded by the upload codec."""
-        from computeshare.training.work_units import compute
-
         weights = self._before[-1 - behind]
         if weights is not self._loaded:
             self._replica.load(weights)
             self._loaded = weights
-        update = compute(self._replica, unit, sizes)
+        update = self._replica.compute(unit, sizes=sizes)
         seed = self._plan.generator_seed(unit)
         sent = encode_update(self._up, update.vector, update.buffers, self.layout, seed)
         return decode_update(self._up, sent, self.layout)
@@ -283,7 +273,7 @@ def _remembered(spec: JobSpec) -> str | None:
     """The state of workers that the job's updates depend on and that no log holds, in words; None: there is none."""
     if CODECS[spec.codecs.up].residual:
         return f"what each worker still owed of those before (codec {spec.codecs.up})"
-    if isinstance(spec.strategy, LocalStrategy) and spec.strategy.inner_state == "kept":
+    if spec.strategy.keeps_inner:
         return "the inner states that workers kept"
     return None
 

@@ -1,4 +1,4 @@
-"""How the updates of a round become one. Pure: arrays in, arrays out.
+"""How a job's model is moved: one class for each kind of strategy, with its fields and all that depends on the kind.
 
-Every combination runs in micro-batch order over the same list, so its bits do not depend on who computed what.
+Pure: arrays in, arrays out. Combinations run in the order of units, so their bits do not depend on who computed what.
 """

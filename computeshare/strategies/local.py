@@ -1,23 +1,136 @@
-"""Local SGD and DiLoCo: the replicas' way becomes the gradient of one outer step."""
+"""Local SGD and DiLoCo: workers step by themselves, and how far they went is the gradient of one outer step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from computeshare.strategies import sync
+from pydantic import Field, model_validator
+
+from computeshare.jobspec.controls import ROUND, Control
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.strategies.averages import mean
+from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Strategy
+from computeshare.strategies.load_balancer import Divider
 from computeshare.types import Vector
 
 
-def combine(updates: Iterable[Vector], samples: Sequence[int], out: Vector | None = None) -> Vector:
-    """The round's pseudo-gradient, on which the outer optimizer (`LocalStrategy.outer_optimizer`) steps.
+class LocalStrategy(Strategy):
+    """Local SGD and DiLoCo (arXiv:2311.08105): each of `replicas` takes `inner_steps` steps of its own, a micro-batch
+    each, from the version's weights; the mean of how far they went is one step of an outer Nesterov momentum.
 
-    Weighted by samples: a replica that took fewer steps, at an epoch's end, went less far, and counts for less of the
-    mean.
-
-    Args:
-        updates: one pseudo-gradient per unit, the version's weights minus the replica's, shape (d,) float32, in the
-            order of units; read once.
-        samples: how many samples each replica stepped through.
-        out: where to add them up, if it is given.
-    Returns: shape (d,), float32.
-    Source: DiLoCo, arXiv:2311.08105; with an outer rate of 1 and no momentum FedAvg, arXiv:1602.05629.
+    An outer rate of 1 and a momentum of 0 give plain local SGD: the mean of the replicas' weights.
     """
-    return sync.mean(updates, samples, out)
+
+    suits: ClassVar[str] = "thin links"
+    instead: ClassVar[Mapping[str, str]] = {
+        "micro_batches_per_round": "a round is its replicas times its inner_steps",
+        "optimizer": "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
+        "lr_scaling": "set its inner_optimizer's lr instead",
+    }
+    units_from: ClassVar[str] = "strategy.replicas"
+    rate_field: ClassVar[str] = "strategy.inner_optimizer.lr"
+    unit: ClassVar[str] = "replica"
+    units: ClassVar[str] = "replicas"
+    lease: ClassVar[str] = "work unit"
+    steps_may_grow: ClassVar[bool] = True
+    most_unmeasured: ClassVar[int] = 1  # a unit is long: others may come meanwhile
+
+    kind: Literal["local"] = "local"
+    inner_steps: Annotated[int, Control(ROUND, None)] = Field(
+        20, ge=1, le=10_000, title="Inner steps", description="micro-batches a replica steps through in a round"
+    )
+    replicas: Annotated[int, Control(ROUND, None)] = Field(
+        4, ge=1, le=LARGEST_ROUND, title="Replicas per round", description="at most this many workers are busy"
+    )
+    inner_optimizer: OptimizerSpec = Field(
+        default_factory=lambda: OptimizerSpec(name="AdamW", lr=1e-3),
+        description="takes the inner steps; with momentum of its own it wants an outer_momentum of 0 or small rates",
+    )
+    outer_lr: Annotated[float, Control(ROUND, None)] = Field(
+        0.7, gt=0, le=1000, title="Outer rate", description="of the outer steps"
+    )
+    outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
+        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum of the outer steps; 0: none"
+    )
+    inner_state: Literal["restart", "kept"] = Field(
+        "restart",
+        description="the inner optimizer's state: afresh every round, or kept by the worker, which hands it over when "
+        "it leaves (then the bits depend on who took part)",
+    )
+    scale_steps: bool = Field(
+        False,
+        description="share a round's micro-batches out by how fast each replica's worker was, inner_steps on average "
+        "(then the bits depend on the workers' speeds, which the log holds)",
+    )
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.replicas * self.inner_steps > LARGEST_LOCAL_ROUND:
+            raise ValueError(
+                f"replicas times inner_steps must be at most {LARGEST_LOCAL_ROUND:,}, "
+                f"not {self.replicas * self.inner_steps:,}"
+            )
+        return self
+
+    @property
+    def outer_optimizer(self) -> OptimizerSpec:
+        """The server's optimizer: its gradient is the mean pseudo-gradient."""
+        nesterov = self.outer_momentum > 0
+        return OptimizerSpec(name="SGD", lr=self.outer_lr, momentum=self.outer_momentum, nesterov=nesterov)
+
+    @property
+    def implied(self) -> dict[str, Any]:
+        """The round's length, and the outer optimizer, whose rate is not scaled."""
+        size = self.replicas * self.inner_steps
+        return {"micro_batches_per_round": size, "optimizer": self.outer_optimizer, "lr_scaling": "none"}
+
+    @property
+    def steps(self) -> int:
+        """The inner steps: a micro-batch each."""
+        return self.inner_steps
+
+    def with_steps(self, steps: int | None) -> Self:
+        """With so many inner steps."""
+        return self.model_copy(update={"inner_steps": steps or self.inner_steps})
+
+    def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
+        """None: a unit's batches are too many to hold."""
+        return ()
+
+    def divider(self) -> Divider | None:
+        """By how fast the replicas' workers were, if they are to step as far as they come."""
+        return Divider() if self.scale_steps else None
+
+    def sizes(self, samples: Sequence[int], micro_batch: int) -> list[int]:
+        """Those that the round was divided into, if it was."""
+        return [-(-count // micro_batch) for count in samples] if self.scale_steps else []
+
+    @property
+    def waits_for_slowest(self) -> bool:
+        """Whether all replicas take as many steps."""
+        return not self.scale_steps
+
+    @property
+    def inner(self) -> OptimizerSpec:
+        """The optimizer of a replica's own steps."""
+        return self.inner_optimizer
+
+    @property
+    def keeps_inner(self) -> bool:
+        """Whether replicas go on with their optimizers' states."""
+        return self.inner_state == "kept"
+
+    @property
+    def extra_vectors(self) -> int:
+        """The weights at the beginning, how far they led, and the inner state."""
+        return 2 + (1 if self.inner_optimizer.name == "SGD" else 2)
+
+    def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
+        """The mean of the pseudo-gradients (the version's weights minus a replica's), for the outer optimizer.
+
+        Weighted by samples: a replica that took fewer steps, at an epoch's end, went less far, and counts for less of
+        the mean.
+
+        Source: DiLoCo, arXiv:2311.08105; with an outer rate of 1 and no momentum FedAvg, arXiv:1602.05629.
+        """
+        return mean(updates, about.samples, out)

@@ -1,7 +1,6 @@
 """A replica of local SGD: weights in, several steps of an inner optimizer, and how far they led out."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,27 +8,13 @@ import torch
 from torch import nn
 
 from computeshare.errors import ArtifactError, Interrupted
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.jobspec.strategy_fields import OptimizerSpec
 from computeshare.tasks.datasets import Split
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.optimizers import build, dump_state, load_state, try_out
-from computeshare.training.replica import Replica, Take
+from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
-
-
-@dataclass(frozen=True, slots=True)
-class LocalUpdate:
-    """What one unit yields.
-
-    `vector` (d,) is the pseudo-gradient, the loaded parameters minus those after the last step; `buffers` (b,)
-    are those after it, having moved with every step; `loss` is the mean over the unit's samples, each
-    at the step that it was used in. The vectors are copies of their own.
-    """
-
-    vector: Vector
-    buffers: Vector
-    loss: float
 
 
 class LocalReplica:
@@ -56,12 +41,12 @@ class LocalReplica:
         self._parameters = list(module.parameters())
         self._base: Vector = self._replica.parameters.read()
         self._plan, self._buckets, self._inner, self._keep = plan, layout.buckets, inner, kept
-        self._kept: torch.optim.Optimizer | None = None
+        self._state: torch.optim.Optimizer | None = None
 
     @property
-    def keeps(self) -> bool:
-        """Whether the inner state goes on from unit to unit."""
-        return self._keep
+    def kept(self) -> "LocalReplica | None":
+        """Itself, where the inner state goes on from unit to unit."""
+        return self if self._keep else None
 
     @property
     def room(self) -> Vector:
@@ -74,13 +59,16 @@ class LocalReplica:
         if weights.parameters is not self._base:
             np.copyto(self._base, weights.parameters)
 
+    def prefetch(self, micro_batches: Iterable[int]) -> None:
+        """Nothing: the batches of whole units would be too many to hold."""
+
     def compute(
         self,
         unit: int,
         goes_on: Callable[[], bool] = lambda: True,
         sizes: Sequence[int] = (),
         take: Take | None = None,
-    ) -> LocalUpdate:
+    ) -> Update:
         """The steps of the unit with this number, in a round of these `sizes`, as `walk`.
 
         Args:
@@ -92,8 +80,11 @@ class LocalReplica:
                 take(bucket, update.vector[where])
         return update
 
-    def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> LocalUpdate:
+    def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> Update:
         """One step on each micro-batch, in the order given.
+
+        Returns: the loaded parameters minus those after the last step; the buffers after it, having moved with every
+        step; the mean loss over the samples, each at the step that it was used in.
 
         Args:
             micro_batches: those of a unit (`Plan.micro_batches`), or the first of them; at least one.
@@ -112,11 +103,11 @@ class LocalReplica:
         np.subtract(self._base, vector, out=vector)
         sizes = [self._plan.size(m) for m in micro_batches]
         loss = float(np.average(torch.stack(losses).tolist(), weights=sizes))
-        return LocalUpdate(vector, replica.buffers.read(), loss)
+        return Update(vector, replica.buffers.read(), loss)
 
     def dump(self) -> list[Blob] | None:
         """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""
-        return None if self._kept is None else dump_state(self._inner.name, self._kept)
+        return None if self._state is None else dump_state(self._inner.name, self._state)
 
     def restore(self, state: Blob) -> None:
         """Go on from what another worker's `dump` gave, with this job's own settings.
@@ -128,7 +119,7 @@ class LocalReplica:
         load_state(self._inner.name, optimizer, state)
         optimizer.param_groups[0].update(settings)
         self._check(optimizer)
-        self._kept = optimizer
+        self._state = optimizer
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises ArtifactError where the state is not like one that a step on copies of the tensors leaves."""
@@ -145,9 +136,9 @@ class LocalReplica:
                 raise ArtifactError("the inner state is not finite: start this replica's afresh")
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        optimizer = self._kept or self._fresh()
+        optimizer = self._state or self._fresh()
         if self._keep:
-            self._kept = optimizer
+            self._state = optimizer
         return optimizer
 
     def _fresh(self) -> torch.optim.Optimizer:

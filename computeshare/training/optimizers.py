@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.spec import OptimizerSpec
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.tensors import safetensors_writer
 from computeshare.tensors.layout import Layout
 from computeshare.types import Blob, Vector

@@ -27,11 +27,11 @@ Take = Callable[[int, Vector], None]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one micro-batch yields.
+    """What a unit yields.
 
-    `vector` (d,) is the gradient of `loss`, the mean cross-entropy over the micro-batch's samples; `buffers` (b,) are
-    the floating-point buffers after the forward pass. Both are float32, and copies of their own. Where the buckets of
-    the gradient were taken as they became ready, `vector` is empty.
+    `vector` (d,) is what is sent: the gradient of `loss`, the mean cross-entropy over the unit's samples, or how far
+    steps led; `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32, and copies
+    of their own. Where the buckets of a gradient were taken as they became ready, `vector` is empty.
     """
 
     vector: Vector
@@ -46,8 +46,20 @@ class Replica:
     computed before. To that end this seeds torch's global generators. It takes `module` over.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, plan: Plan, split: Split, device: torch.device) -> None:
-        self._layout, self._plan, self._split, self._device = layout, plan, split, device
+    kept: None = None
+    """Nothing goes on from one micro-batch to the next."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        plan: Plan,
+        split: Split,
+        device: torch.device,
+        sent: Callable[[Vector], Vector] = lambda values: values,
+    ) -> None:
+        """`sent`: what is sent of a bucket of the gradient, or of all of it."""
+        self._layout, self._plan, self._split, self._device, self._sent = layout, plan, split, device, sent
         self._module = module.to(device).train()
         parameters = _of_kind(module, "parameter")
         gradients = [torch.zeros_like(p, memory_format=torch.contiguous_format) for p in parameters]
@@ -88,10 +100,17 @@ class Replica:
             self._plan.generator_seed(m)  # which remembers it
         self._clean()
 
-    def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
+    def compute(
+        self,
+        micro_batch: int,
+        goes_on: Callable[[], bool] = lambda: True,
+        sizes: Sequence[int] = (),
+        take: Take | None = None,
+    ) -> Update:
         """Forward and backward over the micro-batch with this number.
 
         Args:
+            sizes: nothing; each unit is a micro-batch.
             take: is given each bucket of the gradient as soon as it is ready, in mid-pass on the CPU.
         Raises Interrupted: `goes_on`, which is asked before, was false.
         """
@@ -100,10 +119,16 @@ class Replica:
         self.rewind()
         if take is None:
             loss = self.backward(micro_batch)
-            return Update(self._gradient.read(), self.buffers.read(), loss.item())
-        with self._buckets.given_to(take):
+            return Update(self._sent(self._gradient.read()), self.buffers.read(), loss.item())
+        with self._buckets.given_to(lambda bucket, values: take(bucket, self._sent(values))):
             loss = self.backward(micro_batch)
         return Update(np.empty(0, np.float32), self.buffers.read(), loss.item())
+
+    def walk(self, micro_batches: Sequence[int]) -> Update:
+        """Each of them, at least one; returns the last one's update."""
+        for micro_batch in micro_batches[:-1]:
+            self.compute(micro_batch)
+        return self.compute(micro_batches[-1])
 
     def rewind(self) -> None:
         """Set buffers and counters to those loaded."""

@@ -4,15 +4,14 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from computeshare.codecs import CODECS, DELTAS, Codec
 from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import SyncStrategy
-from computeshare.strategies import combination, sync
+from computeshare.strategies.averages import Mean, square
+from computeshare.strategies.base import Contributions
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.optimizers import Ready, ServerOptimizer
 from computeshare.types import Blob, Counters, Vector
@@ -69,16 +68,16 @@ class Steps:
         Args:
             read: gives a bucket of each update, in the order of units.
         """
-        strategy, buckets, norms = self._spec.strategy, self._layout.buckets, None
-        if isinstance(strategy, SyncStrategy) and strategy.max_norm is not None and len(buckets) > 1:
-            squares = np.array([[sync.square(values) for values in read(index)] for index in range(len(buckets))])
+        strategy, buckets, norms = self._spec.strategy, self._layout.buckets, []
+        if strategy.needs_norms and len(buckets) > 1:
+            squares = np.array([[square(values) for values in read(index)] for index in range(len(buckets))])
             norms = [math.sqrt(sum(each)) for each in squares.T.tolist()]
-        combine = partial(combination.combine, strategy, samples=samples, workers=self._spec.workers.min)
+        about = Contributions(samples, staleness, self._spec.workers.min, norms)
         if len(buckets) == 1:
-            return combine(read(0), staleness=staleness)
+            return strategy.gradient(read(0), about)
         for index, where in enumerate(buckets):
             out = self._gradient[where]
-            values = combine(read(index), staleness=staleness, norms=norms, out=out)
+            values = strategy.gradient(read(index), about, out)
             if values is not out:
                 out[...] = values
         return self._gradient
@@ -155,7 +154,7 @@ class Steps:
             staleness: how many versions before `base` each was computed on; none: all on `base`.
         """
         updates, moved = zip(*parts, strict=True)
-        buffers = sync.Mean(sum(samples))
+        buffers = Mean(sum(samples))
         for buffer, count in zip(moved, samples, strict=True):
             buffers.add(buffer, count)
 

@@ -25,15 +25,16 @@ function open(chosen) {
   dialog.showModal();
 }
 
+// A copy of an object with the field at a path, a list of names, set.
+const changed = (object, [name, ...rest], value) => ({ ...object, [name]: rest.length ? changed(object[name], rest, value) : value });
+
 // What differs from the parent, as the API wants it.
 function changes() {
   const spec = { name: form.elements.name.value };
   for (const field of form.querySelectorAll("input[type=number]")) {
     if (field.value === field.defaultValue) continue;
-    const inner = JSON.parse(field.dataset.inner ?? "{}"); // the optimizer of a strategy that has one within its rounds
-    if (inner.name) spec.strategy = { inner_optimizer: { ...inner, lr: Number(field.value) } };
-    else if (field.name === "lr") spec.optimizer = { lr: Number(field.value) };
-    else spec[field.name] = Number(field.value);
+    const [first, ...rest] = (field.dataset.field ?? field.name).split(".");
+    spec[first] = rest.length ? changed(JSON.parse(field.dataset.part), rest, Number(field.value)) : Number(field.value);
   }
   return spec;
 }

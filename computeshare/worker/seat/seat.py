@@ -22,7 +22,6 @@ from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, 
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.memory_estimate import allowed_bytes, does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import AsyncStrategy, SyncStrategy
 from computeshare.protocol.job_log import JobLog, log_warnings
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant, Member, Receipt, Waiting
@@ -208,13 +207,12 @@ class SeatSession:
         rounds = RoundStore(self.redis, self.seat.job)
         if self.spec.codec == "auto":
             from computeshare.tasks.models import weights_of
-            from computeshare.training.work_units import try_out
 
             replica = self.make_replica(self.spec)
             replica.load(weights_of(self.module, self.layout))
 
             def compute(micro_batches: Sequence[int]) -> tuple[Vector, Vector]:
-                update = try_out(replica, micro_batches)
+                update = replica.walk(micro_batches)
                 return update.vector, update.buffers
 
             found = when_there_is_room(lambda: measure(self.member, compute, self.layout), self.stop)
@@ -261,25 +259,17 @@ class SeatSession:
 
     def _take_over(self) -> None:
         """Go on with a replica whose worker has left, where its inner state is kept."""
-        from computeshare.training.local_replica import LocalReplica
-
-        if isinstance(self.replica, LocalReplica) and self.replica.keeps:
+        if kept := self.replica.kept:
             try:
                 if state := self.member.take_over():
-                    self.replica.restore(state)
+                    kept.restore(state)
             except (ArtifactError, CodecError) as error:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 
     def _hand_over(self) -> None:
         """Leave the inner state of this seat's replica to another, while the job can still make use of it."""
-        from computeshare.training.local_replica import LocalReplica
-
-        status = self.member.extend(())
-        if (
-            isinstance(self.replica, LocalReplica)
-            and status in ("running", "paused")
-            and (state := self.replica.dump())
-        ):
+        status, kept = self.member.extend(()), self.replica.kept
+        if kept and status in ("running", "paused") and (state := kept.dump()):
             try:
                 self.member.hand_over(in_parts(state))
             except OutOfMemoryError as error:
@@ -380,11 +370,9 @@ class SeatSession:
 
     def _look_ahead(self, loaded: str) -> None:
         """Assemble what may be leased of the next round, while there is nothing else to do."""
-        from computeshare.training.replica import Replica
-
-        if loaded and isinstance(self.spec.strategy, SyncStrategy) and isinstance(self.replica, Replica):
-            following = self.plan.round(Token.parse(loaded).version + 1)
-            self.replica.prefetch(following.units if following.total <= AHEAD else ())
+        if loaded:
+            units = self.spec.strategy.foreseen(self.plan, Token.parse(loaded).version + 1)
+            self.replica.prefetch(units if len(units) <= AHEAD else ())
 
     def _work(self, grant: Grant) -> Grant | None:
         """Compute what was leased and submit it; None: waiting for the next version has begun."""
@@ -419,8 +407,6 @@ class SeatSession:
 
         Raises Interrupted: there is no use in them.
         """
-        from computeshare.training.work_units import compute
-
         started = time.perf_counter()
         outbox = self.outbox
         if self.feedback:
@@ -428,7 +414,7 @@ class SeatSession:
         try:
             for unit in grant.micro_batches:
                 take = outbox.taker(unit, self.plan.generator_seed(unit))
-                update = compute(self.replica, unit, grant.sizes, self.keeper.goes_on, take)
+                update = self.replica.compute(unit, self.keeper.goes_on, grant.sizes, take)
                 failpoint("after_compute")
                 outbox.complete(unit, update.buffers, update.loss)
                 self.samples += self.plan.unit_size(unit, grant.sizes)
@@ -488,8 +474,7 @@ class SeatSession:
         Args:
             computed_s: what the submission took to compute; where that is long, work is leased bit by bit.
         """
-        takes_any = isinstance(self.spec.strategy, AsyncStrategy)  # as many as there are, in any order
-        more = takes_any or computed_s > ALL_AT_ONCE_S
+        more = self.spec.strategy.takes_any or computed_s > ALL_AT_ONCE_S
         if not self.inbox.with_news or not self.usual_wait_s or more or self.stop.is_set():
             return None
         timeout_ms = min(max(SHORTEST_WAIT_MS, int(2000 * self.usual_wait_s)), LONGEST_WAIT_MS)

@@ -13,7 +13,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.lease_policy import shortest
 from computeshare.protocol.worker_session import Grant, Member
 from computeshare.tasks import datasets, models
-from computeshare.training.work_units import compute, replica_of
+from computeshare.training.work_units import replica_of
 from tests.support.job_reducer import Job
 from tests.support.rounds import take_seat
 from tests.support.unequal import QUARTER, Hand, Unequal
@@ -55,7 +55,7 @@ def hand(redis: Redis, job: Job, worker: str) -> Hand:
     def submit(grant: Grant) -> str:
         updates = []
         for unit in grant.micro_batches:
-            update = compute(replica, unit, grant.sizes)
+            update = replica.compute(unit, sizes=grant.sizes)
             seed = spec.plan.generator_seed(unit)
             updates.append((unit, encode_update(up, update.vector, update.buffers, layout, seed), update.loss))
         return member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome

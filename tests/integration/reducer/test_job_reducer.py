@@ -21,7 +21,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant
 from computeshare.reducer import gather, job_reducer
 from computeshare.reducer.job_reducer import JobReducer
-from computeshare.strategies import sync
+from computeshare.strategies import averages
 from computeshare.tensors import layout
 from computeshare.types import Token
 from tests.support.job_reducer import Hand, Job, Spoil, spec_of
@@ -49,7 +49,7 @@ def start(redis: Redis, tmp_path: Path) -> Callable[..., Job]:
 @pytest.fixture
 def several_buckets(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call on models have buckets of 5,000 values: four for the 17,226 of this one."""
-    monkeypatch.setattr(sync, "BUCKET", 5000)
+    monkeypatch.setattr(averages, "BUCKET", 5000)
     return lambda: monkeypatch.setattr(layout, "BUCKET", 5000)
 
 

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from computeshare.errors import SpecError
 from computeshare.jobspec.catalog import ArgumentEntry, catalog
-from computeshare.jobspec.spec import OptimizerSpec
-from computeshare.jobspec.strategy_fields import LARGEST_ARGUMENT
+from computeshare.jobspec.optimizer_spec import LARGEST_ARGUMENT, OptimizerSpec
 from computeshare.tasks import catalog_table, models
 
 REMEDY = "run `python -m computeshare.tasks.catalog_table`"

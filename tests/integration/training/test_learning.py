@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.jobspec.spec import OptimizerSpec
-from computeshare.jobspec.strategy_fields import LocalStrategy
-from computeshare.strategies import local
+from computeshare.strategies.base import Contributions
+from computeshare.strategies.local import LocalStrategy
 from computeshare.tasks import models
 from computeshare.tasks.datasets import Split, open_split
 from computeshare.tasks.metrics import score
@@ -60,7 +60,8 @@ def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int, s
         replica.load(weights)
         units = plan.round(version).units
         updates = [replica.compute(unit) for unit in units]
-        way = local.combine([u.vector for u in updates], [plan.unit_size(unit) for unit in units])
+        about = Contributions([plan.unit_size(unit) for unit in units])
+        way = strategy.gradient([u.vector for u in updates], about)
         weights = Weights(server.step(weights.parameters, way), updates[-1].buffers, weights.counters)
     return weights
 

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.strategy_fields import AsyncStrategy, LocalStrategy, OptimizerSpec
+from computeshare.strategies.buffered_async import AsyncStrategy
+from computeshare.strategies.local import LocalStrategy
 
 
 def test_only_dataset_and_model_are_needed() -> None:

@@ -4,26 +4,29 @@ import numpy as np
 import pytest
 
 from computeshare.jobspec.staleness import Weighting
-from computeshare.jobspec.strategy_fields import AsyncStrategy, LocalStrategy, SyncStrategy
-from computeshare.strategies import buffered_async, combination, sync
+from computeshare.strategies.averages import Mean, mean
+from computeshare.strategies.base import Contributions
+from computeshare.strategies.buffered_async import AsyncStrategy
+from computeshare.strategies.local import LocalStrategy
+from computeshare.strategies.sync import SyncStrategy
 
 RNG = np.random.default_rng(0)
 UPDATES = [RNG.normal(size=50).astype(np.float32) for _ in range(5)]
 
 
 def test_the_mean_is_weighted_by_samples() -> None:
-    got = sync.combine(SyncStrategy(), [np.float32([1]), np.float32([4])], [2, 1])
+    got = SyncStrategy().gradient([np.float32([1]), np.float32([4])], Contributions([2, 1]))
     assert got == pytest.approx([2.0])
 
 
 def test_the_mean_of_micro_batches_is_the_gradient_of_the_whole_batch() -> None:
-    got = sync.mean(UPDATES, [32] * 5)
+    got = mean(UPDATES, [32] * 5)
     assert got == pytest.approx(np.mean(UPDATES, axis=0), abs=1e-6)
 
 
 def test_the_mean_leaves_its_inputs_alone() -> None:
     before = [update.copy() for update in UPDATES]
-    sync.mean(UPDATES, [3] * 5)
+    mean(UPDATES, [3] * 5)
     assert all(np.array_equal(a, b) for a, b in zip(before, UPDATES, strict=True))
 
 
@@ -32,19 +35,19 @@ def test_robust_combinations_shrug_off_one_liar(combine: str) -> None:
     lies = [*UPDATES[:4], UPDATES[4] * -1000]
     strategy = SyncStrategy.model_validate({"combine": combine})
     honest = np.stack(UPDATES[:4])
-    got = sync.combine(strategy, lies, [32] * 5)
+    got = strategy.gradient(lies, Contributions([32] * 5))
     assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
 
 
 def test_the_plain_mean_does_not() -> None:
     lies = [*UPDATES[:4], UPDATES[4] * -1000]
-    assert np.abs(sync.combine(SyncStrategy(), lies, [32] * 5)).max() > 100
+    assert np.abs(SyncStrategy().gradient(lies, Contributions([32] * 5))).max() > 100
 
 
 def test_max_norm_clips_each_update_and_keeps_its_direction() -> None:
     update = np.float32([3, 4])
-    assert sync.combine(SyncStrategy(max_norm=1), [update], [1]) == pytest.approx([0.6, 0.8])
-    assert np.array_equal(sync.combine(SyncStrategy(max_norm=6), [update], [1]), update)
+    assert SyncStrategy(max_norm=1).gradient([update], Contributions([1])) == pytest.approx([0.6, 0.8])
+    assert np.array_equal(SyncStrategy(max_norm=6).gradient([update], Contributions([1])), update)
 
 
 HOSTILE = {
@@ -63,7 +66,7 @@ def test_one_hostile_worker_of_three_cannot_leave_the_honest_range(combine: str,
     stale = np.full(50, -5, np.float32)
     lies = [HOSTILE[what](update, stale) for update in SMALLER[:2]]  # its whole share of six
     strategy, honest = SyncStrategy.model_validate({"combine": combine}), np.stack(SMALLER[2:])
-    got = sync.combine(strategy, [*lies, *SMALLER[2:]], [32] * 6, workers=3)
+    got = strategy.gradient([*lies, *SMALLER[2:]], Contributions([32] * 6, workers=3))
     assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
 
 
@@ -72,79 +75,83 @@ def test_the_plain_mean_leaves_the_honest_range(what: str) -> None:
     stale = np.full(50, -5, np.float32)
     lies = [HOSTILE[what](update, stale) for update in SMALLER[:2]]
     honest = np.stack(SMALLER[2:])
-    got = sync.combine(SyncStrategy(), [*lies, *SMALLER[2:]], [32] * 6, workers=3)
+    got = SyncStrategy().gradient([*lies, *SMALLER[2:]], Contributions([32] * 6, workers=3))
     assert not ((got >= honest.min(axis=0)) & (got <= honest.max(axis=0))).all()
 
 
 def test_a_scaled_gradient_weighs_no_more_than_max_norm() -> None:
     honest = [update / np.linalg.norm(update) for update in UPDATES]
     lies = [honest[0] * np.float32(1000), *honest[1:]]
-    clipped = sync.combine(SyncStrategy(max_norm=1), lies, [32] * 5)
-    assert clipped == pytest.approx(sync.mean(honest, [32] * 5), abs=1e-6)
+    clipped = SyncStrategy(max_norm=1).gradient(lies, Contributions([32] * 5))
+    assert clipped == pytest.approx(mean(honest, [32] * 5), abs=1e-6)
 
 
 def test_the_trimmed_mean_leaves_out_as_many_as_may_be_bad() -> None:
     values = np.float32([[-100], [-90], [1], [2], [3], [4]])
     strategy = SyncStrategy(combine="trimmed_mean")
-    assert sync.combine(strategy, values, [1] * 6, workers=3) == pytest.approx([1.5])  # two at each end
-    assert sync.combine(strategy, values, [1] * 6, workers=1) == pytest.approx([(-90 + 1 + 2 + 3) / 4])
+    assert strategy.gradient(values, Contributions([1] * 6, workers=3)) == pytest.approx([1.5])  # two at each end
+    assert strategy.gradient(values, Contributions([1] * 6, workers=1)) == pytest.approx([(-90 + 1 + 2 + 3) / 4])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_the_median_is_numpys_bit_for_bit(count: int) -> None:
     rows = RNG.normal(size=(count, 1000)).astype(np.float32)
     expected = np.median(rows, axis=0).astype(np.float32)
-    assert sync.combine(SyncStrategy(combine="median"), list(rows), [1] * count).tobytes() == expected.tobytes()
+    assert (
+        SyncStrategy(combine="median").gradient(list(rows), Contributions([1] * count)).tobytes() == expected.tobytes()
+    )
 
 
 def test_what_is_clipped_or_sorted_is_not_the_callers() -> None:
     before = [update.copy() for update in UPDATES]
     for combine in ("median", "trimmed_mean"):
-        sync.combine(SyncStrategy.model_validate({"combine": combine, "max_norm": 0.1}), UPDATES, [3] * 5)
+        SyncStrategy.model_validate({"combine": combine, "max_norm": 0.1}).gradient(UPDATES, Contributions([3] * 5))
     assert all(np.array_equal(a, b) for a, b in zip(before, UPDATES, strict=True))
 
 
 def test_a_mean_that_is_added_up_has_the_same_bits() -> None:
-    total = sync.Mean(sum(range(1, 6)))
+    total = Mean(sum(range(1, 6)))
     for count, update in enumerate(UPDATES, 1):
         total.add(update, count)
-    assert total.value.tobytes() == sync.mean(UPDATES, range(1, 6)).tobytes()
+    assert total.value.tobytes() == mean(UPDATES, range(1, 6)).tobytes()
 
 
 def test_a_round_without_micro_batches_is_a_bug() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        sync.mean([], [])
+        mean([], [])
 
 
 def test_late_updates_count_by_their_weight_over_all_samples() -> None:
     updates = [np.float32([1]), np.float32([4])]
-    got = buffered_async.combine(AsyncStrategy(weighting="inverse"), updates, [2, 1], [0, 3])
+    got = AsyncStrategy(weighting="inverse").gradient(updates, Contributions([2, 1], [0, 3]))
     assert got == pytest.approx([(2 * 1 + 1 * 4 / 4) / 3])
-    assert buffered_async.combine(AsyncStrategy(), updates, [2, 1], [3, 0]) == pytest.approx([(2 * 1 / 2 + 4) / 3])
+    assert AsyncStrategy().gradient(updates, Contributions([2, 1], [3, 0])) == pytest.approx([(2 * 1 / 2 + 4) / 3])
 
 
 def test_a_buffer_that_is_all_late_makes_a_shorter_step() -> None:
-    fresh, late = (buffered_async.combine(AsyncStrategy(), UPDATES, [32] * 5, [tau] * 5) for tau in (0, 3))
+    fresh, late = (AsyncStrategy().gradient(UPDATES, Contributions([32] * 5, [tau] * 5)) for tau in (0, 3))
     np.testing.assert_allclose(late, fresh / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weighting", ["constant", "inverse", "inverse_sqrt"])
 def test_a_buffer_of_fresh_updates_is_a_synchronous_round_to_the_bit(weighting: Weighting) -> None:
     samples = [32, 32, 7, 32, 1]
-    got = combination.combine(AsyncStrategy(weighting=weighting), UPDATES, samples)
-    assert got.tobytes() == sync.mean(UPDATES, samples).tobytes()
+    got = AsyncStrategy(weighting=weighting).gradient(UPDATES, Contributions(samples))
+    assert got.tobytes() == mean(UPDATES, samples).tobytes()
 
 
 def test_a_buffer_needs_a_staleness_for_every_update() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        buffered_async.combine(AsyncStrategy(), UPDATES, [32] * 5, [0] * 4)
+        AsyncStrategy().gradient(UPDATES, Contributions([32] * 5, [0] * 4))
 
 
 def test_each_strategy_combines_in_its_own_way() -> None:
     samples, late = [1, 2, 3, 4, 5], [0, 1, 0, 2, 0]
-    median = combination.combine(SyncStrategy(combine="median"), UPDATES, samples)
+    median = SyncStrategy(combine="median").gradient(UPDATES, Contributions(samples))
     assert np.array_equal(median, np.median(UPDATES, axis=0).astype(np.float32))
-    discounted = combination.combine(AsyncStrategy(), UPDATES, samples, staleness=late)
-    assert np.array_equal(discounted, buffered_async.combine(AsyncStrategy(), UPDATES, samples, late))
-    assert not np.array_equal(discounted, sync.mean(UPDATES, samples))
-    assert np.array_equal(combination.combine(LocalStrategy(), UPDATES, samples), sync.mean(UPDATES, samples))
+    discounted = AsyncStrategy().gradient(UPDATES, Contributions(samples, late))
+    assert discounted == pytest.approx(
+        sum(u * n / 15 / (1 + t) ** 0.5 for u, n, t in zip(UPDATES, samples, late, strict=True)), abs=1e-6
+    )
+    assert not np.array_equal(discounted, mean(UPDATES, samples))
+    assert np.array_equal(LocalStrategy().gradient(UPDATES, Contributions(samples)), mean(UPDATES, samples))

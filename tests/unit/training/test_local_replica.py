@@ -15,17 +15,18 @@ from torch.nn import functional
 
 from computeshare.errors import ArtifactError, Interrupted, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.jobspec.strategy_fields import LocalStrategy, OptimizerSpec
-from computeshare.strategies import local
+from computeshare.strategies.base import Contributions
+from computeshare.strategies.local import LocalStrategy
 from computeshare.tasks.datasets import Split
 from computeshare.tasks.images import Normaliser
 from computeshare.tasks.models import build, layout_of, weights_of
 from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
-from computeshare.training.local_replica import LocalReplica, LocalUpdate
+from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
-from computeshare.training.replica import FlatTensors, Replica, pixel_by_pixel
+from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -59,11 +60,11 @@ def replica(inner: OptimizerSpec = MOMENTUM, kept: bool = False, seed: int = 0) 
     return LocalReplica(module, layout_of(module), PLAN, split(), CPU, inner, kept)
 
 
-def run(r: LocalReplica, unit: int) -> LocalUpdate:
+def run(r: LocalReplica, unit: int) -> Update:
     return r.compute(unit)
 
 
-def bits(update: LocalUpdate) -> str:
+def bits(update: Update) -> str:
     parts = (update.vector, update.buffers, np.float64(update.loss))
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
@@ -204,8 +205,8 @@ def test_single_steps_of_plain_sgd_and_their_mean_are_synchronous_sgd() -> None:
         ways.append(update.vector)
     outer = LocalStrategy(inner_steps=1, outer_lr=1.0, outer_momentum=0.0).outer_optimizer
     synchronous = ServerOptimizer(layout, OptimizerSpec(name="SGD", lr=rate))
-    expected = synchronous.step(base.parameters, local.combine(gradients, sizes))
-    got = ServerOptimizer(layout, outer).step(base.parameters, local.combine(ways, sizes))
+    expected = synchronous.step(base.parameters, LocalStrategy().gradient(gradients, Contributions(sizes)))
+    got = ServerOptimizer(layout, outer).step(base.parameters, LocalStrategy().gradient(ways, Contributions(sizes)))
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-7)  # weights below 1: a few roundings of 6e-8
     assert np.abs(expected - base.parameters).max() > 1e-3
 
@@ -287,6 +288,6 @@ def test_a_state_that_is_handed_over_brings_no_settings_along() -> None:
     giver, heir = replica(OptimizerSpec(name="SGD", lr=9.0, momentum=0.1), kept=True), replica(kept=True)
     run(giver, 0)
     heir.restore(state_of(giver))
-    assert heir._kept is not None
-    settings = heir._kept.param_groups[0]
+    assert heir._state is not None
+    settings = heir._state.param_groups[0]
     assert (settings["lr"], settings["momentum"]) == (0.05, 0.9)

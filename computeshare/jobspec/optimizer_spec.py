@@ -1,0 +1,89 @@
+"""The optimizers that a JobSpec may name.
+
+Knows no torch: their names and arguments come from the committed `catalog`.
+"""
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from computeshare.jobspec.catalog import ArgumentEntry, catalog
+from computeshare.jobspec.controls import OPTIMIZER, Control
+from computeshare.jobspec.part import wrong
+
+LARGEST_NUMBER = 1e300
+LARGEST_ARGUMENT = 1e8
+"""Largest argument of an optimizer: torch itself stumbles over some that are larger."""
+
+
+class OptimizerSpec(BaseModel):
+    """A `torch.optim` optimizer by name, with its own arguments beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    COMMON: ClassVar[dict[str, Any]] = {
+        "lr": Annotated[float, Control(OPTIMIZER, "--lr"), Field(title="Learning rate")],
+        "momentum": Annotated[
+            float,
+            Control(OPTIMIZER, "--momentum"),
+            Field(title="Momentum", description="of optimizers that have one"),
+        ],
+    }
+    """Arguments that have a control of their own; which there are, and within which limits, the catalog says."""
+
+    name: Annotated[str, Control(OPTIMIZER, "--optimizer")] = Field(
+        "SGD", title="Optimizer", description="of torch.optim; another one starts from its own defaults"
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        known = catalog().optimizers
+        if self.name not in known:
+            raise wrong("optimizer", "name", f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
+        arguments = known[self.name].arguments
+        for name, value in self.arguments.items():
+            if name not in arguments:
+                allowed = ", ".join(sorted(arguments))
+                raise wrong("optimizer", name, f"{self.name} takes no argument {name!r}; allowed: {allowed}")
+            if problem := _problem(arguments[name], value):
+                raise wrong("optimizer", name, f"{self.name}'s {name} must be {problem}, not {value!r}"[:500])
+        given = {name: entry.default for name, entry in arguments.items()} | self.arguments
+        if given.get("nesterov") and not (given["momentum"] > 0 and given["dampening"] == 0):
+            raise wrong("optimizer", "nesterov", "nesterov needs a momentum above 0 and no dampening")
+        return self
+
+
+def _problem(entry: ArgumentEntry, value: Any) -> str | None:
+    """What an optimizer's argument has to be, if it is not."""
+    if value is None and entry.nullable:
+        return None
+    if not _is_kind(value, entry.kind):
+        return f"a {entry.kind}" if entry.kind != "numbers" else "a list of numbers"
+    values = value if entry.kind == "numbers" else [value]
+    if entry.kind == "numbers" and len(values) != len(entry.ranges):
+        return f"{len(entry.ranges)} numbers"
+    for allowed, number in zip(entry.ranges, values, strict=False):  # what is no number has no ranges
+        if not allowed.holds(number):
+            return str(allowed)
+        if number is not None and abs(number) > LARGEST_ARGUMENT:
+            return f"at most {LARGEST_ARGUMENT:g}"
+    return None
+
+
+def _is_kind(value: object, kind: str) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+    match kind:
+        case "number":
+            return number
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "boolean":
+            return isinstance(value, bool)
+        case "string":
+            return isinstance(value, str)
+        case _:
+            return isinstance(value, list | tuple) and all(v is None or _is_kind(v, "number") for v in value)

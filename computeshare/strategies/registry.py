@@ -1,0 +1,60 @@
+"""The kinds of strategies there are, and the strategy that a document names."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, get_args
+
+from pydantic import BeforeValidator, ValidationError
+from pydantic_core import InitErrorDetails
+
+from computeshare.jobspec.part import wrong
+from computeshare.strategies.base import Strategy
+from computeshare.strategies.buffered_async import AsyncStrategy
+from computeshare.strategies.local import LocalStrategy
+from computeshare.strategies.sync import SyncStrategy
+
+AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy
+"""A new strategy is added here, and nowhere else."""
+KINDS: Mapping[str, type[AnyStrategy]] = {one.model_fields["kind"].default: one for one in get_args(AnyStrategy)}
+DEFAULT = SyncStrategy()
+
+
+def parse(value: Any) -> AnyStrategy:
+    """The strategy of the kind that `value`, an object or a strategy, names; the default's where it names none.
+
+    Raises: ValidationError, ValueError: it is none that a job may ask for.
+    """
+    if isinstance(value, AnyStrategy):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("strategy must be an object with a kind and that kind's fields")
+    kind = value.get("kind", DEFAULT.kind)
+    if kind not in list(KINDS):  # a list, for what cannot be hashed
+        expected = ", ".join(f"'{name}'" for name in KINDS)
+        error = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
+        raise ValidationError.from_exception_data("strategy", [error])
+    known = KINDS[kind].model_fields
+    for name in value:
+        if name not in known:
+            raise wrong("strategy", str(name), f"unknown field; strategy {kind} takes: {', '.join(sorted(known))}")
+    return KINDS[kind].model_validate(value)
+
+
+Named: TypeAlias = Annotated[AnyStrategy, BeforeValidator(parse)]
+"""A field for a strategy: told apart by `kind`, of which errors speak alone."""
+
+
+def stored(spec: Mapping[str, Any]) -> Strategy:
+    """The strategy of a stored job's specification; unchecked where another release wrote what this one refuses."""
+    document = spec.get("strategy", {})
+    try:
+        return parse(document)
+    except ValueError:
+        return KINDS.get(document.get("kind"), type(DEFAULT)).model_construct(**document)
+
+
+def implied_by(document: Any) -> dict[str, Any]:
+    """The fields of the JobSpec that follow from a strategy; none where it is none that this release knows."""
+    try:
+        return parse(document).implied
+    except ValueError:
+        return {}
