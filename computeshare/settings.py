@@ -19,6 +19,8 @@ from computeshare.runtime.database_file import DatabaseFile
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
+INTERNAL = frozenset({"PARENT", "SOCKETS", "TELL", "FAILPOINTS"})
+"""Further variables `COMPUTESHARE_<NAME>`: those that processes set for one another, and the one that tests set."""
 
 
 def _default_home() -> Path:
@@ -59,6 +61,11 @@ class Settings(BaseSettings):
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
     webhook_networks: str = Field("", description="private networks that webhooks may reach: 192.168.1.0/24,127.0.0.1")
     appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")
+    name: str | None = Field(None, description="what the pages call a worker; default its host name")
+    device: str | None = Field(None, description="what a worker computes with: cuda:1, mps, cpu; default the best")
+    max_up: str | None = Field(None, description="how fast a worker sends at most, in bits per second: 5mbit")
+    max_memory: str | None = Field(None, description="what a job may take of a worker's memory: 8GB, 512MiB")
+    nice: int = Field(0, ge=0, le=19, description="CPU priority of a worker's computing: 0 normal, 19 lowest")
 
     @classmethod
     def given(cls, **flags: object) -> Self:

@@ -1,6 +1,5 @@
 """The command `computeshare`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -135,7 +134,7 @@ def _selftest(found: Settings, as_json: bool) -> NoReturn:
     screen = console(stderr=True)
     if not as_json:
         print("\n".join(about), flush=True)
-    for part in selftest.run(found, os.environ.get("COMPUTESHARE_DEVICE")):
+    for part in selftest.run(found, found.device):
         parts.append(part)
         if as_json:
             screen.print(f"{part.name}: {part.status}", markup=False)

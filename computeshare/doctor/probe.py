@@ -1,7 +1,6 @@
 """The torch part of `computeshare doctor`: `python -m computeshare.doctor.probe DATA` prints a line of JSON."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 from computeshare.errors import ComputeShareError
 from computeshare.jobspec.catalog import catalog
+from computeshare.settings import Settings
 
 
 def probe(data_dir: Path) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def probe(data_dir: Path) -> dict[str, Any]:
     from computeshare.training import devices
 
     seconds = time.perf_counter() - started
-    found = devices.describe(devices.choose(os.environ.get("COMPUTESHARE_DEVICE")))
+    found = devices.describe(devices.choose(Settings().device))
     try:
         import torchvision  # noqa: F401
 

@@ -4,7 +4,6 @@ Prints a line of JSON for each finding, as soon as it is known. COMPUTESHARE_DEV
 """
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from computeshare.runtime.processes import exit_with_parent, spare_the_collector
+from computeshare.settings import Settings
 
 MODELS: dict[str, tuple[int, int, int]] = {
     "mlp": (1, 8, 8),
@@ -37,7 +37,7 @@ def gradients() -> Iterator[dict[str, Any]]:
     from computeshare.training import devices, selftest
 
     torch.set_num_threads(1)
-    device = devices.choose(os.environ.get("COMPUTESHARE_DEVICE"))
+    device = devices.choose(Settings().device)
     devices.make_deterministic(device)
     yield {"device": devices.describe(device)}
     for name, shape in MODELS.items():
@@ -60,7 +60,7 @@ def memory() -> Iterator[dict[str, Any]]:
     from computeshare.training.replica import Replica
 
     torch.set_num_threads(1)  # several threads would wait for one another on a busy machine
-    device = devices.choose(os.environ.get("COMPUTESHARE_DEVICE"))
+    device = devices.choose(Settings().device)
     devices.make_deterministic(device)
     shape, samples = MODELS["lenet5"], SAMPLES * 50
     module = models.build("lenet5", shape, CLASSES, 0)

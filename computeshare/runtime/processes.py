@@ -134,8 +134,3 @@ def configure_logging(*also: structlog.typing.Processor) -> None:
 
 def hostname() -> str:
     return socket.gethostname()
-
-
-def worker_name() -> str:
-    """This worker's name on the pages: COMPUTESHARE_NAME, else the host name."""
-    return os.environ.get("COMPUTESHARE_NAME") or hostname()

@@ -7,8 +7,9 @@ from computeshare.runtime.processes import exit_with_parent
 
 if __name__ == "__main__":
     exit_with_parent()  # before anything that takes time
-    if nice := int(os.environ.get("COMPUTESHARE_NICE", "0")):
-        os.nice(nice)
+    from computeshare.settings import Settings
+
+    os.nice(Settings().nice)
     awake = stay_awake()
 
     from computeshare.worker.rq_worker import run_horse

@@ -124,7 +124,7 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
 
 def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
     queue = Queue(worker.id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
-    return SeatWorker([queue], worker.id, connection=redis, **named)
+    return SeatWorker([queue], worker.id, connection=redis, shown_name=worker.name, **named)
 
 
 def _take_seats(
@@ -173,9 +173,7 @@ def command(
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE", envvar="COMPUTESHARE_MAX_MEMORY", help="Memory that a job may use, such as 8GB or 512MiB."
-        ),
+        typer.Option(metavar="SIZE", help="Memory that a job may use, such as 8GB or 512MiB."),
     ] = None,
     nice: Annotated[int | None, typer.Option(min=0, max=19, help="CPU priority: 0 normal, 19 lowest.")] = None,
     only_on_power: Annotated[bool, typer.Option("--only-on-power", help="Rest while on battery.")] = False,
@@ -201,12 +199,14 @@ def command(
         if not re.fullmatch(QUEUE_PATTERN, name_of_queue):
             raise SettingsError(f"queue {name_of_queue!r}: letters, digits, - and _ are allowed, 64 at most")
     minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
-    if max_up:
-        parse_rate(max_up)
-    max_memory_bytes = allowed_bytes(max_memory)
-    settings = Settings.given(redis_url=redis_url, home=home, data=data)
+    given = {"redis_url": redis_url, "home": home, "data": data, "device": device, "name": name or None}
+    settings = Settings.given(**given, max_up=max_up, max_memory=max_memory, nice=nice)
+    settings = settings.model_copy(update={"name": settings.name or hostname()})
+    if settings.max_up:
+        parse_rate(settings.max_up)
+    max_memory_bytes = allowed_bytes(settings.max_memory)
     if join:
-        settings = settings.model_copy(update={"redis_url": accept(join, name or hostname(), settings.home)})
+        settings = settings.model_copy(update={"redis_url": accept(join, str(settings.name), settings.home)})
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
         sys.stdout.write(_service(print_service, context))
         _warn_where_no_broker_is_known(settings)
@@ -219,15 +219,8 @@ def command(
     os.environ.pop("COMPUTESHARE_REDIS_URL", None)
     if device:
         devices.check(device)
-        os.environ["COMPUTESHARE_DEVICE"] = device
-    if max_up:
-        os.environ["COMPUTESHARE_MAX_UP"] = max_up
-    if max_memory:
-        os.environ["COMPUTESHARE_MAX_MEMORY"] = max_memory
-    os.environ["COMPUTESHARE_NICE"] = str(nice or 0)
-    worker = describe(name or hostname(), device or devices.guess(), tuple(queue or ["default"]), max_memory_bytes)
-    os.environ["COMPUTESHARE_NAME"] = worker.name
-    serve(url, worker, minder)
+    computing = settings.device or devices.guess()
+    serve(url, describe(str(settings.name), computing, tuple(queue or ["default"]), max_memory_bytes), minder)
 
 
 def _service(kind: str, context: typer.Context) -> str:

@@ -20,7 +20,7 @@ from computeshare.protocol.job_log import tell
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue.seats import Seat, SeatJob
 from computeshare.runtime.log_lines import Writer
-from computeshare.runtime.processes import PARENT, end_soon_after, when_asked_to_end, worker_name
+from computeshare.runtime.processes import PARENT, end_soon_after, when_asked_to_end
 from computeshare.worker.seat.progress_pipe import SeatLink
 
 _URL = "COMPUTESHARE_REDIS_URL"
@@ -53,6 +53,7 @@ class SeatWorker(SpawnWorker):
         self,
         *arguments: Any,
         redis_url: str = "",
+        shown_name: str = "",
         link: SeatLink | None = None,
         face: Face | None = None,
         exit_code: Callable[[], int] = lambda: 0,
@@ -60,6 +61,7 @@ class SeatWorker(SpawnWorker):
     ) -> None:
         named |= {"serializer": JSONSerializer, "job_class": SeatJob, "job_monitoring_interval": 5}
         super().__init__(*arguments, **named)
+        self.shown_name = shown_name
         self.redis_url, self.link, self.face, self.exit_code = redis_url, link or SeatLink(), face, exit_code
 
     @property
@@ -112,7 +114,7 @@ class SeatWorker(SpawnWorker):
         about = {"event": f"the seat's process died: {_how(ret_val)}", "level": "error"}
         if self._dropped:
             about = {"event": f"the seat's process was ended: {self._dropped}", "level": "info"}
-        tell(self.connection, seat.job, Writer(seat.worker, worker_name()), **about)
+        tell(self.connection, seat.job, Writer(seat.worker, self.shown_name), **about)
 
     def _handle_stopped_job(self, job: Job, queue: Queue, execution: Execution) -> None:
         self._hand_back(Seat.parse(job.id), "it was stopped")

@@ -28,7 +28,7 @@ from computeshare.protocol.worker_session import Grant, Member, Receipt, Waiting
 from computeshare.queue import Seat
 from computeshare.runtime.failpoints import failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
-from computeshare.runtime.processes import configure_logging, keep_freed_memory, spare_the_collector, worker_name
+from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.settings import Settings
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
@@ -73,7 +73,7 @@ def serve(seat_id: str) -> str:
     keep_freed_memory()
     settings, seat = Settings(), Seat.parse(seat_id)
     url = settings.resolve_redis_url()
-    with JobLog(url, Writer(seat.worker, worker_name()), seat.job) as job_log:
+    with JobLog(url, Writer(seat.worker, settings.name or hostname()), seat.job) as job_log:
         configure_logging(job_log.capture)
         log_warnings()
         redis = connect(url)
@@ -81,7 +81,7 @@ def serve(seat_id: str) -> str:
         if spec is None:
             return "the job is gone"
         session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings, stop)
-        return session.run(os.environ.get("COMPUTESHARE_DEVICE"))
+        return session.run(settings.device)
 
 
 class SeatSession:
@@ -89,16 +89,15 @@ class SeatSession:
 
     def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, settings: Settings, stop: threading.Event) -> None:
         self.redis, self.seat, self.spec, self.stop = redis, seat, spec, stop
-        self.data_dir, self.home = settings.data_dir, settings.home
+        self.data_dir, self.home, self.name = settings.data_dir, settings.home, settings.name or hostname()
         session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
-        limit = os.environ.get("COMPUTESHARE_MAX_UP")
-        pacer = Pacer(parse_rate(limit)) if limit else None
+        pacer = Pacer(parse_rate(settings.max_up)) if settings.max_up else None
         self.wires = Wires.to(redis, by_loopback(redis), pacer=pacer, interrupt=self._is_called_off)
         self.member = Member(redis, seat.job, seat.worker, session, self.wires)
         self.keeper = LeaseKeeper(self.member)
         self.compress = not is_next_door(redis)
         self.is_working = False  # computing, or sending what came of it
-        self.max_memory = allowed_bytes(os.environ.get("COMPUTESHARE_MAX_MEMORY"))
+        self.max_memory = allowed_bytes(settings.max_memory)
         self.needed_bytes = 0
         self.waiting_s = 0.0
         self.submitted_at = 0.0
@@ -140,7 +139,7 @@ class SeatSession:
     def _tell_unfit(self, reason: str) -> None:
         """Tell the control plane not to give this worker a seat in this job again, and why."""
         about: dict[str, Any] = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
-        about |= {"name": worker_name(), "device": self.device, "memory_bytes": self.needed_bytes}
+        about |= {"name": self.name, "device": self.device, "memory_bytes": self.needed_bytes}
         RoundStore(self.redis, self.seat.job).append("unfit", about)
         log.error("this machine cannot take part in the job", job=self.seat.job, reason=reason)
 
@@ -237,7 +236,7 @@ class SeatSession:
 
     def _join(self) -> str | None:
         """Begin the session once the job is open; a reason if that is not to be."""
-        about: dict[str, Any] = {"name": worker_name(), "device": self.device}
+        about: dict[str, Any] = {"name": self.name, "device": self.device}
         about["kind"] = self.kind
         about["memory_bytes"] = self.needed_bytes
         self.loaded = True

@@ -194,13 +194,10 @@ def test_a_job_that_is_gone_gets_no_key_back(redis: Redis, redis_url: str, job: 
     assert list(redis.scan_iter(JobKeys(job).pattern())) == []
 
 
-def test_a_worker_tells_in_the_jobs_log_that_a_seats_process_died(
-    redis: Redis, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMPUTESHARE_NAME", "studio")
+def test_a_worker_tells_in_the_jobs_log_that_a_seats_process_died(redis: Redis, job: str) -> None:
     seat = Seat(WRITER.worker, job, 1, 1)
     queue = Queue(WRITER.worker, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
-    worker = SeatWorker([queue], WRITER.worker, connection=redis, prepare_for_work=False)
+    worker = SeatWorker([queue], WRITER.worker, connection=redis, prepare_for_work=False, shown_name="studio")
 
     class Died:
         id = seat.id

@@ -20,7 +20,7 @@ from computeshare.jobspec.fields import reference
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.reducer import process as reducer
-from computeshare.settings import Settings
+from computeshare.settings import INTERNAL, Settings
 from computeshare.worker import process as worker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,8 +32,13 @@ FIELDS = (ROOT / "docs" / "job.md").read_text()
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
 
 
-def test_every_setting_is_in_the_readme() -> None:
-    assert [name for name in Settings.model_fields if f"`COMPUTESHARE_{name.upper()}`" not in README] == []
+def test_every_variable_is_declared_among_the_settings_and_told_in_the_readme() -> None:
+    declared = {name.upper() for name in Settings.model_fields} | INTERNAL
+    sources = [path.read_text() for folder in ("computeshare", "api") for path in (ROOT / folder).rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"COMPUTESHARE_([A-Z_]*[A-Z])", text)}
+    told = set(re.findall(r"`COMPUTESHARE_([A-Z_]+)`", README))
+    assert named <= declared == told
+    assert [text for text in sources if re.search(r"(environ(\.get)?|getenv)[\[(]\"COMPUTESHARE", text)] == []
 
 
 def test_the_reference_of_a_jobs_fields_is_that_of_the_jobspec() -> None:
