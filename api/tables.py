@@ -21,11 +21,6 @@ def table(model: type[SQLModel]) -> Table:
     return cast(Table, model.__table__)  # type: ignore[attr-defined]
 
 
-def priority_of(spec: dict[str, Any]) -> int:
-    """The priority in a stored JobSpec; 0 where an earlier release stored none."""
-    return int(spec.get("priority", 0))
-
-
 def _json() -> Any:
     return Field(default=None, sa_column=Column(JSON(none_as_null=True)))
 
@@ -111,8 +106,8 @@ class Job(SQLModel, table=True):
 
     @property
     def priority(self) -> int:
-        """The job's priority; jobs with a higher priority get workers first."""
-        return priority_of(self.spec)
+        """Higher-priority jobs get workers first; 0 for a job of an earlier release."""
+        return int(self.spec.get("priority", 0))
 
 
 class IdempotencyKey(SQLModel, table=True):

@@ -87,7 +87,7 @@ def _form(
 ) -> HTMLResponse:
     serving = _serving(fleet)
     queue = filled.values.get("queue", "").strip() or DEFAULT_QUEUE
-    spec = filled.spec.model_dump(mode="json") if filled.spec else None
+    spec = filled.spec
     context: dict[str, Any] = {
         "groups": job_form.groups(),
         "others": job_form.OTHERS,
@@ -97,8 +97,8 @@ def _form(
         "unserved": serving is not None and not serving.get(queue) and "queue" not in filled.errors,
         "origin": origin,
         "key": filled.values.get("key") or secrets.token_urlsafe(16),
-        "shown": shown_as(spec, request) if spec else {},
-        "samples": spec["micro_batch"] * spec["micro_batches_per_round"] if spec else 0,
+        "shown": shown_as(spec.model_dump(mode="json"), request) if spec else {},
+        "samples": spec.micro_batch * spec.micro_batches_per_round if spec else 0,
     }
     return render(request, "new.html", status_code, **context)
 

@@ -9,8 +9,7 @@ from redis.exceptions import ResponseError
 
 from api.publication.admission import Memory, exhausted, may_fit, no_room
 from api.publication.outbox import Courier
-from api.tables import priority_of
-from computeshare.jobspec.spec import JobSpec
+from api.stored_specs import spec_of
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
@@ -54,7 +53,7 @@ class Publisher:
         if not new:
             return refused
         memory, promised = Memory.of(redis), self._promised(jobs, found)
-        for job in sorted(new, key=lambda job: -priority_of(job.spec)):
+        for job in sorted(new, key=lambda job: -spec_of(job.spec).priority):
             if why := no_room(self._bytes(job), promised, memory):
                 found[job.id] = replace(found[job.id], no_room=why)
                 continue
@@ -88,7 +87,7 @@ class Publisher:
         """Bytes of the broker's memory that a job may take."""
         key = (job.id, str(job.spec["codec"]))  # the codec may be chosen later; no other field of the size changes
         if key not in self._needed:
-            self._needed[key] = JobSpec.model_validate(job.spec).broker_bytes
+            self._needed[key] = spec_of(job.spec).broker_bytes
         return self._needed[key]
 
 

@@ -11,7 +11,8 @@ from api.publication.outbox import SEAT
 from api.publication.publication import Published
 from api.scheduler.seat_planner import Demand
 from api.scheduler.seat_writer import seats_wanted
-from api.tables import ACTIVE, priority_of
+from api.stored_specs import spec_of
+from api.tables import ACTIVE
 from computeshare.types import ENDED
 
 PAST_MS = 120_000
@@ -59,16 +60,16 @@ def is_finished(job: Any, published: Published) -> bool:
 
 
 def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
-    seats = seats_wanted(job.spec)
+    spec = spec_of(job.spec)
     has_room = published.known or not published.no_room
     wanted = has_room and not is_finished(job, published)
     return Demand(
         job_id=job.id,
         queue=job.queue,
-        seats=seats if wanted else 0,
-        minimum=job.spec["workers"]["min"],
+        seats=seats_wanted(spec) if wanted else 0,
+        minimum=spec.workers.min,
         started=job.started_ms is not None,
-        priority=priority_of(job.spec),
+        priority=spec.priority,
         moved_ms=moved_ms,
     )
 

@@ -1,23 +1,21 @@
 """Seats in the database: the number that a job can use, and the storing of decisions about seats."""
 
-from typing import Any
-
 import structlog
 from sqlalchemy import Connection, func, insert, select, update
 
-from api.projection.plans import plan_of
 from api.projection.projection_store import JOB
 from api.publication.outbox import OUTBOX, SEAT
 from api.scheduler.seat_planner import Action, Close, Issue, Leave
 from api.tables import ACTIVE, Event, table
+from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import Seat
 
 log = structlog.get_logger()
 
 
-def seats_wanted(spec: dict[str, Any]) -> int:
-    """The number of workers that a job can use at a time; `spec` is the JobSpec as JSON data."""
-    return int(min(spec["workers"]["max"], plan_of(spec).units_per_round))
+def seats_wanted(spec: JobSpec) -> int:
+    """The number of workers that a job can use at a time."""
+    return min(spec.workers.max, spec.plan.units_per_round)
 
 
 def place(connection: Connection, action: Action, now: int) -> None:

@@ -1,0 +1,19 @@
+"""The JobSpecs of stored jobs, each parsed once: the dispatcher looks at all of them every turn."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic_core import to_json
+
+from computeshare.jobspec.spec import JobSpec
+
+
+def spec_of(document: Mapping[str, Any]) -> JobSpec:
+    """From its document. Raises ValidationError: this release cannot read it, as it may be for a job that has ended."""
+    return _parsed(to_json(document))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: bytes) -> JobSpec:
+    return JobSpec.model_validate_json(text)
