@@ -20,10 +20,10 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError, ShapeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
-from computeshare.protocol.channel import Scripts
 from computeshare.protocol.job_log import JobLog
-from computeshare.protocol.keys import EVALUATOR
+from computeshare.protocol.keys import EVALUATOR, JobKeys
 from computeshare.protocol.round_store import RoundStore, published_jobs
+from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.runtime.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
 from computeshare.settings import Settings
@@ -78,7 +78,7 @@ class Evaluator:
         self.redis, self.root, self.data_dir, self.stop = redis, artifacts, data_dir, stop
         self.id = uuid.uuid4().hex
         self._scripts = Scripts(redis)
-        self._claimed = ""
+        self._claimed: tuple[JobKeys, str] | None = None
         self._announced: set[Due] = set()
         self._set_aside: dict[Due, float] = {}
         self._served: dict[str, int] = {}
@@ -105,7 +105,8 @@ class Evaluator:
             with contextlib.suppress(RedisError):  # full or away: the next time
                 self.redis.set(EVALUATOR, self.id, px=CLAIM_MS)
                 if claimed := self._claimed:
-                    self._scripts.call("renew", [claimed], [self.id, CLAIM_MS])
+                    job, key = claimed
+                    self._scripts.call("renew", job, claim_key=key, holder=self.id, life_ms=CLAIM_MS)
             if self.stop.wait(RENEW_S):
                 return
 
@@ -154,14 +155,14 @@ class Evaluator:
             if not self.redis.set(claim, self.id, nx=True, px=CLAIM_MS):
                 self.redis.pexpire(claim, CLAIM_MS, lt=True)  # the broker's clock may have been set back
                 return False
-            self._claimed = claim
+            self._claimed = rounds.keys, claim
             try:
                 score = self._score(artifacts, job_id, spec, token)
             except Exception as error:  # data set, disk, a job deleted meanwhile: other checkpoints can be scored
                 self._pass_over(rounds, spec, token, error)
                 return False
             finally:
-                self._claimed = ""
+                self._claimed = None
         rounds.append("scored", {"token": str(token), "version": token.version, **score})
         self._announced.add((job_id, token))
         return True

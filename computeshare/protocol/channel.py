@@ -1,7 +1,6 @@
-"""The Lua scripts, called by digest, alone or among other commands of one exchange."""
+"""Several commands in one exchange, the calls of scripts and large values among them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import resources
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +13,8 @@ from typing_extensions import Buffer
 
 from computeshare.codecs.messages import unseal
 from computeshare.errors import CodecError
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.scripts import Scripts
 from computeshare.transport.commands import Argument, Command
 from computeshare.transport.wire import Wire, Wires
 from computeshare.types import Blob, Message
@@ -24,34 +25,6 @@ AT_ONCE_BYTES = 4 << 20
 """Messages up to which all goes in one exchange; larger ones are staged part by part before."""
 Messages = Mapping[str, Message]
 """Messages by their keys; a part that is None is there already."""
-
-
-class Scripts:
-    """Calls `computeshare/protocol/lua/NAME.lua` over redis-py's connections, from any thread."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._digests: dict[str, str] = {}
-
-    def call(self, name: str, keys: Sequence[str], arguments: Sequence[str | bytes | int | float]) -> Any:
-        """Run one script and return its reply."""
-        try:
-            return self._redis.evalsha(self.digest(name), len(keys), *keys, *arguments)
-        except NoScriptError:  # the broker was restarted
-            return self._redis.evalsha(self._load(name), len(keys), *keys, *arguments)
-
-    def digest(self, name: str) -> str:
-        return self._digests.get(name) or self._load(name)
-
-    def load_again(self) -> None:
-        """Load every script that was asked for so far: the broker was restarted."""
-        for name in list(self._digests):
-            self._load(name)
-
-    def _load(self, name: str) -> str:
-        source = resources.files("computeshare.protocol.lua").joinpath(f"{name}.lua").read_text()
-        self._digests[name] = str(self._redis.script_load(source))
-        return self._digests[name]
 
 
 class Channel:
@@ -108,13 +81,9 @@ class Channel:
         except (NoScriptError, RedisConnectionError, RedisTimeoutError):
             return self.exchange(self._following)
 
-    def script(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Command:
-        """The command that runs a script."""
-        return ["EVALSHA", self._scripts.digest(name), len(keys), *keys, *arguments]
-
-    def call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        """Run one script and return its reply."""
-        return self.exchange([self.script(name, keys, arguments)])[0]
+    def script(self, name: str, job: JobKeys, **values: Any) -> Command:
+        """The command that runs a script, see `Scripts.call`."""
+        return self._scripts.command(name, job, **values)
 
     def stage(self, messages: Mapping[str, Iterable[Blob | None]], life_s: int, before: Sequence[str] = ()) -> None:
         """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came.

@@ -18,7 +18,7 @@ from computeshare.protocol.channel import AT_ONCE_BYTES, Channel, Messages, pair
 from computeshare.protocol.ledger import LONGEST
 from computeshare.protocol.round_store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.protocol.terms import DEFAULTS, Terms
-from computeshare.transport.commands import Argument, Command
+from computeshare.transport.commands import Command
 from computeshare.transport.wire import Wires
 from computeshare.types import Blob, Message, Token
 
@@ -99,14 +99,14 @@ class Claim(RoundStore):
     def claim(self, host: str, pid: int, life_ms: int) -> bool:
         """Become the job's active reducer, under a new fence; False while another is."""
         identity = f"{host}|{pid}|{self.reducer_id}"
-        names = [self.keys.spec(), self.keys.reducer(), self.keys.fence(), self.keys.events()]
-        self.fence = int(self.scripts.call("claim", names, [identity, life_ms, host, pid]))
+        self.fence = int(self.scripts.call("claim", self.keys, identity=identity, life_ms=life_ms, host=host, pid=pid))
         self._held = f"{self.fence}|{identity}"
         return self.fence > 0
 
     def renew(self, life_ms: int) -> bool:
         """Stay the active reducer; 0 gives the claim up. False if it was lost."""
-        return bool(self.scripts.call("renew", [self.keys.reducer()], [self._held, life_ms]))
+        k = self.keys
+        return bool(self.scripts.call("renew", k, claim_key=k.reducer(), holder=self._held, life_ms=life_ms))
 
     def is_newest(self) -> bool:
         """Whether no other reducer has become the active one since."""
@@ -129,16 +129,28 @@ class Claim(RoundStore):
             recent: from how many versions, the current one among them, updates count in the next.
         """
         k = self.keys
-        staged = [self._staged("weights"), self._staged("state")]
-        names = [k.round(), k.fence(), staged[0], k.weights(str(token)), staged[1], k.state(str(token))]
-        names += [k.versions(), k.events(), k.spec(), k.free(), k.recent(), k.chain()]
-        arguments: list[Argument] = [self.fence, str(token), token.version, following.first, following.count]
-        arguments += [json.dumps(event), numbers_text(following.carried), following.total, following.needed]
-        arguments.append(recent)
-        for name, value in terms.fields().items():
-            arguments += [name, value]
-        messages = dict(zip(staged, (weights, seal(state)), strict=True))
-        return self._run_staged("open", messages, names, arguments)
+        staged_weights, staged_state, agreed = self._staged("weights"), self._staged("state"), terms.fields()
+        command = self._channel.script(
+            "open",
+            k,
+            staged_weights_key=staged_weights,
+            weights_key=k.weights(str(token)),
+            staged_state_key=staged_state,
+            state_key=k.state(str(token)),
+            fence=self.fence,
+            token=str(token),
+            version=token.version,
+            first=following.first,
+            count=following.count,
+            event=json.dumps(event),
+            carried=numbers_text(following.carried),
+            total=following.total,
+            needed=following.needed,
+            recent=recent,
+            term_names=agreed.keys(),
+            term_values=agreed.values(),
+        )
+        return self._run_staged({staged_weights: weights, staged_state: seal(state)}, command)
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
         """The current round, and its micro-batches that arrived so far, in one exchange."""
@@ -221,9 +233,7 @@ class Claim(RoundStore):
 
     def close(self, token: Token, at_least: int) -> bool:
         """Freeze what the round has received, if that is enough; False if it is not, or the round has moved on."""
-        k = self.keys
-        names = [k.round(), k.fence(), k.received(), k.events()]
-        return bool(self.scripts.call("close", names, [str(token), self.fence, at_least]))
+        return bool(self.scripts.call("close", self.keys, token=str(token), fence=self.fence, at_least=at_least))
 
     def discard(self, state: RoundState | None = None) -> bool:
         """Give up a round and what belongs to rounds; False if the version or the fence had moved on.
@@ -233,29 +243,31 @@ class Claim(RoundStore):
         """
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
-        names = [k.round(), k.fence(), k.leases(), k.backups(), k.received(), k.free(), k.suspects()]
-        names += [k.full(), k.recent(), k.chain()]
+        dropped = [k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full(), k.recent(), k.chain()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
-        names += [key for key in there if key.startswith(k.messages())]
-        return bool(self.scripts.call("discard", names, [token or "", self.fence]))
+        dropped += [key for key in there if key.startswith(k.messages())]
+        return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
         """Free a micro-batch whose blob failed the checks, and open the round if it was closed."""
-        k = self.keys
         event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
         event |= {"micro_batch": part.micro_batch, "reason": reason}
-        names = [k.round(), k.fence(), k.received(), k.free(), k.update(part.base, part.micro_batch)]
-        names += [k.strikes(), k.suspects(), k.versions(), k.events(), k.banned(), k.sessions()]
-        names += [k.leases(), k.backups(), k.answers()]
-        arguments: list[str | bytes | int | float] = [
-            str(token),
-            self.fence,
-            part.micro_batch,
-            part.worker,
-            part.session,
-        ]
-        arguments += [json.dumps(event), fault, BANNING_STRIKES, reason, part.nonce]
-        return Suspicion(*map(int, self.scripts.call("refuse", names, arguments)))
+        found = self.scripts.call(
+            "refuse",
+            self.keys,
+            update_key=self.keys.update(part.base, part.micro_batch),
+            token=str(token),
+            fence=self.fence,
+            micro_batch=part.micro_batch,
+            worker=part.worker,
+            session=part.session,
+            event=json.dumps(event),
+            fault=fault,
+            banning_strikes=BANNING_STRIKES,
+            reason=reason,
+            nonce=part.nonce,
+        )
+        return Suspicion(*map(int, found))
 
     def begin(self, weights: Iterable[Blob]) -> Sequence[Blob]:
         """Send a version's weights on before it is known what it will be called, if they are large.
@@ -298,29 +310,46 @@ class Claim(RoundStore):
         """
         k = self.keys
         staged, snapshot = self._staged("weights"), self._staged("snapshot")
-        target = k.delta(str(token)) if link else k.weights(str(token))
-        before = k.weights(str(base.base)) if base.base and not link else k.staged("none")
-        names = [k.round(), k.fence(), staged, target, before, k.leases(), k.backups(), k.received()]
-        names += [k.free(), k.suspects(), k.versions(), k.events(), k.full(), k.arrivals()]
-        names += [k.state(str(base.token)), k.recent(), k.chain(), snapshot, k.weights(str(token))]
-        names += [k.news(str(base.base)), k.news(str(base.token))]
-        names += [key for old in (link.outdated if link else ()) for key in (k.weights(str(old)), k.delta(str(old)))]
-        arguments: list[Argument] = [str(base.token), str(token), self.fence, token.version]
-        arguments += [following.first, following.count, json.dumps(event, separators=(",", ":"))]
-        entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
-        arguments += [numbers_text(part.micro_batch for part in parts), entries.hexdigest()]
-        arguments += [numbers_text(following.carried), following.total, following.needed]
         bases = [part.base for part in parts]
-        arguments += ["" if set(bases) == {str(base.token)} else ",".join(bases), "delta" if link else "whole"]
-        arguments.append(link.kept if link and link.snapshot else "")
-        arguments += [numbers_text(following.sizes), ",".join(following.owners), int(news)]
+        entries = sha1(b"".join(part.entry for part in parts), usedforsecurity=False)
+        command = self._channel.script(
+            "commit",
+            k,
+            staged_weights_key=staged,
+            next_weights_key=k.delta(str(token)) if link else k.weights(str(token)),
+            outdated_weights_key=k.weights(str(base.base)) if base.base and not link else k.staged("none"),
+            base_state_key=k.state(str(base.token)),
+            staged_snapshot_key=snapshot,
+            snapshot_key=k.weights(str(token)),
+            base_news_key=k.news(str(base.base)),
+            next_news_key=k.news(str(base.token)),
+            outdated_keys=[key(str(old)) for old in (link.outdated if link else ()) for key in (k.weights, k.delta)],
+            token=str(base.token),
+            next_token=str(token),
+            fence=self.fence,
+            next_version=token.version,
+            next_first=following.first,
+            next_count=following.count,
+            event=json.dumps(event, separators=(",", ":")),
+            counted=numbers_text(part.micro_batch for part in parts),
+            entries_sha1=entries.hexdigest(),
+            carried=numbers_text(following.carried),
+            next_total=following.total,
+            next_needed=following.needed,
+            bases="" if set(bases) == {str(base.token)} else ",".join(bases),
+            published_as="delta" if link else "whole",
+            kept=link.kept if link and link.snapshot else "",
+            sizes=numbers_text(following.sizes),
+            owners=",".join(following.owners),
+            has_news=int(news),
+        )
         messages = {staged: weights, snapshot: link.snapshot if link else None}
         there = {key: message for key, message in messages.items() if message}
         others: list[Command] = []
         if state is not None:
-            where, command = self._keep(base.token, [(part.base, part.micro_batch) for part in parts], token)
-            others = [["MULTI"], *staging(where, seal(state), STAGED_S), command, ["EXEC"]]
-        return self._run_staged("commit", there, names, arguments, [] if weights else [staged], others)
+            where, keep = self._keep(base.token, [(part.base, part.micro_batch) for part in parts], token)
+            others = [["MULTI"], *staging(where, seal(state), STAGED_S), keep, ["EXEC"]]
+        return self._run_staged(there, command, *others, before=[] if weights else [staged])
 
     def republish(self, state: RoundState, weights: Sequence[Blob], is_snapshot: bool) -> bool:
         """Put these weights in the place of the current version's, which were damaged; False if that has moved on.
@@ -329,8 +358,17 @@ class Claim(RoundStore):
             is_snapshot: versions are published as differences.
         """
         k, staged, token = self.keys, self._staged("weights"), str(state.token)
-        names = [k.round(), k.fence(), staged, k.weights(token), k.news(str(state.base)), k.versions(), k.events()]
-        return self._run_staged("republish", {staged: weights}, names, [token, self.fence, int(is_snapshot)])
+        command = self._channel.script(
+            "republish",
+            k,
+            staged_weights_key=staged,
+            weights_key=k.weights(token),
+            news_key=k.news(str(state.base)),
+            token=token,
+            fence=self.fence,
+            is_snapshot=int(is_snapshot),
+        )
+        return self._run_staged({staged: weights}, command)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
         """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
@@ -339,26 +377,23 @@ class Claim(RoundStore):
         Returns False, changing nothing, if the version or the fence had moved on.
         """
         staged, command = self._keep(base, counted, token)
-        return bool(self._channel.run_staged({staged: seal(state)}, STAGED_S, command)[0])
+        return self._run_staged({staged: seal(state)}, command)
 
     def _keep(self, base: Token, counted: Sequence[tuple[str, int]], token: Token) -> tuple[str, Command]:
         """Where a state is to be staged, and the command that keeps it then."""
         k, staged = self.keys, self._staged("state")
-        drop = [k.update(*one) for one in counted]
-        names = [k.fence(), k.round(), staged, k.state(str(token)), k.state(str(base)), *drop]
-        return staged, self._channel.script("keep", names, [self.fence, str(token)])
+        return staged, self._channel.script(
+            "keep",
+            k,
+            staged_state_key=staged,
+            state_key=k.state(str(token)),
+            dropped_keys=[k.state(str(base)), *(k.update(*one) for one in counted)],
+            token=str(token),
+            fence=self.fence,
+        )
 
-    def _run_staged(
-        self,
-        script: str,
-        messages: Messages,
-        names: Sequence[str],
-        arguments: Sequence[Argument],
-        before: Sequence[str] = (),
-        others: Sequence[Command] = (),
-    ) -> bool:
-        command = self._channel.script(script, names, arguments)
-        return bool(self._channel.run_staged(messages, STAGED_S, command, *others, before=before)[0])
+    def _run_staged(self, messages: Messages, script: Command, *others: Command, before: Sequence[str] = ()) -> bool:
+        return bool(self._channel.run_staged(messages, STAGED_S, script, *others, before=before)[0])
 
     def _staged(self, what: str) -> str:
         """A key that no other reducer writes, whatever fence it believes to have."""
@@ -440,8 +475,7 @@ class Claim(RoundStore):
 
         Returns the number of events moved; 0 once there are few enough.
         """
-        names = [self.keys.fence(), self.keys.events(), self.keys.backlog(), self.keys.taken(), self.keys.received()]
-        return int(self.scripts.call("fold", names, [self.fence, EVENTS_KEPT, EVENTS_FOLDED]))
+        return int(self.scripts.call("fold", self.keys, fence=self.fence, kept=EVENTS_KEPT, moved=EVENTS_FOLDED))
 
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
         """Append an event, unless another reducer has taken over."""

@@ -9,8 +9,9 @@ import structlog
 from redis import Redis
 
 from computeshare.errors import DamagedRound
-from computeshare.protocol.channel import Scripts, pairs
+from computeshare.protocol.channel import pairs
 from computeshare.protocol.keys import JOBS, JobKeys
+from computeshare.protocol.scripts import Scripts
 from computeshare.types import ENDED, JOB_ID, Token
 
 log = structlog.get_logger()
@@ -154,15 +155,15 @@ class RoundStore:
 
     def pause(self) -> bool:
         """Hold the rounds: workers leave, what was accepted stays; False if they are not running."""
-        return bool(self.scripts.call("pause", [self.keys.round(), self.keys.versions()], []))
+        return bool(self.scripts.call("pause", self.keys))
 
     def resume(self) -> bool:
         """Let paused rounds go on; False if they are not paused."""
-        return bool(self.scripts.call("resume", [self.keys.round(), self.keys.versions()], []))
+        return bool(self.scripts.call("resume", self.keys))
 
     def end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
         """Stop the job's rounds for good: workers leave, reducers let go."""
-        self.scripts.call("finish", [self.keys.round(), self.keys.versions()], [status])
+        self.scripts.call("finish", self.keys, status=status)
         self.redis.srem(JOBS, self.job_id)
 
     def remove_worker(self, worker_id: str, reason: str) -> None:
@@ -171,25 +172,20 @@ class RoundStore:
 
     def lift_ban(self, worker_id: str) -> bool:
         """Let a banned worker join again, its strikes forgotten; False if it was not banned."""
-        names = [self.keys.spec(), self.keys.banned(), self.keys.strikes(), self.keys.events()]
-        return bool(self.scripts.call("pardon", names, [worker_id]))
+        return bool(self.scripts.call("pardon", self.keys, worker=worker_id))
 
     def append(self, kind: str, event: dict[str, Any], fence: str = "") -> bool:
         """Append an event to a job that is published still; with a fence, only while that is the newest."""
-        names = [self.keys.spec(), self.keys.fence(), self.keys.events()]
-        return bool(self.scripts.call("announce", names, [fence, kind, json.dumps(event)]))
+        return bool(self.scripts.call("announce", self.keys, fence=fence, kind=kind, event=json.dumps(event)))
 
     def log(self, lines: Sequence[str]) -> bool:
         """Append lines (JSON) to the log of a job that is published still; False if it is not."""
-        names = [self.keys.spec(), self.keys.logs()]
-        return bool(self.scripts.call("log", names, [LINES_KEPT, LINE_BYTES_KEPT, *lines]))
+        return bool(self.scripts.call("log", self.keys, kept=LINES_KEPT, kept_bytes=LINE_BYTES_KEPT, lines=lines))
 
     def take(self, position: str, most: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """The oldest events after a position, from the backlog on, for a control plane that is about to store them."""
-        names = [self.keys.events(), self.keys.backlog(), self.keys.taken()]
-        return [
-            (stream_id, dict(pairs(fields))) for stream_id, fields in self.scripts.call("take", names, [position, most])
-        ]
+        found = self.scripts.call("take", self.keys, position=position, most=most)
+        return [(stream_id, dict(pairs(fields))) for stream_id, fields in found]
 
     def is_stored(self) -> bool:
         """Whether the control plane has stored all events and lines of the log that were written so far."""
@@ -222,7 +218,5 @@ def numbers_text(numbers: Iterable[int]) -> str:
 
 def leave(scripts: Scripts, keys: JobKeys, worker_id: str, session: str, reason: str) -> int:
     """End a session; returns the number of micro-batches it hands back, -1 if it had ended already."""
-
     event = json.dumps({"worker": worker_id, "reason": reason})
-    names = [keys.round(), keys.sessions(), keys.leases(), keys.backups(), keys.free(), keys.versions(), keys.events()]
-    return int(scripts.call("leave", names, [worker_id, session, event]))
+    return int(scripts.call("leave", keys, worker=worker_id, session=session, event=event))

@@ -9,12 +9,13 @@ from redis import Redis
 
 from computeshare.codecs.messages import seal
 from computeshare.errors import Banned, Fenced, JobGone
-from computeshare.protocol.channel import Channel, Messages, Scripts, pairs
+from computeshare.protocol.channel import Channel, Messages, pairs
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import leave, numbers_in
+from computeshare.protocol.scripts import Scripts
 from computeshare.protocol.version_chain import route
 from computeshare.runtime.failpoints import armed, failpoint
-from computeshare.transport.commands import Argument, Command
+from computeshare.transport.commands import Command
 from computeshare.transport.connections import BLOCK_MS
 from computeshare.transport.wire import Wires
 from computeshare.types import Blob, Message
@@ -94,11 +95,9 @@ class Member:
 
         Raises Fenced: this worker was given no seat, or another one meanwhile.
         """
-        k = self.keys
-        names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
-        names.append(k.banned())
-        arguments = [self.worker_id, self.session, seat, json.dumps(about)]
-        status, last_id = self._scripts.call("join", names, arguments)
+        status, last_id = self._scripts.call(
+            "join", self.keys, worker=self.worker_id, session=self.session, seat=seat, event=json.dumps(about)
+        )
         self._last_id = last_id.decode()
         if status == b"fenced":
             raise Fenced(f"worker {self.worker_id} has been given another seat than {seat}")
@@ -129,11 +128,17 @@ class Member:
             nonce: that of the submission that they are staged for; empty: nothing is.
         Returns: the job's status, `lost` where others have done or got all of them, `gone`, or `fenced`.
         """
-        k = self.keys
-        names = [k.round(), k.sessions(), k.leases(), k.backups()]
-        names += [self._staged(nonce, m) for m in micro_batches] if nonce else []
-        arguments: list[str | bytes | int | float] = [self.worker_id, self.session, EXTENDED_MS, STAGED_S]
-        return bytes(self._scripts.call("extend", names, [*arguments, *micro_batches])).decode()
+        status = self._scripts.call(
+            "extend",
+            self.keys,
+            staged_keys=[self._staged(nonce, m) for m in micro_batches] if nonce else (),
+            worker=self.worker_id,
+            session=self.session,
+            least_ms=EXTENDED_MS,
+            staged_s=STAGED_S,
+            micro_batches=micro_batches,
+        )
+        return bytes(status).decode()
 
     def lease(self, token: str) -> Grant:
         """Ask for micro-batches of the round that starts from `token`. Raises Fenced, Banned, JobGone."""
@@ -178,9 +183,9 @@ class Member:
         Args:
             again: they were read twice; the reducer is asked to publish them again.
         """
-        k = self.keys
-        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.free(), k.full(), k.events()]
-        self._scripts.call("doubt", names, [token, self.worker_id, self.session, int(again)])
+        self._scripts.call(
+            "doubt", self.keys, token=token, worker=self.worker_id, session=self.session, again=int(again)
+        )
 
     def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
         """Send a part of an update ahead of the submission `nonce`; `extend` is to keep it until then."""
@@ -288,22 +293,32 @@ class Member:
         return self.keys.staged(f"{nonce}:{micro_batch}")
 
     def _submission(self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any]) -> Command:
-        k = self.keys
-        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.answers()]
-        names += [k.full(), k.events(), k.free(), k.arrivals(), k.recent()]
         about = {"micro_batches": [micro_batch for micro_batch, _, _ in updates], **report}
-        arguments: list[Argument] = [token, self.worker_id, self.session, nonce]
-        arguments += [json.dumps(about, separators=(",", ":")), len(updates[0][1])]
-        for micro_batch, _, loss in updates:
-            names += [self._staged(nonce, micro_batch), k.update(token, micro_batch)]
-            arguments += [micro_batch, loss]
-        return self._channel.script("submit", names, arguments)
+        return self._channel.script(
+            "submit",
+            self.keys,
+            staged_keys=[self._staged(nonce, micro_batch) for micro_batch, _, _ in updates],
+            update_keys=[self.keys.update(token, micro_batch) for micro_batch, _, _ in updates],
+            token=token,
+            worker=self.worker_id,
+            session=self.session,
+            nonce=nonce,
+            event=json.dumps(about, separators=(",", ":")),
+            parts=len(updates[0][1]),
+            micro_batches=[micro_batch for micro_batch, _, _ in updates],
+            losses=[loss for _, _, loss in updates],
+        )
 
     def _lease(self, token: str, and_news: bool = False) -> Command:
-        k = self.keys
-        names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-        names += [k.events(), k.banned(), k.suspects(), k.news(token)]
-        return self._channel.script("lease", names, [token, self.worker_id, self.session, int(and_news)])
+        return self._channel.script(
+            "lease",
+            self.keys,
+            news_key=self.keys.news(token),
+            token=token,
+            worker=self.worker_id,
+            session=self.session,
+            and_news=int(and_news),
+        )
 
     @staticmethod
     def _parsed(reply: list[Any]) -> Grant:

@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from computeshare.protocol.channel import Scripts
+from computeshare.protocol import scripts
+from computeshare.protocol.scripts import Script, Scripts
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.rounds import claim, join, store  # noqa: F401
@@ -128,15 +129,8 @@ class Trials:
 
 
 def _alter(name: str, source: str) -> None:
-    unaltered = Scripts._load
-
-    def load(self: Scripts, asked: str) -> str:
-        if asked != name:
-            return unaltered(self, asked)
-        self._digests[name] = str(self._redis.script_load(source))
-        return self._digests[name]
-
-    Scripts._load = load  # type: ignore[method-assign, assignment]
+    unaltered, altered = scripts.script, Script(name, source)
+    scripts.script = lambda asked: altered if asked == name else unaltered(asked)  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

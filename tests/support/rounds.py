@@ -83,6 +83,24 @@ def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce"
     return member.submit(str(token), nonce, [(m, [blob], 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
 
 
+def submit_staged(store: RoundStore, member: Member, event: str) -> Any:
+    """Submit micro-batch 0 of version 0 as nonce `n`, its message being what is staged for it, with this event."""
+    return store.scripts.call(
+        "submit",
+        store.keys,
+        staged_keys=[store.keys.staged("n:0")],
+        update_keys=[store.keys.update(str(ZERO), 0)],
+        token=str(ZERO),
+        worker=member.worker_id,
+        session=member.session,
+        nonce="n",
+        event=event,
+        parts=1,
+        micro_batches=[0],
+        losses=[0.5],
+    )
+
+
 def of(token: Token, micro_batches: Sequence[int] = range(4)) -> list[tuple[str, int]]:
     """Updates, as the reducer names them."""
     return [(str(token), m) for m in micro_batches]

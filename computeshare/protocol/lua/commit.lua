@@ -1,35 +1,44 @@
 -- commit.lua: publish the next version, unless the version or the fence has moved on.
--- KEYS  1 round   2 fence   3 staged weights   4 next weights   5 weights before the base's   6 leases   7 backups
---       8 received   9 free   10 suspects   11 versions   12 events   13 full   14 arrivals   15 state of the base
---       16 recent   17 chain   18 staged whole weights   19 next whole weights   20 news of the base   21 news of the next
---       version   then what the chain lets go of
--- ARGV  1 token the round started from   2 next token   3 this reducer's fence   4 next version
---       5 next round's first micro-batch   6 its count   7 event (JSON object with any key), to which the script adds
---       which micro-batches were leased a second time
---       8 micro-batches that made the version, by commas   9 sha1 of their entries in `received`, one after the other
---       10 micro-batches carried into the next round, by commas   11 how many leases that round gives out in all (0 after the last)
---       12 how many of them make the version after the next
---       13 tokens that the micro-batches in 8 were computed on, by commas; empty: the base
---       14 `delta` if what is staged is the difference from the base, else `whole`
---       15 how many versions of the chain stay before this one, where it is published whole, too; else empty
---       16 micro-batches of each unit of the next round, by commas; empty: as the job's plan has it
---       17 the workers that these were made for, by commas   18 whether what is staged is to be news, too (1 or 0)
 -- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
 -- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
 -- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
-local round = redis.call("HMGET", KEYS[1], "token", "status", "first", "count", "recent", "needed", "total", "sizes", "doubled")
-if round[1] ~= ARGV[1] or redis.call("GET", KEYS[2]) ~= ARGV[3] then return 0 end
-if round[2] ~= "running" and round[2] ~= "paused" then return 0 end
-local stays = round[3] == ARGV[5] and round[4] == ARGV[6]
-local counted = {}
-for micro_batch in ARGV[8]:gmatch("%d+") do counted[#counted + 1] = micro_batch end
-if round[6] == round[7] and redis.call("HLEN", KEYS[8]) ~= #counted then return 0 end
-local entries = redis.call("HMGET", KEYS[8], unpack(counted))
-for i, entry in ipairs(entries) do entries[i] = entry or "" end
-if redis.sha1hex(table.concat(entries)) ~= ARGV[9] or redis.call("EXISTS", KEYS[15]) == 0 then return 0 end
+local round_key, fence_key, staged_weights_key = KEYS[1], KEYS[2], KEYS[3]
+local next_weights_key, outdated_weights_key = KEYS[4], KEYS[5] -- outdated: of the version before the base
+local leases_key, backups_key, received_key, free_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local versions_key, events_key, full_key, arrivals_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local base_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17]
+local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
+local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
+local outdated_keys = rest(KEYS, 22) -- what the chain lets go of
+local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: the version that the round started from
+local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and how many
+local event = ARGV[7] -- JSON object with any key; which micro-batches were leased a second time is added here
+local counted = ARGV[8] -- micro-batches that made the version, by commas
+local entries_sha1 = ARGV[9] -- of their entries in `received`, one after the other
+local carried = ARGV[10] -- micro-batches carried into the next round, by commas
+local next_total = ARGV[11] -- leases that the next round gives out in all; 0 after the last
+local next_needed = ARGV[12] -- how many of them make the version after the next
+local bases = ARGV[13] -- tokens that the counted micro-batches were computed on, by commas; empty: the base
+local published_as = ARGV[14] -- `delta` if what is staged is the difference from the base, else `whole`
+local kept = ARGV[15] -- versions of the chain that stay before this one, where it is published whole, too; else empty
+local sizes = ARGV[16] -- micro-batches of each unit of the next round, by commas; empty: as the job's plan has it
+local owners = ARGV[17] -- the workers that these were made for, by commas
+local has_news = ARGV[18] -- 1 if what is staged is to be news, too; else 0
 
-local function deadline() -- of the next round, in milliseconds after its opening: median plus four deviations; 0: unknown
-  local arrivals = redis.call("SORT", KEYS[14]) -- table.sort takes five times as long
+if has_moved_on(round_key, fence_key, token, fence) then return 0 end
+local status, first, count, recent, needed, total, sizes_before, doubled = unpack(redis.call("HMGET", round_key,
+  "status", "first", "count", "recent", "needed", "total", "sizes", "doubled"))
+if status ~= "running" and status ~= "paused" then return 0 end
+local stays = first == next_first and count == next_count
+local units = {}
+for micro_batch in counted:gmatch("%d+") do units[#units + 1] = micro_batch end
+if needed == total and redis.call("HLEN", received_key) ~= #units then return 0 end
+local entries = redis.call("HMGET", received_key, unpack(units))
+for i, entry in ipairs(entries) do entries[i] = entry or "" end
+if redis.sha1hex(table.concat(entries)) ~= entries_sha1 or redis.call("EXISTS", base_state_key) == 0 then return 0 end
+
+local function deadline() -- of the next round, milliseconds after its opening: median plus four deviations; 0: unknown
+  local arrivals = redis.call("SORT", arrivals_key) -- table.sort takes five times as long
   if #arrivals < 8 then return 0 end
   for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
   local upper = math.floor(#arrivals / 2) + 1
@@ -48,46 +57,42 @@ local function deadline() -- of the next round, in milliseconds after its openin
   return median + 4 * math.max(deviation, 0.1 * median, 5)
 end
 
-if ARGV[15] ~= "" then
-  redis.call("RENAME", KEYS[18], KEYS[19]) -- these raise, with no effect that matters, if the staging expired
-  redis.call("PERSIST", KEYS[19])
-end
-redis.call("RENAME", KEYS[3], KEYS[4])
-redis.call("PERSIST", KEYS[4])
-redis.call("UNLINK", KEYS[20])
-if ARGV[18] == "1" then redis.call("COPY", KEYS[4], KEYS[21], "REPLACE") end
-if ARGV[14] == "delta" then
-  if ARGV[15] ~= "" then
-    redis.call("LTRIM", KEYS[17], -tonumber(ARGV[15]), -1)
-    redis.call("HSET", KEYS[1], "snapshot", ARGV[2])
-    for i = 22, #KEYS do redis.call("UNLINK", KEYS[i]) end
+-- these raise, with no effect that matters, if the staging expired
+if kept ~= "" then keep_staged(staged_snapshot_key, snapshot_key) end
+keep_staged(staged_weights_key, next_weights_key)
+redis.call("UNLINK", base_news_key)
+if has_news == "1" then redis.call("COPY", next_weights_key, next_news_key, "REPLACE") end
+if published_as == "delta" then
+  if kept ~= "" then
+    redis.call("LTRIM", chain_key, -tonumber(kept), -1)
+    redis.call("HSET", round_key, "snapshot", next_token)
+    for _, key in ipairs(outdated_keys) do redis.call("UNLINK", key) end
   end
-  redis.call("RPUSH", KEYS[17], ARGV[2])
+  redis.call("RPUSH", chain_key, next_token)
 end
-local now = redis.call("TIME")
-redis.call("HSET", KEYS[1], "token", ARGV[2], "base", ARGV[1], "version", ARGV[4], "first", ARGV[5], "count", ARGV[6],
-  "counted", ARGV[8], "bases", ARGV[13], "carried", ARGV[10], "total", ARGV[11], "needed", ARGV[12], "deadline", deadline(),
-  "sizes", ARGV[16], "owners", ARGV[17], "sizes_before", round[8] or "", "opened", now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call("HDEL", KEYS[1], "closed", "doubted", "doubled")
-if ARGV[11] == "0" then redis.call("HSET", KEYS[1], "status", "finished") end
-redis.call("DEL", KEYS[13])
+redis.call("HSET", round_key, "token", next_token, "base", token, "version", next_version, "first", next_first,
+  "count", next_count, "counted", counted, "bases", bases, "carried", carried, "total", next_total,
+  "needed", next_needed, "deadline", deadline(), "sizes", sizes, "owners", owners,
+  "sizes_before", sizes_before or "", "opened", now_ms())
+redis.call("HDEL", round_key, "closed", "doubted", "doubled")
+if next_total == "0" then redis.call("HSET", round_key, "status", "finished") end
+redis.call("DEL", full_key)
 if stays then
-  redis.call("HDEL", KEYS[10], unpack(counted))
-  redis.call("HDEL", KEYS[8], unpack(counted))
-  if redis.call("HLEN", KEYS[8]) >= tonumber(ARGV[12]) then redis.call("RPUSH", KEYS[13], ARGV[2]) end
+  redis.call("HDEL", suspects_key, unpack(units))
+  redis.call("HDEL", received_key, unpack(units))
+  if redis.call("HLEN", received_key) >= tonumber(next_needed) then redis.call("RPUSH", full_key, next_token) end
 else
-  redis.call("HSET", KEYS[1], "cursor", "0")
-  redis.call("DEL", KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10])
-  if ARGV[16] ~= "" then -- each unit is to go to whom it was made for, so none is given out in turn
-    redis.call("HSET", KEYS[1], "cursor", ARGV[6])
-    for i = 0, tonumber(ARGV[6]) - 1 do redis.call("RPUSH", KEYS[9], string.format("%d", ARGV[5] + i)) end
+  redis.call("HSET", round_key, "cursor", "0")
+  redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key)
+  if sizes ~= "" then -- each unit is to go to whom it was made for, so none is given out in turn
+    redis.call("HSET", round_key, "cursor", next_count)
+    for i = 0, tonumber(next_count) - 1 do redis.call("RPUSH", free_key, string.format("%d", next_first + i)) end
   end
-  for micro_batch in ARGV[10]:gmatch("%d+") do redis.call("RPUSH", KEYS[9], micro_batch) end
+  for micro_batch in carried:gmatch("%d+") do redis.call("RPUSH", free_key, micro_batch) end
 end
-redis.call("LPUSH", KEYS[16], ARGV[2])
-redis.call("LTRIM", KEYS[16], 0, tonumber(round[5]) - 1)
-redis.call("UNLINK", KEYS[5])
-redis.call("XADD", KEYS[11], "MAXLEN", "16", "*", "token", ARGV[2])
-redis.call("XADD", KEYS[12], "*", "type", "version", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data",
-  round[9] and string.format('{"doubled":[%s],%s', round[9], ARGV[7]:sub(2)) or ARGV[7])
+redis.call("LPUSH", recent_key, next_token)
+redis.call("LTRIM", recent_key, 0, tonumber(recent) - 1)
+redis.call("UNLINK", outdated_weights_key)
+wake(versions_key, "token", next_token)
+append_event(events_key, "version", doubled and string.format('{"doubled":[%s],%s', doubled, event:sub(2)) or event)
 return 1

@@ -1,24 +1,19 @@
 -- doubt.lua: tell that a worker read weights of the current version that do not match the digest in its token; it hands
 -- its leases back. Where reading them again gave the same, the reducer is asked to publish the version again.
--- KEYS  1 round   2 sessions   3 leases   4 backups   5 free   6 full   7 events
--- ARGV  1 token   2 worker   3 session   4 whether it is the second time in a row (1 or 0)
 -- Returns 1, or 0 if the version has moved on, or the session is not the worker's any more (nothing is changed).
-if redis.call("HGET", KEYS[1], "token") ~= ARGV[1] or redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return 0 end
-for i = 3, 4 do
-  local held = redis.call("HGETALL", KEYS[i])
-  for j = 1, #held, 2 do
-    if held[j + 1]:match("^[^|]*") == ARGV[3] then
-      redis.call("HDEL", KEYS[i], held[j])
-      if i == 3 then redis.call("RPUSH", KEYS[5], held[j]) end
-    end
-  end
+local round_key, sessions_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local free_key, full_key, events_key = KEYS[5], KEYS[6], KEYS[7]
+local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
+local again = ARGV[4] -- 1 if it is the second time in a row; else 0
+
+if redis.call("HGET", round_key, "token") ~= token then return 0 end
+if redis.call("HGET", sessions_key, worker) ~= session then return 0 end
+free_leases(leases_key, backups_key, free_key, session)
+if redis.call("HGET", round_key, "doubted") == token then return 1 end -- told, and the reducer is at it
+if again == "1" then
+  redis.call("HSET", round_key, "doubted", token)
+  redis.call("RPUSH", full_key, token)
 end
-if redis.call("HGET", KEYS[1], "doubted") == ARGV[1] then return 1 end -- told, and the reducer is at it
-if ARGV[4] == "1" then
-  redis.call("HSET", KEYS[1], "doubted", ARGV[1])
-  redis.call("RPUSH", KEYS[6], ARGV[1])
-end
-local now = redis.call("TIME")
-redis.call("XADD", KEYS[7], "*", "type", "doubted", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data",
-  cjson.encode({token = ARGV[1], version = tonumber(redis.call("HGET", KEYS[1], "version")), worker = ARGV[2]}))
+append_event(events_key, "doubted",
+  cjson.encode({token = token, version = tonumber(redis.call("HGET", round_key, "version")), worker = worker}))
 return 1

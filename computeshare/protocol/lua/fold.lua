@@ -1,33 +1,27 @@
 -- fold.lua: where no control plane takes a job's events, move the oldest to its backlog, their submissions folded into
 -- counts; all other events as they are.
--- KEYS  1 fence   2 events   3 backlog   4 taken   5 received
--- ARGV  1 this reducer's fence   2 how many events are left where they are   3 how many are moved at a time
 -- A submission is moved as it is where a control plane may have read it (and stored it, and died before it trimmed),
 -- where it lay there when the broker was started (which may have forgotten what was read), where a part of it may still
 -- be refused, and where it is not as it should be.
 -- Returns the number of events moved; 0 if there are too few, or the fence had moved on.
-if redis.call("GET", KEYS[1]) ~= ARGV[1] then return 0 end
-local moved = tonumber(ARGV[3])
+local fence_key, events_key, backlog_key, taken_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local fence = ARGV[1]
+local kept, moved = tonumber(ARGV[2]), tonumber(ARGV[3]) -- events that are left where they are, and moved at a time
+
+if redis.call("GET", fence_key) ~= fence then return 0 end
 local run = redis.call("INFO", "server"):match("run_id:(%w+)")
-local taken = redis.call("HMGET", KEYS[4], "run", "upto")
+local taken = redis.call("HMGET", taken_key, "run", "upto")
 local upto = taken[2] or "0-0"
 if taken[1] ~= run then
-  local newest = redis.call("XREVRANGE", KEYS[2], "+", "-", "COUNT", 1)
+  local newest = redis.call("XREVRANGE", events_key, "+", "-", "COUNT", 1)
   upto = newest[1] and newest[1][1] or upto
-  redis.call("HDEL", KEYS[4], "run") -- needs no memory, so that the next goes through where there is none left
-  redis.call("HSET", KEYS[4], "run", run, "upto", upto)
+  redis.call("HDEL", taken_key, "run") -- needs no memory, so that the next goes through where there is none left
+  redis.call("HSET", taken_key, "run", run, "upto", upto)
 end
-if redis.call("XLEN", KEYS[2]) < ARGV[2] + moved then return 0 end
+if redis.call("XLEN", events_key) < kept + moved then return 0 end
 
-local function is_after(a, b) -- of two ids
-  local a_ms, a_number = a:match("^(%d+)-(%d+)$")
-  local b_ms, b_number = b:match("^(%d+)-(%d+)$")
-  if a_ms ~= b_ms then return tonumber(a_ms) > tonumber(b_ms) end
-  return tonumber(a_number) > tonumber(b_number)
-end
-
-local entries = redis.call("XRANGE", KEYS[2], "-", "+", "COUNT", 4 * (ARGV[2] + moved))
-local before = redis.pcall("XINFO", "STREAM", KEYS[3]) -- an error where there is none yet
+local entries = redis.call("XRANGE", events_key, "-", "+", "COUNT", 4 * (kept + moved))
+local before = redis.pcall("XINFO", "STREAM", backlog_key) -- an error where there is none yet
 for i = 1, #before, 2 do
   if before[i] == "last-generated-id" and not is_after(entries[1][1], before[i + 1]) then return 0 end
 end
@@ -42,7 +36,7 @@ local function read(entry) -- its type, its data if that is JSON, and its fields
 end
 
 local unsettled, refused = {}, {} -- nonces
-for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do unsettled[cjson.decode(entry).nonce] = true end
+for _, entry in ipairs(redis.call("HVALS", received_key)) do unsettled[cjson.decode(entry).nonce] = true end
 for _, entry in ipairs(entries) do
   local kind, data = read(entry)
   if kind == "refused" and data and type(data.nonce) == "string" then refused[data.nonce] = true end
@@ -74,7 +68,8 @@ local function is_whole(data, fields) -- what the control plane would store a ro
   end
   if not (tonumber(fields.at) and is_token(data.base) and is_token(data.current)) then return false end
   if type(data.seconds) ~= "table" then return false end
-  if not (are_counts(data.micro_batches) and are_counts(data.counted) and are_counts(data.late, true)) then return false end
+  if not (are_counts(data.micro_batches) and are_counts(data.counted)) then return false end
+  if not are_counts(data.late, true) then return false end
   for _, name in ipairs(SECONDS) do
     local value = data.seconds[name]
     if type(value) ~= "number" or value ~= value or math.abs(value) == math.huge then return false end
@@ -132,14 +127,14 @@ end
 
 local last_ms, last_number = entries[moved][1]:match("^(%d+)-(%d+)$")
 -- first, as it frees memory: what follows goes through though none is left
-redis.call("XTRIM", KEYS[2], "MINID", last_ms .. "-" .. string.format("%.0f", last_number + 1))
+redis.call("XTRIM", events_key, "MINID", last_ms .. "-" .. string.format("%.0f", last_number + 1))
 local function append_counts()
-  redis.call("XADD", KEYS[3], folded.last, "type", "folded", "at", folded.at, "data", counts())
+  redis.call("XADD", backlog_key, folded.last, "type", "folded", "at", folded.at, "data", counts())
   folded = {count = 0}
 end
 for _, entry in ipairs(stays) do
   if folded.count > 0 and is_after(entry[1], folded.last) then append_counts() end
-  redis.call("XADD", KEYS[3], entry[1], unpack(entry[2]))
+  redis.call("XADD", backlog_key, entry[1], unpack(entry[2]))
 end
 if folded.count > 0 then append_counts() end
 return moved

@@ -1,12 +1,13 @@
 -- keep.lua: keep a staged state under its name and drop what it could have been recomputed from.
--- KEYS  1 fence   2 round   3 staged state   4 state   then the keys to drop
--- ARGV  1 this reducer's fence   2 token of the state
 -- Returns 1, or 0 if the version or the fence had moved on or the job is gone (only the staged state goes).
-if redis.call("GET", KEYS[1]) ~= ARGV[1] or redis.call("HGET", KEYS[2], "token") ~= ARGV[2] then
-  redis.call("UNLINK", KEYS[3])
+local round_key, fence_key, staged_state_key, state_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local dropped_keys = rest(KEYS, 5)
+local token, fence = ARGV[1], ARGV[2] -- the token is that of the state
+
+if has_moved_on(round_key, fence_key, token, fence) then
+  redis.call("UNLINK", staged_state_key)
   return 0
 end
-redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, if the staging expired
-redis.call("PERSIST", KEYS[4])
-for i = 5, #KEYS do redis.call("UNLINK", KEYS[i]) end
+keep_staged(staged_state_key, state_key)
+for _, key in ipairs(dropped_keys) do redis.call("UNLINK", key) end
 return 1

@@ -1,12 +1,9 @@
 -- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
 -- else a second lease on those of a slow one (a backup task: the first submission wins). The clock is the server's.
 -- Where a round waits for all of its units, they are given out by how fast each worker was of late, as
--- `computeshare/lease_policy.py` says: one that is free gets a unit only if the others would not have done them all by the time
--- that it is done. A backup begins only where it is expected to be done well before the lease that it doubles.
--- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 free   7 speeds   8 events   9 banned
---       10 suspects   11 news of the version after the token's
--- ARGV  1 token   2 worker   3 session   4 whether the news are read right after this (1 or 0): then the lease is on the
---       version after the token's, where that is the current one and there are news of it
+-- `computeshare/protocol/lease_policy.py` says: one that is free gets a unit only if the others would not have done
+-- them all by the time that it is done. A backup begins only where it is expected to be done well before the lease that
+-- it doubles.
 -- The terms stand in the round, where its reducer wrote them: `backup` (1: backup tasks are allowed), `sharers` (fewest
 -- workers that may make a round, each of them its share at most; 0: any), `fewest` (sessions there must be),
 -- `unmeasured` (most units for a worker that was not measured yet; 0: its share).
@@ -15,76 +12,81 @@
 -- Returns {answer, current token, ms until it is worth asking again, sizes of the round's units by commas,
 -- micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`, `gone` or the job's status if that is
 -- not running. Only `leased` changes anything, and has more than three parts.
+local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local news_key = KEYS[11] -- of the version after the token's
+local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
+local and_news = ARGV[4] -- 1 if the news are read right after this, else 0: then the lease is on the version after the
+-- token's, where that is the current one and there are news of it
+
 local SHORTEST_MS = 2000 -- of a lease
 local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take while no worker was measured yet
-local TOGETHER_MS = 1000 -- these constants are those of `computeshare/lease_policy.py`
+local TOGETHER_MS = 1000 -- these constants are those of `computeshare/protocol/lease_policy.py`
 local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
 local EXPECTED_MS = 250 -- that others may come later than the one that asks
-local round = redis.call("HMGET", KEYS[1], "status", "token", "first", "count", "cursor", "version", "opened", "total",
-  "closed", "deadline", "needed", "sizes", "owners", "base", "backup", "sharers", "fewest", "unmeasured",
-  "doubled")
-local status, token = round[1], round[2]
-local backup, sharers = round[15] == "1", tonumber(round[16])
-local fewest, unmeasured = tonumber(round[17]), tonumber(round[18])
+local status, current, first, count, cursor, version, opened, total, closed, deadline, needed, sizes, owned, base,
+  backup, sharers, fewest, unmeasured, doubled = unpack(redis.call("HMGET", round_key, "status", "token", "first",
+  "count", "cursor", "version", "opened", "total", "closed", "deadline", "needed", "sizes", "owners", "base", "backup",
+  "sharers", "fewest", "unmeasured", "doubled"))
 if not status then return {"gone", "", 0} end
-if status ~= "running" then return {status, token, 0} end
-if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then
-  return {redis.call("HEXISTS", KEYS[9], ARGV[2]) == 1 and "banned" or "fenced", token, 0}
+if status ~= "running" then return {status, current, 0} end
+if redis.call("HGET", sessions_key, worker) ~= session then
+  return {redis.call("HEXISTS", banned_key, worker) == 1 and "banned" or "fenced", current, 0}
 end
-if token ~= ARGV[1] and (ARGV[4] == "0" or round[14] ~= ARGV[1] or redis.call("EXISTS", KEYS[11]) == 0) then
-  return {"stale", token, 0}
+if current ~= token and (and_news == "0" or base ~= token or redis.call("EXISTS", news_key) == 0) then
+  return {"stale", current, 0}
 end
-if round[9] or redis.call("HLEN", KEYS[5]) >= tonumber(round[11]) then
-  return {"wait", token, 1000} -- closed, or enough is there: the next version is on its way
+first, count, cursor, total = tonumber(first), tonumber(count), tonumber(cursor), tonumber(total)
+needed, opened, deadline = tonumber(needed), tonumber(opened), tonumber(deadline or 0)
+sharers, fewest, unmeasured = tonumber(sharers), tonumber(fewest), tonumber(unmeasured)
+if closed or redis.call("HLEN", received_key) >= needed then
+  return {"wait", current, 1000} -- closed, or enough is there: the next version is on its way
 end
 
-local clock = redis.call("TIME")
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local first, count, cursor, total = tonumber(round[3]), tonumber(round[4]), tonumber(round[5]), tonumber(round[8])
-local needed, opened, deadline = tonumber(round[11]), tonumber(round[7]), tonumber(round[10] or 0)
-local workers = redis.call("HKEYS", KEYS[2])
-if #workers < fewest then return {"wait", token, 1000} end
+local now = now_ms()
+local workers = redis.call("HKEYS", sessions_key)
+if #workers < fewest then return {"wait", current, 1000} end
 
 local own, usual, known = {}, 0, 0 -- by worker: {ms for a unit, when its last one was done}
-for i, told in ipairs(redis.call("HMGET", KEYS[7], unpack(workers))) do
+for i, told in ipairs(redis.call("HMGET", speeds_key, unpack(workers))) do
   local each, at = (told or ""):match("^(.-)|(.*)$")
   own[workers[i]] = each and {tonumber(each), tonumber(at)}
   if each then usual, known = usual + each, known + 1 end
 end
 usual = known > 0 and usual / known or UNMEASURED_MS
-local measured = own[ARGV[2]]
+local measured = own[worker]
 local speed, idle = (measured or {usual})[1], now - (measured or {0, 0})[2]
 
-local leases, held = {redis.call("HGETALL", KEYS[3]), redis.call("HGETALL", KEYS[4])}, {}
+local leases, held = {redis.call("HGETALL", leases_key), redis.call("HGETALL", backups_key)}, {}
 for _, all in ipairs(leases) do -- by worker: how many units, since when
   for i = 2, #all, 2 do
-    local expires, since, worker = all[i]:match("^.-|(.-)|(.-)|(.*)$")
+    local expires, since, holder = all[i]:match("^.-|(.-)|(.-)|(.*)$")
     if tonumber(expires) > now then
-      local one = held[worker] or {0, math.huge}
-      held[worker] = {one[1] + 1, math.min(one[2], tonumber(since))}
+      local one = held[holder] or {0, math.huge}
+      held[holder] = {one[1] + 1, math.min(one[2], tonumber(since))}
     end
   end
 end
 
-local function late(worker) -- ms since it should have been done with what it holds; less than 0: until then
-  return now - held[worker][2] - held[worker][1] * (own[worker] or {usual})[1]
+local function late(holder) -- ms since it should have been done with what it holds; less than 0: until then
+  return now - held[holder][2] - held[holder][1] * (own[holder] or {usual})[1]
 end
-local function remaining(worker) -- ms until it is done; whoever is late is taken to need as long again
-  return math.abs(late(worker))
+local function remaining(holder) -- ms until it is done; whoever is late is taken to need as long again
+  return math.abs(late(holder))
 end
 
 local owners, busy = {}, {}
-for owner in (round[13] or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
+for owner in (owned or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
 
 local room = math.huge -- for the worker that asks, where none may make more than its share
 if sharers > 0 then
-  room = math.ceil(total / sharers) - (held[ARGV[2]] or {0})[1]
-  for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
-    if cjson.decode(entry).worker == ARGV[2] then room = room - 1 end
+  room = math.ceil(total / sharers) - (held[worker] or {0})[1]
+  for _, entry in ipairs(redis.call("HVALS", received_key)) do
+    if cjson.decode(entry).worker == worker then room = room - 1 end
   end
-  if room < 1 then return {"wait", token, 1000} end
+  if room < 1 then return {"wait", current, 1000} end
 end
 
 local again = 4000
@@ -92,14 +94,15 @@ local most = measured and math.max(1, math.floor(TOGETHER_MS / speed)) or math.h
 if not measured and unmeasured > 0 then most = unmeasured end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
-local left = redis.call("LLEN", KEYS[6]) + count - cursor
-if speed >= SHORT_MS and needed == total and #owners == 0 and sharers == 0 and redis.call("EXISTS", KEYS[10]) == 0 then
+local left = redis.call("LLEN", free_key) + count - cursor
+if speed >= SHORT_MS and needed == total and #owners == 0 and sharers == 0
+    and redis.call("EXISTS", suspects_key) == 0 then
   local peers = {}
-  for _, worker in ipairs(workers) do
-    local each, done = unpack(own[worker] or {usual, 0})
-    if worker ~= ARGV[2] and held[worker] then
-      peers[#peers + 1] = {remaining(worker), each}
-    elseif worker ~= ARGV[2] and now - math.max(opened, done) < math.max(EXPECTED_MS, each) then -- else it is not coming
+  for _, other in ipairs(workers) do
+    local each, done = unpack(own[other] or {usual, 0})
+    if other ~= worker and held[other] then
+      peers[#peers + 1] = {remaining(other), each}
+    elseif other ~= worker and now - math.max(opened, done) < math.max(EXPECTED_MS, each) then -- else it is not coming
       peers[#peers + 1] = {0, each}
     end
   end
@@ -120,23 +123,23 @@ end
 
 local slow = opened + (deadline > 0 and deadline or 250 + 3 * speed * total)
 if #owners > 0 then
-  for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do busy[cjson.decode(entry).worker] = true end
+  for _, entry in ipairs(redis.call("HVALS", received_key)) do busy[cjson.decode(entry).worker] = true end
   for i = 2, #leases[1], 2 do busy[leases[1][i]:match("^.-|.-|.-|(.*)$")] = true end
 end
 
 local function pick() -- takes one off the free ones; nothing if they are all for others
-  if #owners == 0 then return redis.call("LPOP", KEYS[6]) end
+  if #owners == 0 then return redis.call("LPOP", free_key) end
   local found
-  for _, unit in ipairs(redis.call("LRANGE", KEYS[6], 0, -1)) do
+  for _, unit in ipairs(redis.call("LRANGE", free_key, 0, -1)) do
     local owner = owners[tonumber(unit) - first + 1]
-    if owner == ARGV[2] then
+    if owner == worker then
       found = unit
       break
-    elseif not found and (busy[owner] or now > slow or redis.call("HEXISTS", KEYS[2], owner) == 0) then
+    elseif not found and (busy[owner] or now > slow or redis.call("HEXISTS", sessions_key, owner) == 0) then
       found = unit
     end
   end
-  if found then redis.call("LREM", KEYS[6], 1, found) else again = 250 end
+  if found then redis.call("LREM", free_key, 1, found) else again = 250 end
   return found
 end
 
@@ -145,8 +148,8 @@ local others, aside = #workers > 1 and sharers == 0, {}
 while #granted < share do
   local freed = pick()
   if freed then
-    local suspects = others and cjson.decode(redis.call("HGET", KEYS[10], freed) or "{}")
-    if suspects and suspects[ARGV[3]] and not next(suspects, next(suspects)) then
+    local suspects = others and cjson.decode(redis.call("HGET", suspects_key, freed) or "{}")
+    if suspects and suspects[session] and not next(suspects, next(suspects)) then
       aside[#aside + 1] = freed -- one of the others is to say whether that is not finite, and none has yet
     else
       granted[#granted + 1] = freed
@@ -158,47 +161,49 @@ while #granted < share do
     break
   end
 end
-redis.call("HSET", KEYS[1], "cursor", cursor)
-for _, micro_batch in ipairs(aside) do redis.call("RPUSH", KEYS[6], micro_batch) end
+redis.call("HSET", round_key, "cursor", cursor)
+for _, micro_batch in ipairs(aside) do redis.call("RPUSH", free_key, micro_batch) end
 if #aside > 0 then again = 500 end
 
-local target = KEYS[3]
+local target = leases_key
 if #granted == 0 then -- what others have let run out
   for i = 1, #leases[1], 2 do
-    local expires, since, worker = leases[1][i + 1]:match("^.-|(.-)|(.-)|(.*)$")
+    local expires, since, holder = leases[1][i + 1]:match("^.-|(.-)|(.-)|(.*)$")
     if tonumber(expires) > now then
       again = math.min(again, expires - now)
     elseif #granted < fair then
       granted[#granted + 1] = leases[1][i]
-      moved[#moved + 1] = {from = worker, after_ms = now - since, micro_batch = tonumber(leases[1][i])}
+      moved[#moved + 1] = {from = holder, after_ms = now - since, micro_batch = tonumber(leases[1][i])}
     end
   end
 end
-if #granted == 0 and backup then -- what one of the others is slow with, all of it
+if #granted == 0 and backup == "1" then -- what one of the others is slow with, all of it
   local from
   for i = 1, #leases[1], 2 do
-    local session, worker = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
-    if session ~= ARGV[3] and redis.call("HEXISTS", KEYS[4], leases[1][i]) == 0 then
-      local cost = BACKUP_FACTOR * held[worker][1] * speed + BACKUP_MS
-      if cost < remaining(worker) and (from or worker) == worker and #granted < room then
-        from, target = worker, KEYS[4]
+    local other, holder = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
+    if other ~= session and redis.call("HEXISTS", backups_key, leases[1][i]) == 0 then
+      local cost = BACKUP_FACTOR * held[holder][1] * speed + BACKUP_MS
+      if cost < remaining(holder) and (from or holder) == holder and #granted < room then
+        from, target = holder, backups_key
         granted[#granted + 1] = leases[1][i]
       else
-        again = math.min(again, cost - late(worker))
+        again = math.min(again, cost - late(holder))
       end
     end
   end
-  if from then redis.call("HSET", KEYS[1], "doubled", (round[19] and round[19] .. "," or "") .. table.concat(granted, ",")) end
+  if from then
+    redis.call("HSET", round_key, "doubled", (doubled and doubled .. "," or "") .. table.concat(granted, ","))
+  end
 end
-if #granted == 0 then return {"wait", token, math.max(20, math.ceil(again))} end
+if #granted == 0 then return {"wait", current, math.max(20, math.ceil(again))} end
 
 local life = math.max(SHORTEST_MS, 4 * speed * #granted)
-local lease = string.format("%s|%.0f|%.0f|%s", ARGV[3], now + life, now, ARGV[2])
+local lease = string.format("%s|%.0f|%.0f|%s", session, now + life, now, worker)
 for _, micro_batch in ipairs(granted) do redis.call("HSET", target, micro_batch, lease) end
 for _, event in ipairs(moved) do
-  event.to, event.version = ARGV[2], tonumber(round[6])
-  redis.call("XADD", KEYS[8], "*", "type", "reassigned", "at", now, "data", cjson.encode(event))
+  event.to, event.version = worker, tonumber(version)
+  append_event(events_key, "reassigned", cjson.encode(event))
 end
-local answer = {"leased", token, math.ceil(life), round[12] or ""}
+local answer = {"leased", current, math.ceil(life), sizes or ""}
 for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
 return answer

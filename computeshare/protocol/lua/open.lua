@@ -1,26 +1,29 @@
 -- open.lua: publish a job's first weights, initial or restored, unless it is open already.
--- KEYS  1 round   2 fence   3 staged weights   4 weights   5 staged state   6 state   7 versions   8 events   9 spec
---       10 free   11 recent   12 chain
--- ARGV  1 this reducer's fence   2 token   3 version   4 first micro-batch   5 count
---       6 event (JSON)   7 micro-batches carried into this round, by commas   8 how many leases it gives out in all (0 if all rounds are done)
---       9 how many of them make the next version   10 from how many versions, the current one among them, updates count
---       then the terms of the job's leases and submissions, each a name and a value
 -- Returns 1 if opened, 0 if the job is open or gone or the fence had moved on (nothing is changed).
-if redis.call("EXISTS", KEYS[1]) == 1 or redis.call("EXISTS", KEYS[9]) == 0 then return 0 end
-if redis.call("GET", KEYS[2]) ~= ARGV[1] then return 0 end
-redis.call("RENAME", KEYS[3], KEYS[4]) -- first write: raises, with no effect, if the staging expired
-redis.call("PERSIST", KEYS[4])
-redis.call("RENAME", KEYS[5], KEYS[6])
-redis.call("PERSIST", KEYS[6])
-local now = redis.call("TIME")
-redis.call("HSET", KEYS[1], "status", ARGV[8] == "0" and "finished" or "running", "token", ARGV[2], "base", "", "version", ARGV[3],
-  "first", ARGV[4], "count", ARGV[5], "carried", ARGV[7], "total", ARGV[8], "cursor", "0", "needed", ARGV[9],
-  "recent", ARGV[10], "snapshot", ARGV[2], "opened", now[1] * 1000 + math.floor(now[2] / 1000))
-for i = 11, #ARGV, 2 do redis.call("HSET", KEYS[1], ARGV[i], ARGV[i + 1]) end
-for micro_batch in ARGV[7]:gmatch("%d+") do redis.call("RPUSH", KEYS[10], micro_batch) end
-redis.call("DEL", KEYS[11], KEYS[12])
-redis.call("LPUSH", KEYS[11], ARGV[2])
-redis.call("RPUSH", KEYS[12], ARGV[2])
-redis.call("XADD", KEYS[7], "MAXLEN", "16", "*", "token", ARGV[2])
-redis.call("XADD", KEYS[8], "*", "type", "opened", "at", now[1] * 1000 + math.floor(now[2] / 1000), "data", ARGV[6])
+local round_key, fence_key, staged_weights_key, weights_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local staged_state_key, state_key, versions_key, events_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local spec_key, free_key, recent_key, chain_key = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local fence, token, version = ARGV[1], ARGV[2], ARGV[3]
+local first, count = ARGV[4], ARGV[5] -- the round's first micro-batch, and how many
+local event = ARGV[6] -- JSON
+local carried = ARGV[7] -- micro-batches carried into this round, by commas
+local total = ARGV[8] -- leases that it gives out in all; 0 if all rounds are done
+local needed = ARGV[9] -- how many of them make the next version
+local recent = ARGV[10] -- from how many versions, the current one among them, updates count
+local term_names, term_values = rest(ARGV, 11, 2), rest(ARGV, 12, 2) -- of the job's leases and submissions
+
+if redis.call("EXISTS", round_key) == 1 or redis.call("EXISTS", spec_key) == 0 then return 0 end
+if redis.call("GET", fence_key) ~= fence then return 0 end
+keep_staged(staged_weights_key, weights_key) -- first write
+keep_staged(staged_state_key, state_key)
+redis.call("HSET", round_key, "status", total == "0" and "finished" or "running", "token", token, "base", "",
+  "version", version, "first", first, "count", count, "carried", carried, "total", total, "cursor", "0",
+  "needed", needed, "recent", recent, "snapshot", token, "opened", now_ms())
+for i, name in ipairs(term_names) do redis.call("HSET", round_key, name, term_values[i]) end
+for micro_batch in carried:gmatch("%d+") do redis.call("RPUSH", free_key, micro_batch) end
+redis.call("DEL", recent_key, chain_key)
+redis.call("LPUSH", recent_key, token)
+redis.call("RPUSH", chain_key, token)
+wake(versions_key, "token", token)
+append_event(events_key, "opened", event)
 return 1

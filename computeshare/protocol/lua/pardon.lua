@@ -1,10 +1,9 @@
 -- pardon.lua: let a banned worker join a job again, its strikes forgotten.
--- KEYS  1 spec   2 banned   3 strikes   4 events
--- ARGV  1 worker
 -- Returns 1, or 0 if it was not banned or the job is gone (nothing is changed).
-if redis.call("EXISTS", KEYS[1]) == 0 or redis.call("HDEL", KEYS[2], ARGV[1]) == 0 then return 0 end
-redis.call("HDEL", KEYS[3], ARGV[1])
-local now = redis.call("TIME")
-redis.call("XADD", KEYS[4], "*", "type", "unbanned", "at", now[1] * 1000 + math.floor(now[2] / 1000),
-  "data", cjson.encode({worker = ARGV[1]}))
+local spec_key, banned_key, strikes_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local worker = ARGV[1]
+
+if redis.call("EXISTS", spec_key) == 0 or redis.call("HDEL", banned_key, worker) == 0 then return 0 end
+redis.call("HDEL", strikes_key, worker)
+append_event(events_key, "unbanned", cjson.encode({worker = worker}))
 return 1

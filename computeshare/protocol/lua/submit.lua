@@ -1,28 +1,31 @@
 -- submit.lua: accept a worker's updates, each micro-batch once, that were computed on the current version or on one
 -- that will still be recent enough when the version is made that they become part of.
--- KEYS  1 round   2 sessions   3 leases   4 backups   5 received   6 speeds   7 answers   8 full   9 events   10 free
---       11 arrivals   12 recent   then for each micro-batch: its staged message, its update
--- ARGV  1 token   2 worker   3 session   4 nonce   5 event (JSON object: what the worker says of the submission)
---       6 parts of a message   then for each micro-batch: its number, its loss
 -- The terms stand in the round, where its reducer wrote them: `sharers` (fewest workers that may make a round, each of
--- them its share at most; 0: any), `limit` (bytes of an update; one that is larger is not kept, so that nobody reads it,
--- but its size is: the reducer refuses it).
--- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with at least one micro-batch), `duplicate`,
--- `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or expired) or `gone`. Only `accepted` changes
--- what the round has received; what comes too late, or is not whole, is handed back; the answer is remembered under the
--- nonce, as long as not very many others came after it.
-local round = redis.call("HMGET", KEYS[1], "status", "token", "opened", "total", "needed", "closed", "recent", "sizes",
-  "sharers", "limit")
-local status, token, total, needed, closed = round[1], round[2], tonumber(round[4]), tonumber(round[5]), round[6]
-local sharers, limit = tonumber(round[9]), tonumber(round[10])
-local parts = math.max(1, tonumber(ARGV[6]))
+-- them its share at most; 0: any), `limit` (bytes of an update; one that is larger is not kept, so that nobody reads
+-- it, but its size is: the reducer refuses it).
+-- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with
+-- at least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or
+-- expired) or `gone`. Only `accepted` changes what the round has received; what comes too late, or is not whole, is
+-- handed back; the answer is remembered under the nonce, as long as not very many others came after it.
+local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local arrivals_key, recent_key = KEYS[11], KEYS[12]
+local staged_keys, update_keys = rest(KEYS, 13, 2), rest(KEYS, 14, 2) -- for each micro-batch
+local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local event = ARGV[5] -- JSON object: what the worker says of the submission
+local parts = tonumber(ARGV[6]) -- of a message
+local micro_batches, losses = rest(ARGV, 7, 2), rest(ARGV, 8, 2)
+
+local status, current, opened, total, needed, closed, recent, sizes, sharers, limit = unpack(redis.call("HMGET",
+  round_key, "status", "token", "opened", "total", "needed", "closed", "recent", "sizes", "sharers", "limit"))
+total, needed, sharers, limit = tonumber(total), tonumber(needed), tonumber(sharers), tonumber(limit)
+parts = math.max(1, parts)
 local clock = redis.call("TIME")
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local now = now_ms()
 local counted, late = {}, {}
 local ANSWERS = 2048 -- that are remembered at least; twice as many at most
-local nonce = redis.sha1hex(ARGV[4]) -- of a length that the sender does not choose
-cjson.decode(ARGV[5]) -- raises, with no effect, on anything but JSON
-local said = ARGV[5]:match("^%s*{(.*)}%s*$")
+local nonce_sha1 = redis.sha1hex(nonce) -- of a length that the sender does not choose
+local said = fields_of(event)
 if not said then return redis.error_reply("a submission's event is a JSON object") end
 
 local function weigh(message) -- bytes of all its parts; nothing if it has others than these
@@ -36,15 +39,15 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
 end
 
 local function entry(i, bytes, place, leased) -- what is kept of a micro-batch; who sent it is not the sender's to say
-  local loss = tonumber(ARGV[8 + 2 * i]) or 0 / 0
+  local loss = tonumber(losses[i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
   return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"leased":%s,"at":%.3f}',
-    cjson.encode(ARGV[2]), cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]), loss, bytes, leased,
+    cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token), loss, bytes, leased,
     clock[1] * 1000 + (clock[2] + place) / 1000) -- no two are alike, so that all agree on their order
 end
 
 local function drop_staged() -- what was accepted has another name by now
-  for i = 13, #KEYS, 2 do redis.call("UNLINK", KEYS[i]) end
+  for _, key in ipairs(staged_keys) do redis.call("UNLINK", key) end
 end
 
 if not status then
@@ -53,78 +56,75 @@ if not status then
 end
 
 local function remember(outcome) -- with its place among all answers, so that the oldest can give way
-  local place = redis.call("HINCRBY", KEYS[7], "places", 1)
-  redis.call("HSET", KEYS[7], nonce, place .. "|" .. outcome)
-  if redis.call("HLEN", KEYS[7]) <= 2 * ANSWERS then return end
-  local held = redis.call("HGETALL", KEYS[7])
+  local place = redis.call("HINCRBY", answers_key, "places", 1)
+  redis.call("HSET", answers_key, nonce_sha1, place .. "|" .. outcome)
+  if redis.call("HLEN", answers_key) <= 2 * ANSWERS then return end
+  local held = redis.call("HGETALL", answers_key)
   for i = 1, #held, 2 do
     local at = held[i + 1]:match("^(%d+)|")
-    if at and tonumber(at) <= place - ANSWERS then redis.call("HDEL", KEYS[7], held[i]) end
+    if at and tonumber(at) <= place - ANSWERS then redis.call("HDEL", answers_key, held[i]) end
   end
 end
 
 local function answer(outcome)
-  local known = redis.call("HGET", KEYS[7], nonce)
+  local known = redis.call("HGET", answers_key, nonce_sha1)
   drop_staged()
   if not known then remember(outcome) end
-  local script_says = string.format( -- comes last, so that it holds whatever the worker says
-    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],"worker":%s,"session":%s,"nonce":%s,"base":%s',
-    outcome, token, table.concat(counted, ","), table.concat(late, ","), round[8] or "", cjson.encode(ARGV[2]),
-    cjson.encode(ARGV[3]), cjson.encode(ARGV[4]), cjson.encode(ARGV[1]))
-  redis.call("XADD", KEYS[9], "*", "type", "submission", "at", now, "data",
-    "{" .. said .. (said:match("%S") and "," or "") .. script_says .. "}")
-  return {outcome, token, status, known and known:match("|(.*)$") or ""}
+  append_event(events_key, "submission", object_of(said, string.format(
+    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],' ..
+    '"worker":%s,"session":%s,"nonce":%s,"base":%s',
+    outcome, current, table.concat(counted, ","), table.concat(late, ","), sizes or "",
+    cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token))))
+  return {outcome, current, status, known and known:match("|(.*)$") or ""}
 end
 
-if redis.call("HEXISTS", KEYS[7], nonce) == 1 then return answer("duplicate") end
-if redis.call("HGET", KEYS[2], ARGV[2]) ~= ARGV[3] then return answer("fenced") end
+if redis.call("HEXISTS", answers_key, nonce_sha1) == 1 then return answer("duplicate") end
+if redis.call("HGET", sessions_key, worker) ~= session then return answer("fenced") end
 
 local function mine(i) -- the lease on a micro-batch, if the sender holds it; and the hash it stands in
-  for _, key in ipairs({KEYS[3], KEYS[4]}) do
-    local lease = redis.call("HGET", key, ARGV[7 + 2 * i])
-    if lease and lease:match("^[^|]*") == ARGV[3] then return lease, key end
+  for _, key in ipairs({leases_key, backups_key}) do
+    local lease = redis.call("HGET", key, micro_batches[i])
+    if lease and lease:match("^[^|]*") == session then return lease, key end
   end
 end
 
 local function hand_back(i)
   local lease, key = mine(i)
-  if lease then redis.call("HDEL", key, ARGV[7 + 2 * i]) end
-  if lease and key == KEYS[3] then redis.call("RPUSH", KEYS[10], ARGV[7 + 2 * i]) end
+  if lease then redis.call("HDEL", key, micro_batches[i]) end
+  if lease and key == leases_key then redis.call("RPUSH", free_key, micro_batches[i]) end
 end
 
-local count = (#ARGV - 6) / 2
-local behind = redis.call("LPOS", KEYS[12], ARGV[1])
+local behind = redis.call("LPOS", recent_key, token)
 if status ~= "running" or not behind then
-  for i = 0, count - 1 do hand_back(i) end
+  for i = 1, #micro_batches do hand_back(i) end
   return answer("stale")
 end
 
-local function measure(worker, each, at_least) -- what a unit takes it; one slow unit is no slow machine
-  local known = tonumber((redis.call("HGET", KEYS[6], worker) or ""):match("^[^|]+"))
+local function measure(who, each, at_least) -- what a unit takes it; one slow unit is no slow machine
+  local known = tonumber((redis.call("HGET", speeds_key, who) or ""):match("^[^|]+"))
   if known and at_least then each = math.max(each, known) end
   if known then each = known * (each / known) ^ (each > known and 0.2 or 0.5) end
-  redis.call("HSET", KEYS[6], worker, string.format("%.1f|%.0f", math.max(1, each), now))
+  redis.call("HSET", speeds_key, who, string.format("%.1f|%.0f", math.max(1, each), now))
 end
 
 local accepted, named, already, expired, leased = {}, {}, 0, 0, now
-local waiting = redis.call("HLEN", KEYS[5]) -- what has come before makes versions before
+local waiting = redis.call("HLEN", received_key) -- what has come before makes versions before
 local room = closed and 0 or total -- a closed round takes no more
 if sharers > 0 then
   room = math.min(room, math.ceil(total / sharers))
-  for _, entry in ipairs(redis.call("HVALS", KEYS[5])) do
-    if cjson.decode(entry).worker == ARGV[2] then room = room - 1 end
+  for _, entry in ipairs(redis.call("HVALS", received_key)) do
+    if cjson.decode(entry).worker == worker then room = room - 1 end
   end
 end
-for i = 0, count - 1 do
-  local micro_batch = ARGV[7 + 2 * i]
+for i, micro_batch in ipairs(micro_batches) do
   local lease = mine(i)
-  local bytes = lease and weigh(KEYS[13 + 2 * i])
-  if named[micro_batch] or redis.call("HEXISTS", KEYS[5], micro_batch) == 1 then
+  local bytes = lease and weigh(staged_keys[i])
+  if named[micro_batch] or redis.call("HEXISTS", received_key, micro_batch) == 1 then
     already = already + 1
   elseif lease and not bytes then
     expired = expired + 1
     hand_back(i)
-  elseif lease and behind + math.floor((waiting + #accepted) / needed) >= tonumber(round[7]) then
+  elseif lease and behind + math.floor((waiting + #accepted) / needed) >= tonumber(recent) then
     late[#late + 1] = micro_batch
     hand_back(i)
   elseif lease and #accepted < room then
@@ -142,29 +142,26 @@ end
 local overtaken = {} -- how many of them others hold, by their lease
 for place, one in ipairs(accepted) do
   local i, bytes, at = one[1], one[2], one[3]
-  local micro_batch = ARGV[7 + 2 * i]
-  if limit == 0 or bytes <= limit then
-    redis.call("RENAME", KEYS[13 + 2 * i], KEYS[14 + 2 * i])
-    redis.call("PERSIST", KEYS[14 + 2 * i])
-  end
-  redis.call("HSET", KEYS[5], micro_batch, entry(i, bytes, place, at))
-  for _, key in ipairs({KEYS[3], KEYS[4]}) do
-    local session, rest = (redis.call("HGET", key, micro_batch) or ""):match("^(.-)|.-|(.*)$")
-    if session and session ~= ARGV[3] then overtaken[rest] = (overtaken[rest] or 0) + 1 end
+  local micro_batch = micro_batches[i]
+  if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i]) end
+  redis.call("HSET", received_key, micro_batch, entry(i, bytes, place, at))
+  for _, key in ipairs({leases_key, backups_key}) do
+    local holder, lease = (redis.call("HGET", key, micro_batch) or ""):match("^(.-)|.-|(.*)$")
+    if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end
     redis.call("HDEL", key, micro_batch)
   end
-  redis.call("LREM", KEYS[10], 0, micro_batch) -- where a backup came after the first lease was handed back
+  redis.call("LREM", free_key, 0, micro_batch) -- where a backup came after the first lease was handed back
   counted[#counted + 1] = micro_batch
-  redis.call("LPUSH", KEYS[11], now - tonumber(round[3]))
+  redis.call("LPUSH", arrivals_key, now - tonumber(opened))
 end
-redis.call("LTRIM", KEYS[11], 0, 63)
-measure(ARGV[2], (now - leased) / #accepted)
+redis.call("LTRIM", arrivals_key, 0, 63)
+measure(worker, (now - leased) / #accepted)
 for lease, units in pairs(overtaken) do -- whoever has not done them by now is at least so slow
-  local since, worker = lease:match("^(.-)|(.*)$")
-  measure(worker, (now - since) / units, true)
+  local since, holder = lease:match("^(.-)|(.*)$")
+  measure(holder, (now - since) / units, true)
 end
-if redis.call("HLEN", KEYS[5]) >= needed then
-  redis.call("DEL", KEYS[8])
-  redis.call("RPUSH", KEYS[8], token)
+if redis.call("HLEN", received_key) >= needed then
+  redis.call("DEL", full_key)
+  redis.call("RPUSH", full_key, current)
 end
 return answer("accepted")

@@ -25,6 +25,7 @@ from tests.support.rounds import (
     of,
     parts,
     send,
+    submit_staged,
     take_seat,
 )
 
@@ -250,13 +251,7 @@ def test_somebody_elses_backup_task_is_no_lease(store: RoundStore, join: Join) -
 def test_a_blob_that_expired_while_staged_is_refused_and_handed_back(redis: Redis, claim: Claim, join: Join) -> None:
     member = join("a")
     member.lease(str(ZERO))
-    k = claim.keys
-    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.answers(), k.full()]
-    names += [k.events(), k.free(), k.arrivals(), k.recent()]
-    names += [k.staged("n:0"), k.update(str(ZERO), 0)]
-    about = '{"micro_batches":[0]}'
-    arguments: list[str | int | float] = [str(ZERO), "a", member.session, "n", about, 1, 0, 0.5]
-    assert claim.scripts.call("submit", names, arguments)[0] == b"refused"
+    assert submit_staged(claim, member, '{"micro_batches":[0]}')[0] == b"refused"
     assert claim.progress()[1] == {} and free(claim) == [b"0"]
     assert member.lease(str(ZERO)).micro_batches == (0,)
     assert send(member, ZERO, 0, nonce="again") == "accepted"

@@ -33,6 +33,7 @@ from tests.support.rounds import (
     of,
     parts,
     send,
+    submit_staged,
     take_seat,
 )
 
@@ -338,17 +339,13 @@ def test_a_report_that_is_no_json_object_changes_nothing(redis: Redis, claim: Cl
     member = join("a")
     member.lease(str(ZERO))
     k = claim.keys
-    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.speeds(), k.answers(), k.full()]
-    names += [k.events(), k.free(), k.arrivals(), k.recent(), k.staged("n:0"), k.update(str(ZERO), 0)]
     redis.hset(k.staged("n:0"), "0", "x")
     with pytest.raises(ResponseError):
-        claim.scripts.call("submit", names, [str(ZERO), "a", member.session, "n", report, 1, 0, 0.5])
+        submit_staged(claim, member, report)
     assert claim.progress()[1] == {}
     assert not redis.exists(k.answers())
-    names = [k.round(), k.sessions(), k.seats(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
-    names.append(k.banned())
     with pytest.raises(ResponseError):
-        claim.scripts.call("join", names, ["b", "session of b", "seat of b", report])
+        claim.scripts.call("join", k, worker="b", session="session of b", seat="seat of b", event=report)
     assert not redis.hexists(k.sessions(), "b")
 
 

@@ -7,7 +7,6 @@ import pytest
 from redis import Redis
 
 from computeshare.errors import Fenced
-from computeshare.protocol.channel import Scripts
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.terms import Terms
@@ -20,9 +19,9 @@ SHARED = Terms(backup=False, sharers=3, fewest=3)
 def dishonest_lease(redis: Redis, store: RoundStore, worker: str, *limits: Any) -> Any:
     """Ask for a lease with limits of one's own among the arguments, wherever a script might look for them."""
     k = store.keys
-    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.received(), k.free(), k.speeds()]
-    names += [k.events(), k.banned(), k.suspects(), k.news(str(ZERO))]
-    return Scripts(redis).call("lease", names, [str(ZERO), worker, f"session of {worker}", *limits])
+    names = {"token": str(ZERO), "worker": worker, "session": f"session of {worker}", "and_news": 0}
+    command: Any = store.scripts.command("lease", k, news_key=k.news(str(ZERO)), **names)
+    return redis.execute_command(*command, *limits)
 
 
 def test_a_reducer_writes_a_jobs_terms_into_its_round(redis: Redis, store: RoundStore) -> None:
@@ -84,9 +83,8 @@ def test_who_joined_is_not_the_workers_word_alone(store: RoundStore, claim: Clai
 def test_who_left_is_not_the_callers_word(store: RoundStore, claim: Claim, join: Join) -> None:
     join("honest"), join("forger")
     forged = '{"worker": "honest", "session": "another", "freed": [7], "reason": "asked to"}'
-    k = store.keys
-    names = [k.round(), k.sessions(), k.leases(), k.backups(), k.free(), k.versions(), k.events()]
-    assert store.scripts.call("leave", names, ["forger", "session of forger", forged]) == 0
+    left = store.scripts.call("leave", store.keys, worker="forger", session="session of forger", event=forged)
+    assert left == 0
     (told,) = events(store, "left")
     assert told == {"worker": "forger", "session": "session of forger", "freed": [], "reason": "asked to"}
 

@@ -1,0 +1,62 @@
+-- shared.lua: functions that several scripts call; it is put before the source of each script that calls one.
+
+local function rest(values, from, step) -- the values from a place on; with a step, each of those so far apart
+  local found = {}
+  for i = from, #values, step or 1 do found[#found + 1] = values[i] end
+  return found
+end
+
+local function now_ms() -- milliseconds since the epoch by the server's clock
+  local clock = redis.call("TIME")
+  return clock[1] * 1000 + math.floor(clock[2] / 1000)
+end
+
+local function has_moved_on(round_key, fence_key, token, fence) -- whether the version or the reducer is another by now
+  return (redis.call("HGET", round_key, "token") or "") ~= token or redis.call("GET", fence_key) ~= fence
+end
+
+local function keep_staged(staged_key, key) -- raises, with no effect, if the staging expired
+  redis.call("RENAME", staged_key, key)
+  redis.call("PERSIST", key)
+end
+
+local function append_event(events_key, kind, data) -- data is JSON
+  redis.call("XADD", events_key, "*", "type", kind, "at", now_ms(), "data", data)
+end
+
+local function wake(versions_key, field, value) -- everyone who waits on the job
+  redis.call("XADD", versions_key, "MAXLEN", "16", "*", field, value)
+end
+
+local function fields_of(event) -- of a JSON object, as text; nil if it is another value; raises if it is not JSON
+  cjson.decode(event)
+  return event:match("^%s*{(.*)}%s*$")
+end
+
+local function object_of(said, known) -- a JSON object; `known` comes last, so that it holds whatever the sender said
+  return "{" .. said .. (said:match("%S") and "," or "") .. known .. "}"
+end
+
+local function free_leases(leases_key, backups_key, free_key, session) -- returns the micro-batches that are free then
+  local freed = {}
+  for _, key in ipairs({leases_key, backups_key}) do
+    local held = redis.call("HGETALL", key)
+    for i = 1, #held, 2 do
+      if held[i + 1]:match("^[^|]*") == session then
+        redis.call("HDEL", key, held[i])
+        if key == leases_key then
+          redis.call("RPUSH", free_key, held[i])
+          freed[#freed + 1] = held[i]
+        end
+      end
+    end
+  end
+  return freed
+end
+
+local function is_after(a, b) -- of two ids of a stream
+  local a_ms, a_number = a:match("^(%d+)-(%d+)$")
+  local b_ms, b_number = b:match("^(%d+)-(%d+)$")
+  if a_ms ~= b_ms then return tonumber(a_ms) > tonumber(b_ms) end
+  return tonumber(a_number) > tonumber(b_number)
+end
