@@ -66,7 +66,7 @@ class Trials:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._run_unaltered(session)
-        for number in range(len(self.mutants)):
+        for number in range(len(self.mutants) if self.codes[0] == 0 else 0):
             if len(self._running) == PROCESSES:
                 self._reap()
             self._fork(session, number)

@@ -385,7 +385,7 @@ def test_a_check_taken_out_of_a_script_is_noticed_by_a_test() -> None:
     )
     assert done.returncode == 0, done.stderr
     unmutated, *codes = json.loads(done.stdout)
-    assert unmutated == 0, "the tests fail on the scripts as they are"
+    assert unmutated == 0, f"the tests fail on the scripts as they are:\n{done.stderr}"
     odd = [mutant for mutant, code in zip(mutants, codes, strict=True) if code not in (0, 1)]
     assert not odd, f"no verdict on {odd}: {codes}"
     survivors = [mutant for mutant, code in zip(mutants, codes, strict=True) if code == 0]
