@@ -193,6 +193,21 @@ def is_divergence(found: Suspicion, bearable: int) -> bool:
     return found.sessions >= 2 or alone or (bearable > 0 and found.senders > bearable)
 
 
+class RoundUpdates:
+    """A round's updates, read bucket by bucket, and the mean of their buffers."""
+
+    def __init__(self, gatherer: Gatherer, base: RoundState, parts: dict[int, Received], samples: int) -> None:
+        """`samples`: of all the updates together."""
+        self._gatherer, self._base, self._parts, self._samples = gatherer, base, parts, samples
+        self.buffers = Mean(samples)
+        """Complete once the last bucket was read; buckets may be read more than once."""
+
+    def read(self, bucket: int) -> Iterator[Vector]:
+        """As `Gatherer.checked`."""
+        self.buffers = Mean(self._samples)
+        return self._gatherer.checked(self._base, self._parts, bucket, self.buffers)
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A bucket of some updates, named as in `Claim.updates`."""

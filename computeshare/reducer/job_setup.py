@@ -1,0 +1,77 @@
+"""A job's set-up in a reducer: everything that stays the same from round to round, built once."""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from computeshare.checkpoints.retention import Retention
+from computeshare.checkpoints.store import Artifacts
+from computeshare.codecs import CODECS
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.terms import Terms
+from computeshare.reducer.codec_choice import Decider
+from computeshare.reducer.gather import Gatherer
+from computeshare.reducer.recovery import Standing
+from computeshare.strategies.load_balancer import Divider
+from computeshare.tensors.layout import Layout
+
+if TYPE_CHECKING:
+    from computeshare.training.server_step import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """A job as its reducer knows it. `steps` holds the optimizer's state, `gatherer` the vectors to decode into."""
+
+    spec: JobSpec
+    plan: Plan
+    layout: Layout
+    kind: dict[str, str | int]
+    """Kind of the machine that reduces: device, torch's version and the like, for a replay to compare."""
+    gatherer: Gatherer
+    steps: "Steps"
+    standing: Standing
+    retention: Retention
+    divider: Divider | None
+    """Divides each round by the workers' speed, where the strategy asks for that."""
+
+    @property
+    def terms(self) -> Terms:
+        """The terms that the scripts hold every round to."""
+        spec, strategy = self.spec, self.spec.strategy
+        return Terms(strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit)
+
+
+def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Executor) -> JobContext | None:
+    """Build a job's context from its specification; None if the job is gone.
+
+    Args:
+        helper: reads updates ahead.
+    Raises: Undecided: the codecs are still being chosen; ValidationError: the specification is not one.
+    """
+    raw = rounds.spec()
+    if raw is None:
+        return None
+    spec = decider.decide(JobSpec.model_validate_json(raw))
+    import torch
+
+    from computeshare.tasks import models
+    from computeshare.training import devices
+    from computeshare.training.server_step import Steps
+
+    layout = models.layout_for(spec)
+    gatherer = Gatherer(rounds, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
+    steps = Steps(spec, layout)
+    return JobContext(
+        spec,
+        spec.plan,
+        layout,
+        devices.kind(torch.device("cpu")),
+        gatherer,
+        steps,
+        Standing(rounds, artifacts, spec, steps, gatherer),
+        Retention(artifacts, spec),
+        spec.strategy.divider(),
+    )
