@@ -10,9 +10,10 @@ from computeshare.jobspec.part import wrong
 from computeshare.strategies.base import Strategy
 from computeshare.strategies.buffered_async import AsyncStrategy
 from computeshare.strategies.local import LocalStrategy
+from computeshare.strategies.signsgd import SignStrategy
 from computeshare.strategies.sync import SyncStrategy
 
-AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy
+AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy | SignStrategy
 """A new strategy is added here, and nowhere else."""
 KINDS: Mapping[str, type[AnyStrategy]] = {one.model_fields["kind"].default: one for one in get_args(AnyStrategy)}
 DEFAULT = SyncStrategy()

@@ -12,12 +12,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 UP = ("--workers", "3", "--queue", "e2e")
 ROUNDS = {"rounds": 250, "checkpoint_every": 0, "evaluate_every": 0}
 LOCAL = {"rounds": 80} | {name: DIGITS_MLP[name] for name in ("dataset", "model", "queue", "micro_batch")}
+WITHOUT_OPTIMIZER = {name: value for name, value in DIGITS_MLP.items() if name != "optimizer"}
 JOBS: dict[str, dict[str, Any]] = {
     **{
         codec: {**DIGITS_MLP, "codec": {"up": codec, "down": codec}}
         for codec in ("float32", "float16", "bfloat16", "int8")
     },
     "local": {**LOCAL, "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4}},
+    "signsgd": {**WITHOUT_OPTIMIZER, "strategy": {"kind": "signsgd", "lr": 0.002}},
     "local, int8": {
         **LOCAL,
         "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4},

@@ -169,6 +169,17 @@ def test_replicas_as_long_as_their_workers_are_fast_match_and_miss_no_sample(pla
 
 
 @pytest.mark.long
+def test_a_vote_on_signs_learns_matches_and_misses_no_sample(plane: ControlPlane) -> None:
+    fields = {**WITHOUT_ROUND, "micro_batches_per_round": 5, "strategy": {"kind": "signsgd", "lr": 0.002}}
+    job = plane.finish(plane.create(**fields, epochs=3))
+    assert (job["version"], job["accuracy"] > 0.85) == (54, True)  # 90 micro-batches an epoch
+    epochs = plane.get(f"/v1/jobs/{job['id']}/ledger")["epochs"]
+    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 3
+    assert "signsgd, rate 0.002" in plane.http.get(f"/jobs/{job['id']}").text
+    versions, verdict = recomputed(plane, job["id"])
+    assert (versions, verdict.outcome) == ([*range(1, 55)], "matches")
+
+
 def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) -> None:
     strategy = {"kind": "async", "buffer": 3, "max_staleness": 3}
     job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, epochs=10, workers={"min": 2, "max": 2})
