@@ -158,6 +158,16 @@ def test_what_a_slow_worker_has_begun_is_begun_at_once_by_one_that_is_done_well_
     assert 900 < speed_ms(store, "second") < 1000  # it has taken longer by now
 
 
+def test_a_worker_that_is_overtaken_early_counts_as_no_faster_than_before(
+    store: RoundStore, two: tuple[Member, Member]
+) -> None:
+    first, _second = two
+    know(store, first=1000, second=60_000)
+    assert first.lease(str(ZERO)).micro_batches == (3,)
+    assert send(first, ZERO, 3, nonce="backup") == "accepted"
+    assert speed_ms(store, "second") >= 60_000
+
+
 def test_a_batch_is_begun_a_second_time_as_a_whole(store: RoundStore, claim: Claim, join: Join) -> None:
     slow, quick = join("slow"), join("quick")
     know(store, slow=400, quick=400)
