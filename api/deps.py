@@ -103,5 +103,5 @@ HealthDep = Annotated[HealthService, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
 ServicesDep = Annotated[Services, Depends(services)]
 
-Cursor = Annotated[str | None, Query(max_length=1000, description="next_cursor of the page before")]
+Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the previous page")]
 Limit = Annotated[int, Query(ge=1, le=500, description="items on a page")]

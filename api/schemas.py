@@ -31,7 +31,7 @@ class ReducerPublic(_Answer):
 
     host: str
     pid: int
-    kind: Kind | None = Field(description="of the machine that published the first weights; none where not recorded")
+    kind: Kind | None = Field(description="kind of machine that published the first weights; null if not recorded")
 
 
 class ForkedFrom(_Answer):
@@ -40,7 +40,7 @@ class ForkedFrom(_Answer):
     job_id: str
     version: int
     sha256: str
-    optimizer: Literal["kept", "fresh"] = Field(description="whether the optimizer's state was taken over too")
+    optimizer: Literal["kept", "fresh"] = Field(description="whether the job also took over the optimizer's state")
 
 
 class ForkRequest(BaseModel):
@@ -49,9 +49,9 @@ class ForkRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
-    spec: dict[str, Any] = Field({}, description="fields of the JobSpec that change; the others are the parent's")
+    spec: dict[str, Any] = Field({}, description="fields of the JobSpec that differ from the parent's")
     optimizer: Literal["kept", "fresh"] | None = Field(
-        None, description="whether to continue with the optimizer's state; by default where its settings stay the same"
+        None, description="continue with the optimizer's state? By default yes, unless the optimizer's settings change"
     )
 
 
@@ -84,29 +84,31 @@ class JobPublic(_Answer):
 
     id: str
     name: str
-    title: str = Field(description="the name, or the model and the data set where the job has none")
+    title: str = Field(description="the job's name; if it has none, the model and the data set")
     queue: str
     priority: int = Field(description="higher-priority jobs get workers first")
     spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
     status: JobStatus
-    reason: str | None = Field(description="why the job is not running, and what would help")
-    error: str | None = Field(description="what made the job fail")
-    version: int = Field(description="the newest published version, 0 before the first round")
+    reason: str | None = Field(description="why the job is not running, and what to do")
+    error: str | None = Field(description="why the job failed")
+    version: int = Field(description="newest published version; 0 before the end of the first round")
     rounds_total: int
     epoch: int
     loss: float | None = Field(description="training loss of the newest version's round")
-    accuracy: float | None = Field(description="fraction of the test set, of the version scored last")
+    accuracy: float | None = Field(description="accuracy on the test set, 0 to 1, of the version scored last")
     scored_version: int | None
     best_version: int | None
     best_accuracy: float | None
-    durable_version: int = Field(description="this version survives the loss of power; 0 needs no file")
+    durable_version: int = Field(
+        description="newest version with a checkpoint on disk, which survives a power loss; 0: none yet"
+    )
     weights_sha256: str | None
     parameters: int | None
-    forked_from: ForkedFrom | None = Field(description="none for a job that started from its seed")
-    chosen: str | None = Field(description="why it has the codecs that were chosen for it, where it left them open")
+    forked_from: ForkedFrom | None = Field(description="null for a job that started from its seed")
+    chosen: str | None = Field(description="why its codecs were chosen; null unless `codec` was auto")
     samples_per_s: float = Field(
-        description="of the versions of the last ten seconds, or of the newest one where they take longer; 0 when none "
-        "comes for three times as long as usual (at least ten seconds), or the job does not run"
+        description="average over the last ten seconds, or over the newest version if it took longer; 0 if the job "
+        "does not run, or no version has come for three times the usual interval (at least ten seconds)"
     )
     workers: int = Field(description="workers taking part now")
     reducer: ReducerPublic | None
@@ -118,20 +120,26 @@ class JobPublic(_Answer):
     refused: int
     reassigned: int
     residual_resets: int = Field(
-        description="how often a worker joined in mid-job, owing nothing of updates before: codecs with error feedback"
+        description="times that a worker joined a running job with an empty error-feedback residual (codec topk up)"
     )
     bytes_up: int
     bytes_down: int
     created_at: Instant
     started_at: Instant | None
     finished_at: Instant | None
-    paused_at: Instant | None = Field(description="none unless the job is paused")
-    pause_after: int | None = Field(description="the version after which it will pause, as a user asked")
-    resume_at: Instant | None = Field(description="when a pause ends by itself, if a user said so")
-    stopped_s: float = Field(description="how long it was paused, or had failed before a retry; not what lasts")
-    left_s: float | None = Field(description="until the last version at the present speed; none while nothing moves")
+    paused_at: Instant | None = Field(description="null unless the job is paused")
+    pause_after: int | None = Field(
+        description="the job will pause after this version, as a user asked; null: no pause is planned"
+    )
+    resume_at: Instant | None = Field(description="when the job resumes automatically; null: when a user resumes it")
+    stopped_s: float = Field(description="seconds paused, or failed before a retry; without the current pause")
+    left_s: float | None = Field(
+        description="seconds until the last version at the present speed; null while there is no progress"
+    )
     updated_at: Instant
-    last_event_id: int = Field(description="give it as Last-Event-ID (or ?after=) to /events to get what comes next")
+    last_event_id: int = Field(
+        description="send it as Last-Event-ID (or ?after=) to /events to receive all later events"
+    )
 
 
 class JobPage(_Answer):
@@ -161,14 +169,14 @@ class SubmissionPublic(_Answer):
     reason: str | None
     base_version: int | None
     current_version: int | None
-    base: str | None = Field(description="token of the version it was computed on")
-    current: str | None = Field(description="token of the version that was current when it came")
+    base: str | None = Field(description="token of the version that the update was computed on")
+    current: str | None = Field(description="token of the version that was current when the submission arrived")
     micro_batches: list[int]
     samples: int
     bytes_up: int
     bytes_down: int
     seconds: SecondsPublic
-    voided: bool = Field(description="computed on a version that a restore has undone")
+    voided: bool = Field(description="true: computed on a version that a restore from a checkpoint has undone")
 
 
 class SubmissionPage(_Answer):
@@ -177,16 +185,16 @@ class SubmissionPage(_Answer):
     items: list[SubmissionPublic]
     next_cursor: str | None
     folded: int = Field(
-        0, description="the job's submissions that are counted, but not listed: they came while no control plane ran"
+        0, description="submissions that are counted but not listed, because they arrived while no control plane ran"
     )
 
 
 class EstimatePublic(_Answer):
     """The speed of a job with one more worker, as a multiple of its present speed; or why there is no estimate."""
 
-    low: float | None = Field(None, description="with a worker as slow as the slowest")
-    likely: float | None = Field(None, description="with one as fast as half of them")
-    high: float | None = Field(None, description="with one as fast as the fastest")
+    low: float | None = Field(None, description="if the new worker is as slow as the slowest worker")
+    likely: float | None = Field(None, description="if the new worker has the workers' median speed")
+    high: float | None = Field(None, description="if the new worker is as fast as the fastest worker")
     reason: str | None = None
 
 
@@ -194,11 +202,11 @@ class EpochPublic(_Answer):
     """How often each sample of an epoch counted; every number is in samples."""
 
     epoch: int
-    samples: int = Field(description="of the rounds done so far; all of them once the epoch is done")
-    counted: int = Field(description="above `samples` only if something counted twice")
+    samples: int = Field(description="samples in the rounds finished so far; at the end, in the whole epoch")
+    counted: int = Field(description="greater than `samples` only if a sample counted twice")
     missing: int
-    reassigned: int = Field(description="leased again because a worker was slow or gone")
-    duplicates_refused: int = Field(description="sent again and not counted again")
+    reassigned: int = Field(description="leased again because a worker was slow or had left")
+    duplicates_refused: int = Field(description="submitted again, and not counted again")
 
 
 class LedgerPublic(_Answer):
@@ -209,7 +217,7 @@ class PowerPublic(_Answer):
     """A machine's power supply, as far as it is known."""
 
     plugged: bool | None
-    percent: float | None = Field(description="of the battery; null where there is none")
+    percent: float | None = Field(description="charge of the battery; null without a battery")
 
 
 class WorkerPublic(_Answer):
@@ -223,20 +231,24 @@ class WorkerPublic(_Answer):
     host: str
     pid: int | None
     memory_bytes: int
-    max_memory_bytes: int | None = Field(description="what a job may take of the memory, by the wish of its owner")
+    max_memory_bytes: int | None = Field(description="memory limit for a job, set by the machine's owner")
     versions: dict[str, Any]
     seat: str | None
-    job_id: str | None = Field(description="the job it serves now")
-    job_share: float | None = Field(description="of all samples counted in that job, 0 to 1")
-    share: float = Field(description="of all samples counted in the last hour, 0 to 1")
+    job_id: str | None = Field(description="the job that the worker serves now")
+    job_share: float | None = Field(description="fraction of all samples counted in that job, 0 to 1")
+    share: float = Field(description="fraction of all samples counted in the last hour, 0 to 1")
     samples_per_s: float
-    refused: str | None = Field(description="why it gets no seats: its version is another; what to do")
-    drained: bool = Field(description="gets no seat until a user undrains it")
-    leaving: bool = Field(description="was asked to leave for good, and has not yet")
+    refused: str | None = Field(
+        description="why the worker gets no seats (a different version of ComputeShare), and what to do"
+    )
+    drained: bool = Field(description="the worker gets no seat until a user undrains it")
+    leaving: bool = Field(description="a user removed the worker, and it has not ended yet")
     first_seen: Instant
-    resting: str | None = Field(description="why it takes no seats just now, by the wish of its owner")
+    resting: str | None = Field(description="why the worker takes no seats now: a rule of the machine's owner")
     power: PowerPublic
-    left_out: list[str] = Field(description="why it gets no seat in which of the jobs that want workers")
+    left_out: list[str] = Field(
+        description="`Job ID: REASON` for each job that wants workers but cannot use this worker"
+    )
     last_seen: Instant
 
 
@@ -251,13 +263,13 @@ class JobWorkerPublic(_Answer):
     name: str
     device: str
     kinds: list[Kind] = Field(
-        description="what its bits depend on: one, unless it joined again as another; newest last"
+        description="kind of machine, which decides the bits; several if it changed between two joins, newest last"
     )
-    active: bool = Field(description="takes part now")
+    active: bool = Field(description="the worker takes part now")
     left_reason: str | None
     samples_per_s: float
-    samples: int = Field(description="counted for this worker")
-    share: float = Field(description="of all counted samples, 0 to 1")
+    samples: int = Field(description="samples counted for this worker")
+    share: float = Field(description="fraction of all counted samples, 0 to 1")
     accepted: int
     stale: int
     duplicate: int
@@ -266,10 +278,12 @@ class JobWorkerPublic(_Answer):
     refused: int
     refused_reason: str | None
     strikes: int = Field(description="refused updates that count towards a ban")
-    banned: str | None = Field(description="why it may not take part any more, until somebody lifts the ban")
-    unfit: str | None = Field(description="why its machine cannot take part, by its own word: a failed self-test")
+    banned: str | None = Field(description="why the worker is banned from the job; a user can lift the ban")
+    unfit: str | None = Field(
+        description="why the worker's machine cannot take part: a failed self-test, as the worker reports it"
+    )
     memory_bytes: int | None = Field(
-        description="the most its seat has taken of what its device computes with; an estimate before its first unit"
+        description="peak memory of its seat on the computing device; an estimate before its first work unit"
     )
     bytes_up: int
     bytes_down: int
@@ -289,18 +303,18 @@ class QueuedJobPublic(_Answer):
     title: str
     status: JobStatus
     priority: int
-    wanted: int = Field(description="workers it can use at a time")
-    held: int = Field(description="workers that were given to it")
+    wanted: int = Field(description="workers that the job can use at once")
+    held: int = Field(description="workers that the job has")
 
 
 class QueuePublic(_Answer):
     """A queue that has workers or unfinished jobs."""
 
     name: str
-    workers: int = Field(description="online and serving it")
+    workers: int = Field(description="workers online that serve the queue")
     queued: int
     running: int
-    jobs: list[QueuedJobPublic] = Field(description="queued and running ones in the order in which they are served")
+    jobs: list[QueuedJobPublic] = Field(description="queued and running jobs, in the order in which they get workers")
 
 
 class QueueList(_Answer):
@@ -322,9 +336,9 @@ class InvitePublic(_Answer):
     id: str
     queue: str
     status: Literal["pending", "taken", "joined", "expired"] = Field(
-        description="taken: the machine has the broker's address; joined: it was heard of on the queue since"
+        description="taken: a machine has received the broker's address; joined: it has since appeared on the queue"
     )
-    worker: str | None = Field(description="what the machine that took it up calls itself")
+    worker: str | None = Field(description="the name that the invited machine gave")
     created_at: Instant
     expires_at: Instant
 
@@ -333,9 +347,9 @@ class InviteCreated(InvitePublic):
     """A new invite with its link; later answers do not contain the link."""
 
     url: str
-    command: str = Field(description="to be typed on the machine that is helping")
-    qr: str = Field(description="the link as a QR code: an SVG image as data URI")
-    note: str | None = Field(description="what keeps other machines from joining, if anything does")
+    command: str = Field(description="the command to run on the invited machine")
+    qr: str = Field(description="the link as a QR code: an SVG image in a data URI")
+    note: str | None = Field(description="why other machines may not be able to join; null if there is no problem")
 
 
 class InviteList(_Answer):
@@ -349,7 +363,7 @@ class JoinRequest(BaseModel):
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     key: str | None = Field(
-        None, min_length=16, max_length=200, description="made up by the machine: with it a lost answer is given again"
+        None, min_length=16, max_length=200, description="random text of the machine; repeating it repeats the answer"
     )
 
 
@@ -364,14 +378,14 @@ class VersionPublic(_Answer):
     """A version that stands, and the updates it was made of."""
 
     version: int
-    token: str | None = Field(description="none where its record was lost")
-    sha256: str | None = Field(description="over its weights; none where its record was lost")
+    token: str | None = Field(description="null if the version's record was lost")
+    sha256: str | None = Field(description="SHA-256 of the weights; null if the version's record was lost")
     loss: float | None
     counted: list[tuple[int, str, int]] = Field(
-        description="unit of work (a micro-batch; for strategy local a replica's), worker and samples, in their order"
+        description="number, worker and samples of each work unit (micro-batch; strategy local: replica), in order"
     )
     staleness: list[int] = Field(
-        description="how many versions before its base each was computed on; empty where none was late"
+        description="for each work unit, how many versions late its update was; empty if none was late"
     )
 
 
@@ -379,7 +393,7 @@ class VersionPage(_Answer):
     """Versions, ascending."""
 
     items: list[VersionPublic]
-    next_since: int | None = Field(description="give it as `since` for the next page; none on the last one")
+    next_since: int | None = Field(description="`since` of the next page; null on the last page")
 
 
 class CheckpointPublic(_Answer):
@@ -415,10 +429,10 @@ class Metrics(_Answer):
     test_loss: list[Point]
     test_accuracy: list[Point]
     samples_per_s: list[Point]
-    bytes_up: list[Point] = Field(description="of all workers, per version")
-    bytes_down: list[Point] = Field(description="of all workers, per version")
+    bytes_up: list[Point] = Field(description="bytes per version, of all workers")
+    bytes_down: list[Point] = Field(description="bytes per version, of all workers")
     staleness: list[Point] = Field(
-        description="how many versions late its updates were, on average; empty unless the strategy takes late ones"
+        description="mean lateness of a version's updates, in versions; empty unless the strategy accepts late updates"
     )
 
 
@@ -435,12 +449,12 @@ class LogLinePublic(_Answer):
     """A line of a job's log; lines are in the order in which the broker received them."""
 
     id: int
-    at: Instant = Field(description="by the clock of whoever wrote it")
-    worker: str = Field(description="the worker's id, `reducer` or `evaluator`: as the sender says")
-    name: str = Field(description="of the worker, or the host of the others")
+    at: Instant = Field(description="by the clock of the machine that wrote the line")
+    worker: str = Field(description="the worker's id, `reducer` or `evaluator`; as the sender claims")
+    name: str = Field(description="the worker's name; the host of a reducer or evaluator")
     level: Level
     text: str
-    data: dict[str, Any] = Field(description="what else is said, by name; `exception` is a traceback")
+    data: dict[str, Any] = Field(description="further fields of the line, by name; `exception` is a traceback")
 
 
 class LogPage(_Answer):
@@ -448,7 +462,7 @@ class LogPage(_Answer):
 
     items: list[LogLinePublic]
     previous: int | None = Field(
-        description="give it as `before` for the lines before these; none where there are none, and with `after`"
+        description="`before` of the page with the lines before these; null if there are none, or with `after`"
     )
 
 
@@ -469,16 +483,16 @@ def _documented(text: str) -> dict[str, Any]:
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: _documented(text)
     for code, text in {
-        400: "the Host header names another server, or the body cannot be read",
-        401: "no token, or a wrong one",
-        403: "asked from another site's page",
-        404: "there is no such thing",
-        409: "the job's status forbids it",
+        400: "the Host header names another server, or the body is unreadable",
+        401: "the token is missing or wrong",
+        403: "the request comes from another site's page",
+        404: "what the request names does not exist",
+        409: "the present state forbids it, such as pausing a job that has ended",
         413: "the body is too large",
         422: "the request is not valid",
-        429: "too many wrong keys or codes from this address: try again after Retry-After seconds",
+        429: "this address sent too many wrong keys or codes: try again after Retry-After seconds",
         431: "too many headers, or too large ones",
-        503: "the broker or the database cannot be used now: try again after Retry-After seconds",
+        503: "the broker or the database is not available: try again after Retry-After seconds",
     }.items()
 }
 """Error answers that every route may give, for the OpenAPI document."""
@@ -504,7 +518,7 @@ class Readiness(_Answer):
 
 
 class Release(_Answer):
-    """The package's version, and the protocol that it speaks with workers."""
+    """The package's version, and the version of its protocol with workers."""
 
     version: str
     protocol: int

@@ -20,7 +20,7 @@ OWN_NAME = (
     "the name or address that other machines know this one by (open the page so, or give it as --url)"
 )
 InviteId = Annotated[str, Path(max_length=64)]
-Code = Annotated[str, Path(max_length=100, description="the last part of the invite's url")]
+Code = Annotated[str, Path(max_length=100, description="last part of the invite's link")]
 
 
 @router.post("/v1/invites", status_code=201)

@@ -14,7 +14,7 @@ WorkerId = Annotated[str, Path(max_length=100, description="the worker's id, as 
 
 @router.get("/workers")
 def list_workers(
-    service: FleetDep, offline: Annotated[bool, Query(description="those that are not there now, too")] = False
+    service: FleetDep, offline: Annotated[bool, Query(description="also list workers seen in the last 30 days")] = False
 ) -> WorkerList:
     """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
     return service.workers(offline)

@@ -57,7 +57,7 @@ async def job_events(
     job_id: Annotated[str, Depends(existing)],
     services: ServicesDep,
     last_event_id: EventId = 0,
-    after: Annotated[int, Query(ge=0, lt=2**53, description="as Last-Event-ID, for a first connection")] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**53, description="like Last-Event-ID, for the first connection")] = 0,
 ) -> EventStream:
     """Stream the job: `job` events are snapshots; all other events are the job's timeline, each with its id.
 

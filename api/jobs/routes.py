@@ -35,7 +35,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="a text of your own choice: repeating the request with it makes no second job",
+        description="any text; requests with the same key create only one job",
     ),
 ]
 
@@ -60,12 +60,10 @@ def create_job(spec: JobSpec, service: JobsDep, response: Response, key: Idempot
 @router.get("")
 def list_jobs(
     service: JobsDep,
-    status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be given several times")] = None,
+    status: Annotated[list[JobStatus | Literal[""]] | None, Query(description="may be repeated")] = None,
     queue: Annotated[str | None, Query(max_length=64)] = None,
-    search: Annotated[
-        str, Query(max_length=100, description="a part of the title, in upper or lower case; or an id")
-    ] = "",
-    sort: Annotated[JobSort, Query(description="accuracy: the best first; updated: the latest")] = "newest",
+    search: Annotated[str, Query(max_length=100, description="part of the title, in any case; or an id")] = "",
+    sort: Annotated[JobSort, Query(description="accuracy: best first; updated: latest first")] = "newest",
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> JobPage:
@@ -91,9 +89,9 @@ def change_job(job_id: JobId, change: JobChange, service: JobsDep) -> JobPublic:
 def pause_job(
     job_id: JobId,
     service: JobsDep,
-    after: Annotated[Literal["now", "round"], Query(description="at once, or once the round at hand is done")] = "now",
+    after: Annotated[Literal["now", "round"], Query(description="`round`: finish the current round first")] = "now",
     hours: Annotated[
-        float | None, Query(gt=0, le=MOST_HOURS, description="after which it resumes automatically; none: when resumed")
+        float | None, Query(gt=0, le=MOST_HOURS, description="resume automatically after this many hours")
     ] = None,
 ) -> JobPublic:
     """Pause a queued or running job: its workers leave, its progress is kept."""
@@ -102,7 +100,7 @@ def pause_job(
 
 @router.post("/{job_id}/resume", status_code=202)
 def resume_job(job_id: JobId, service: JobsDep) -> JobPublic:
-    """Resume a paused job where it stopped, or cancel a pause that is to come after the round."""
+    """Resume a paused job where it stopped, or cancel a pause planned for the end of the round."""
     return service.resume(job_id)
 
 
@@ -116,7 +114,7 @@ def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
 def fork_job(
     job_id: JobId, request: ForkRequest, service: ForksDep, response: Response, key: IdempotencyKey = None
 ) -> JobPublic:
-    """Create a job that starts from a version of this job; fields that `spec` does not give are this job's."""
+    """Create a job that starts from a version of this job; fields that `spec` leaves out are copied from this job."""
     job = service.fork(job_id, request, key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job
@@ -138,8 +136,10 @@ def delete_job(job_id: JobId, service: JobsDep) -> None:
 def job_metrics(
     job_id: JobId,
     service: HistoryDep,
-    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
-    points: Annotated[int, Query(ge=2, le=10_000, description="about so many per series; more are thinned")] = 1000,
+    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions after this one")] = 0,
+    points: Annotated[
+        int, Query(ge=2, le=10_000, description="approximate number of points per series; longer series are thinned")
+    ] = 1000,
     until: Annotated[int | None, Query(ge=1, lt=2**53, description="only versions up to this one")] = None,
 ) -> Metrics:
     """The job's series by version: losses, accuracy, speed, bytes, staleness."""
@@ -182,10 +182,10 @@ def job_ledger(job_id: JobId, service: HistoryDep) -> LedgerPublic:
 def job_versions(
     job_id: JobId,
     service: HistoryDep,
-    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions above this one")] = 0,
+    since: Annotated[int, Query(ge=0, lt=2**53, description="only versions after this one")] = 0,
     limit: Limit = 100,
 ) -> VersionPage:
-    """The standing versions, ascending, each with its digest and the micro-batches it was made of."""
+    """The job's versions, ascending, each with its digest and its work units; without versions undone by a restore."""
     return service.versions(job_id, since, limit)
 
 

@@ -19,7 +19,7 @@ from api.logs.reader import AT_ONCE, News, Which
 from api.schemas import LogPage
 from computeshare.runtime.log_lines import Level
 
-Worker = Annotated[str | None, Query(max_length=100, description="only lines of this worker: its id or its name")]
+Worker = Annotated[str | None, Query(max_length=100, description="only lines of this worker: its id or name")]
 AtLeast = Annotated[Level | None, Query(description="only lines of at least this level")]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -32,9 +32,9 @@ def job_logs(
     worker: Worker = None,
     level: AtLeast = None,
     after: Annotated[
-        int | None, Query(ge=0, lt=2**53, description="the first lines above this id, instead of the newest")
+        int | None, Query(ge=0, lt=2**53, description="the first lines after this id, instead of the newest lines")
     ] = None,
-    before: Annotated[int | None, Query(ge=0, lt=2**53, description="only lines below this id")] = None,
+    before: Annotated[int | None, Query(ge=0, lt=2**53, description="only lines before this id")] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="lines on a page")] = 100,
 ) -> LogPage:
     """Lines about a job from its workers, reducer and evaluator, also after these have left: in ascending order, the
@@ -50,7 +50,7 @@ async def follow_job_logs(
     worker: Worker = None,
     level: AtLeast = None,
     last_event_id: EventId = 0,
-    after: Annotated[int, Query(ge=0, lt=2**53, description="as Last-Event-ID, for a first connection")] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**53, description="like Last-Event-ID, for the first connection")] = 0,
 ) -> EventStream:
     """A `line` event for each line of the log above `after`, with the line's id: stored lines first, then new lines.
 

@@ -31,7 +31,7 @@ def _each_once(ids: list[str]) -> list[str]:
 FewIds = Annotated[
     list[str],
     AfterValidator(_each_once),
-    Query(alias="job", min_length=FEWEST, max_length=MOST, description="their ids, each once"),
+    Query(alias="job", min_length=FEWEST, max_length=MOST, description="ids of the jobs, each given once"),
 ]
 
 

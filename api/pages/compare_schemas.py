@@ -24,7 +24,9 @@ class ComparedJob(BaseModel):
     bytes_down: int
     accepted: int
     dropped: int = Field(description="submissions that did not count")
-    seconds: float | None = Field(description="from the first worker's joining to the end, or to now, without pauses")
+    seconds: float | None = Field(
+        description="seconds from the first worker's joining to the job's end or to now, without pauses"
+    )
 
 
 class Comparison(BaseModel):
@@ -32,5 +34,5 @@ class Comparison(BaseModel):
 
     items: list[ComparedJob]
     differences: dict[str, list[Any]] = Field(
-        description="dotted field of the JobSpec to its value in each job, where they differ; the names aside"
+        description="by dotted field of the JobSpec: its value in each job, if the jobs differ in it; without `name`"
     )

@@ -49,12 +49,14 @@ def prometheus(telemetry: TelemetryDep) -> Response:
     return Response(generate_latest(telemetry.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-@router.get("/login", response_class=HTMLResponse, responses={303: {"description": "logged in: on to the page"}})
+@router.get("/login", response_class=HTMLResponse, responses={303: {"description": "logged in; redirects to the page"}})
 def login(
     request: Request,
     services: ServicesDep,
-    key: Annotated[str, Query(max_length=2000, description="of the login link, or all of that link")] = "",
-    following: Annotated[str, Query(alias="next", max_length=200, description="page to go to, on this server")] = "/",
+    key: Annotated[str, Query(max_length=2000, description="the login link's key, or the whole link")] = "",
+    following: Annotated[
+        str, Query(alias="next", max_length=200, description="page of this server to go to after the login")
+    ] = "/",
 ) -> Response:
     """Log a browser in: check the login link's key, set the cookie, and redirect to the page."""
     given = dict(parse_qsl(urlsplit(key.strip()).query)).get("key", key.strip())

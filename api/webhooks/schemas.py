@@ -57,11 +57,13 @@ class WebhookRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: Receiver = Field(description="where notifications are posted to")
+    url: Receiver = Field(description="address that notifications are posted to")
     events: Events = Field(list(DEFAULT_EVENTS), description="`held` is a pause that no user asked for")
     job_id: JobFilter | None = None
     queue: QueueFilter | None = None
-    secret: Secret | None = Field(None, description="what signs them: `whsec_` and base64; made up where none is given")
+    secret: Secret | None = Field(
+        None, description="key that signs notifications: `whsec_` and base64. Default: a random one"
+    )
 
 
 class WebhookChange(BaseModel):
@@ -75,8 +77,8 @@ class WebhookChange(BaseModel):
     events: Events | None = None
     job_id: JobFilter | None = None
     queue: QueueFilter | None = None
-    active: bool | None = Field(None, description="true: continue; what happened meanwhile is not made up for")
-    new_secret: bool = Field(False, description="make up another secret, and show it in the answer")
+    active: bool | None = Field(None, description="true: switch on; events from the time when it was off are not sent")
+    new_secret: bool = Field(False, description="replace the secret with a random one, and show it in the answer")
 
 
 class WebhookPublic(BaseModel):
@@ -87,9 +89,9 @@ class WebhookPublic(BaseModel):
     events: list[EventName]
     job_id: str | None
     queue: str | None
-    active: bool = Field(description="false: switched off, by a user or because the receiver answered 410 Gone")
-    trouble: str | None = Field(description="what was wrong with the last attempt; none where it went well")
-    pending: int = Field(description="notifications that wait to be delivered")
+    active: bool = Field(description="false: switched off by a user, or by the receiver's answer 410 Gone")
+    trouble: str | None = Field(description="error of the last attempt; null if it succeeded")
+    pending: int = Field(description="notifications that wait for delivery")
     created_at: Instant
 
 
@@ -107,21 +109,23 @@ class AttemptPublic(BaseModel):
     """An attempt to deliver a notification."""
 
     at: Instant
-    status: int | None = Field(description="of the receiver's answer; none where there was no answer")
-    error: str | None = Field(description="what went wrong; none where it arrived")
+    status: int | None = Field(description="HTTP status of the receiver's answer; null without an answer")
+    error: str | None = Field(description="error of the attempt; null if the notification arrived")
     seconds: float
 
 
 class DeliveryPublic(BaseModel):
     """A notification, its state and its attempts."""
 
-    id: str = Field(description="the header webhook-id: the same for every attempt")
+    id: str = Field(description="value of the header webhook-id, the same for every attempt")
     event: str
     job_id: str | None
-    state: str = Field(description="pending, delivered, failed (given up), or dropped (too many waited, switched off)")
+    state: str = Field(
+        description="pending, delivered, failed (given up), or dropped (too many waited, or the webhook is off)"
+    )
     attempts: list[AttemptPublic] = Field(description="the last 20, oldest first")
     created_at: Instant
-    next_attempt_at: Instant | None = Field(description="none unless it is pending")
+    next_attempt_at: Instant | None = Field(description="null unless the delivery is pending")
 
 
 class DeliveryPage(BaseModel):

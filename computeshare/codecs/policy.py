@@ -36,9 +36,9 @@ class Coded(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    size: int = Field(ge=0, description="bytes")
-    encode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds, error feedback included")
-    decode_s: float = Field(ge=0, allow_inf_nan=False)
+    size: int = Field(ge=0, description="size of the encoded update in bytes")
+    encode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds to encode, error feedback included")
+    decode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds to decode")
 
 
 class MeasuredLink(BaseModel):
@@ -49,7 +49,7 @@ class MeasuredLink(BaseModel):
     compute_s: float = Field(gt=0, allow_inf_nan=False, description="seconds for a micro-batch")
     up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
     down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
-    messages: Mapping[CodecName, Coded] = Field(description="one update, by codec; all the candidates")
+    messages: Mapping[CodecName, Coded] = Field(description="cost of one update with each candidate codec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Choice:
         up, compute_ms = self.slowest.up_bytes_per_s * 8e-6, 1000 * self.slowest.compute_s
         size = self.slowest.messages[self.codec.up].size / 1e6
         steps = f" and {self.inner_steps} inner steps" if self.inner_steps else ""
-        verdict = "" if self.sending <= SENDING else "; nothing that was tried takes less than a tenth"
+        verdict = "" if self.sending <= SENDING else "; no other choice takes less"
         return (
-            f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB, the slowest link sends "
-            f"{up:.3g} Mbit/s, a micro-batch takes {compute_ms:.3g} ms there, so that sending, with encoding and "
-            f"decoding, takes {self.sending:.0%} of the time{verdict}"
+            f"{self.codec.up} up and {self.codec.down} down{steps}: an update is {size:.3g} MB; the slowest worker "
+            f"sends {up:.3g} Mbit/s and takes {compute_ms:.3g} ms for a micro-batch, so sending, encoding and "
+            f"decoding take {self.sending:.0%} of its time{verdict}"
         )
 
 

@@ -202,7 +202,7 @@ def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane
     job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, codec="auto", epochs=2, workers={"min": 2, "max": 2})
     assert plane.job(job_id)["spec"]["codec"] == "auto"
     job = plane.finish(job_id)
-    assert job["spec"]["codec"]["up"] in job["chosen"] and "the slowest link sends" in job["chosen"]
+    assert job["spec"]["codec"]["up"] in job["chosen"] and "the slowest worker sends" in job["chosen"]
     assert job["chosen"] in plane.http.get(f"/jobs/{job_id}").text
     spec = JobSpec.model_validate(job["spec"])
     assert job["rounds_total"] == spec.rounds_total == job["version"]
