@@ -1,4 +1,4 @@
-"""Several commands in one exchange, the calls of scripts and large values among them."""
+"""Sends several Redis commands in one exchange, including script calls and large values."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -20,17 +20,18 @@ from computeshare.transport.wire import Wire, Wires
 from computeshare.types import Blob, Message
 
 LARGE = 1 << 20
-"""Bytes of a message from which another command takes what follows."""
+"""Bytes of a message that one command stages; further parts go into another command."""
 AT_ONCE_BYTES = 4 << 20
-"""Messages up to which all goes in one exchange; larger ones are staged part by part before."""
+"""Total bytes of messages that go into one exchange with their script; larger messages are staged beforehand."""
 Messages = Mapping[str, Message]
-"""Messages by their keys; a part that is None is there already."""
+"""Key to message; a part that is None was staged earlier."""
 
 
 class Channel:
-    """Exchanges several commands at a time over connections of its own, in one thread, with large values among them.
+    """Exchanges batches of commands with the broker over connections of its own, from one thread.
 
-    An outage of the broker is waited out as `redis` would. Commands may be sent twice then, so they must bear that.
+    During an outage of the broker it retries by the retry policy of `redis`. Retries may send commands twice, so every
+    command must be safe to repeat.
     """
 
     def __init__(self, redis: Redis, wires: Wires | None = None) -> None:
@@ -48,13 +49,15 @@ class Channel:
         large: bool | None = None,
         raise_errors: bool = True,
     ) -> list[Any]:
-        """The replies, in order. Raises what `Wire.exchange` does, but for an outage that ends in time.
+        """Send commands and return their replies, in order.
+
+        Raises the errors of `Wire.exchange`, except for an outage that ends before the retries do.
 
         Args:
             into, raise_errors: as for `Wire.exchange`.
-            large: whether the values are, where nothing follows; by default those that go `into` memory are.
-            following: commands that are sent with these, whose replies `rest` waits for.
-            meanwhile: as for `Wire.exchange`; called again where all is sent again.
+            large: use the connection for large values; by default, if `into` is given.
+            following: commands to send with these; `rest` returns their replies.
+            meanwhile: as for `Wire.exchange`; called again on each retry.
         """
         self._following = following
         wire = self._wires.large if large or (large is None and into) else self._wires.short
@@ -65,9 +68,7 @@ class Channel:
             return self._exchange(wire, commands, into, meanwhile, raise_errors)
 
     def fetch(self, commands: Sequence[Command], into: Sequence[Buffer | None], large: bool | None = None) -> list[Any]:
-        """As `exchange`, for values whose writer is not trusted: one that does not fit into its memory is dropped as
-        it comes, with a CodecError in its place.
-        """
+        """As `exchange`, for values from untrusted writers: a CodecError replaces a value too long for its buffer."""
         replies = self.exchange(commands, into, large=large, raise_errors=False)
         for reply in replies:
             if isinstance(reply, Exception) and not isinstance(reply, CodecError):
@@ -75,23 +76,23 @@ class Channel:
         return replies
 
     def rest(self) -> list[Any]:
-        """The replies to what followed the exchange before, which is sent again if the broker was away since."""
+        """The replies to the `following` commands of the last exchange; sends them again after an outage."""
         try:
             return self._wires.short.rest()
         except (NoScriptError, RedisConnectionError, RedisTimeoutError):
             return self.exchange(self._following)
 
     def script(self, name: str, job: JobKeys, **values: Any) -> Command:
-        """The command that runs a script, see `Scripts.call`."""
+        """The EVALSHA command for a script, see `Scripts.call`."""
         return self._scripts.command(name, job, **values)
 
     def stage(self, messages: Mapping[str, Iterable[Blob | None]], life_s: int, before: Sequence[str] = ()) -> None:
-        """Put messages under their keys, some MB at a time; they expire `life_s` seconds after the last part came.
+        """Store messages under their keys, about 1 MB a command; they expire `life_s` seconds after the last command.
 
-        A part is asked for when it is about to be sent.
+        Takes each part from its iterable only when it is about to be sent.
 
         Args:
-            before: keys of messages that were staged before and are to live as long as these.
+            before: keys of messages staged earlier, whose expiry is extended with these.
         """
         done = [*before]
         for key, parts in messages.items():
@@ -110,12 +111,12 @@ class Channel:
         following: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
-        """Put messages under their keys and run the script that makes use of them: its reply, then those of `others`.
+        """Stage messages and run the script that uses them; returns the script's reply, then the replies to `others`.
 
         `before` is as for `stage`, `following` and `meanwhile` as for `exchange`.
 
-        Small ones go with the script in one transaction, of which a broker that has no memory for a part does nothing;
-        large ones are staged before. So the script never meets half of one.
+        Small messages go in one transaction with the script, which a broker short of memory rejects as a whole; large
+        messages are staged beforehand. So the script never sees an incomplete message.
         """
         if sum(len(part) for parts in messages.values() for part in parts if part is not None) > AT_ONCE_BYTES:
             self.stage(messages, life_s, before)
@@ -128,11 +129,11 @@ class Channel:
     def read(
         self, key: str, parts: int, into: Sequence[Blob] | None = None, others: Sequence[Command] = ()
     ) -> tuple[list[Blob] | None, list[Any]]:
-        """So many parts of the message under a key, None if it has not as many, and the replies to `others`.
+        """The first `parts` parts of the message under a key (None if any is missing), and the replies to `others`.
 
         Args:
-            into: memory for each part, of which what is returned are views. They are asked for one by one then, not
-                all at a time: a broker that holds all of a large message beside its copy of it takes twice as long.
+            into: a buffer for each part; the returned parts are views of the buffers. Each part is then fetched by a
+                command of its own: one reply with a whole large message takes the broker twice as long.
         """
         if into is None:
             found, *replies = self.exchange([["HMGET", key, *range(parts)], *others])
@@ -143,16 +144,15 @@ class Channel:
         return None if None in found else found, replies
 
     def load(self, key: str) -> list[memoryview] | None:
-        """All parts of the message under a key; None if it is gone."""
+        """All parts of the message under a key; None if the key is gone."""
         found = self._load(key)
         return found and found[1]
 
     def load_sealed(self, key: str) -> memoryview | None:
-        """The parts of a message that was sealed, one after another, in memory of their own that can be written to;
-        None if it is gone.
+        """The content of a sealed message as one writable buffer; None if the key is gone.
 
-        They are received there: joining them would hold the interpreter, and every other thread with it, for seconds
-        where they are large. Raises CodecError: they were damaged.
+        Receives the parts directly into that buffer: joining large parts would hold the interpreter lock for seconds.
+        Raises CodecError: the message is damaged.
         """
         if (found := self._load(key)) is None:
             return None
@@ -189,14 +189,14 @@ class Channel:
 
 
 def pairs(reply: dict[Any, Any] | list[Any]) -> list[tuple[Any, Any]]:
-    """A map as it comes by RESP3, or by RESP2 as a list."""
+    """The items of a map reply: a dict in RESP3, a flat list in RESP2."""
     return [*reply.items()] if isinstance(reply, dict) else [*zip(reply[::2], reply[1::2], strict=True)]
 
 
 def staging(key: str, parts: Iterable[Blob | None], life_s: int) -> Iterator[Command]:
-    """The commands that put a message under a key, some MB each; it expires `life_s` seconds after the last of them.
+    """The commands that store a message under a key, about 1 MB each; the key expires `life_s` seconds after the last.
 
-    A part that is None is there already; in a message without any, what else lies there is let go of.
+    A part that is None was staged earlier. In a message without None, the first command deletes the key's old content.
     """
     if not (isinstance(parts, Sequence) and any(part is None for part in parts)):
         yield ["UNLINK", key]

@@ -1,6 +1,6 @@
-"""Whether two processes of ComputeShare may work together: the control plane says what it speaks, the others compare.
+"""Checks that processes of ComputeShare are compatible: the control plane publishes its release, the others compare.
 
-Scripts and keys change with the protocol: a worker of another one would submit what the others cannot read.
+Scripts and keys change with the protocol: other processes could not read the submissions of a worker with another one.
 """
 
 import json
@@ -15,19 +15,19 @@ from computeshare.errors import VersionError
 from computeshare.protocol import keys
 
 PROTOCOL = 6
-"""Grows with every change of keys, scripts, events or messages that an older process would not understand."""
+"""Incremented with every change of keys, scripts, events or messages that an older process would not understand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What a process runs: the package's version, and the protocol that it speaks (0: it does not say)."""
+    """The package version of a process, and its protocol number (0: unknown)."""
 
     version: str
     protocol: int
 
     @property
     def series(self) -> tuple[int, ...]:
-        """Major and minor version, which must be the same; empty where the version is none."""
+        """Major and minor version, which must be equal between processes; empty if `version` has another form."""
         match = re.match(r"(\d{1,9})\.(\d{1,9})(?!\d)", self.version)
         return tuple(map(int, match.groups())) if match else ()
 
@@ -39,7 +39,7 @@ OURS = Release(__version__, PROTOCOL)
 
 
 def disagreement(who: str, theirs: Release, control: Release = OURS) -> str | None:
-    """Why `who` cannot work for a control plane, and what to type; None if it can. Pure."""
+    """Why a process of kind `who` is incompatible with the control plane, and the fix; None if compatible. Pure."""
     if (theirs.protocol, theirs.series) == (control.protocol, control.series):
         return None
     older = (theirs.protocol, theirs.series) < (control.protocol, control.series)
@@ -52,10 +52,10 @@ def disagreement(who: str, theirs: Release, control: Release = OURS) -> str | No
 
 
 def publish(redis: Redis) -> None:
-    """Say what this control plane speaks.
+    """Publish this control plane's release.
 
-    Rounds that were left by a control plane of another protocol are given up first: their jobs go on from their
-    checkpoints, as if the broker had lost them.
+    First deletes the rounds that a control plane of another protocol left: their jobs continue from checkpoints, as if
+    the broker had lost the rounds.
     """
     before = published(redis)
     if before and before.protocol != PROTOCOL:
@@ -68,7 +68,7 @@ def publish(redis: Redis) -> None:
 
 
 def published(redis: Redis) -> Release | None:
-    """What the control plane said last; None if there was none yet."""
+    """The release that a control plane published last; None if there is none, or an unreadable one."""
     raw: Any = redis.get(keys.RELEASE)
     try:
         said = json.loads(raw or b"")
@@ -78,7 +78,7 @@ def published(redis: Redis) -> Release | None:
 
 
 def check(redis: Redis, who: str) -> None:
-    """Raises VersionError if this process, a `who`, must not work for the control plane of this broker."""
+    """Raises VersionError: this process, of kind `who`, is incompatible with the control plane of this broker."""
     control = published(redis)
     if control and (problem := disagreement(who, OURS, control)):
         raise VersionError(problem)

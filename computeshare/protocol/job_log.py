@@ -1,6 +1,6 @@
-"""What a process logs about a job, on its way into that job's log, beside whatever the process does.
+"""Sends a process's log lines about a job to that job's log, from a background thread.
 
-A broker that is full or away neither slows nor fails anything: lines wait for it, the oldest give way.
+A full or absent broker neither slows nor fails the process: a bounded backlog holds the lines and drops the oldest.
 """
 
 import random
@@ -23,18 +23,18 @@ from computeshare.transport.connections import connect
 SEND_EVERY_S = 0.5
 LONGEST_PAUSE_S = 5.0
 PATIENCE_S = 2.0
-"""How long the end of a process waits for its last lines to be sent."""
+"""Seconds that the end of a process waits for its last lines to be sent."""
 log = structlog.get_logger()
 
 
 class JobLog:
-    """Sends lines to the logs of jobs from a thread and a connection of their own, until the end of its block.
+    """Context manager that sends log lines to the logs of jobs, over a thread and a connection of its own.
 
-    `capture` is the processor that structlog is to have. An error that ends the block is the last line.
+    Give structlog `capture` as a processor. An exception that ends the block becomes the last line.
     """
 
     def __init__(self, redis_url: str, writer: Writer, job_id: str = "") -> None:
-        """`job_id`: the job that lines are about which do not name one as `job`; empty: those are not sent."""
+        """`job_id`: the job of lines without a `job` field; if empty, such lines are not sent."""
         self._url, self._writer, self._job_id = redis_url, writer, job_id
         self._backlog = Backlog(Budget(RATE_PER_S, BURST))
         self._over = threading.Event()
@@ -54,7 +54,7 @@ class JobLog:
         self._thread.join(PATIENCE_S)
 
     def capture(self, _logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        """A structlog processor: takes note of the event, and leaves it as it is."""
+        """A structlog processor: queues the event for sending and returns the event."""
         try:
             self._put(event)
         except Exception as error:  # a value whose text cannot be had, for one: nothing may fail for its log
@@ -88,7 +88,7 @@ class JobLog:
 
 
 def tell(redis: Redis, job_id: str, writer: Writer, **event: Any) -> None:
-    """Put a single line into a job's log at once, if the broker takes it."""
+    """Write one line to a job's log at once; if the broker refuses the line, log a warning locally."""
     try:
         RoundStore(redis, job_id).log([line_of(event, writer, _now_ms())])
     except RedisError as error:
@@ -96,7 +96,7 @@ def tell(redis: Redis, job_id: str, writer: Writer, **event: Any) -> None:
 
 
 def log_warnings() -> None:
-    """Have the warnings of libraries logged as everything else is."""
+    """Route Python warnings to structlog."""
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object, **__: object

@@ -1,4 +1,4 @@
-"""Every Redis key of ComputeShare, with its type and its life; the only module that spells one.
+"""Every Redis key of ComputeShare, with its type and lifetime; no other Python module spells a key.
 
 All keys of a job carry its id as the hash tag, so that a cluster keeps them in one slot and a worker's
 credential can be confined to them.
@@ -16,10 +16,10 @@ WORKERS = "cs:workers"
 """set: ids of workers that registered; the control plane removes those whose `worker` key expired."""
 
 GIVEN_UP = "cs:given-up"
-"""string: how many claims on jobs reducers have given up; tells those that stand by to look at every job."""
+"""string: how many claims on jobs reducers have given up; a change tells standby reducers to look at every job."""
 
 EVALUATOR = "cs:evaluator"
-"""string: id of an evaluator that is alive, the one heard of last; expires."""
+"""string: id of the evaluator that reported last; expires."""
 
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
@@ -29,24 +29,24 @@ ROUNDS = "cs:{*}:*"
 
 
 def outlives_rounds(key: str) -> bool:
-    """Whether a job's key is one that neither its rounds nor the messages in them are made of."""
+    """Whether a key of a job holds neither its rounds nor their messages, and so stays when the rounds are deleted."""
     return key.rpartition(":")[2] in ("spec", "origin", "events", "backlog", "taken", "logs", "strikes", "banned")
 
 
 def is_fence(key: str) -> bool:
-    """Whether this is the key of a job's newest fence."""
+    """Whether a key holds a job's newest fence."""
     return key.endswith(":fence")
 
 
 def worker(worker_id: str) -> str:
-    """hash: what a worker says of itself (name, device, queues, versions, memory, seat, power, why it rests); expires
-    unless refreshed.
+    """hash: a worker's description (name, device, queues, versions, memory, seat, power, why it rests); expires unless
+    refreshed.
     """
     return f"cs:worker:{worker_id}"
 
 
 def orders(worker_id: str) -> str:
-    """string: what the control plane asks of a worker (JSON: a seat to leave, why to leave for good); expires."""
+    """string: the control plane's orders to a worker (JSON: a seat to leave, why to leave for good); expires."""
     return f"cs:orders:{worker_id}"
 
 
@@ -64,11 +64,11 @@ class JobKeys:
         return self._key("spec")
 
     def measured(self) -> str:
-        """hash: worker to what it measured (JSON), before what the job leaves open is chosen."""
+        """hash: worker to its measurements (JSON), from which the reducer chooses the codecs of a job with `auto`."""
         return self._key("measured")
 
     def probe(self, session: str) -> str:
-        """string: what a worker sends to measure its link; expires after a minute."""
+        """string: arbitrary bytes with which a worker measures its link; expires after a minute."""
         return self._key("probe", session)
 
     def origin(self) -> str:
@@ -77,11 +77,11 @@ class JobKeys:
 
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
-        counted, bases, recent (from how many versions updates count), snapshot (the newest version whose weights are
-        kept whole, where the others are differences), sizes and owners (of units made for their workers), sizes_before
-        (of the round that made the version), doubted (its token, where workers found its weights damaged).
+        counted, bases, recent (number of versions whose updates count), snapshot (the newest version whose weights are
+        kept whole, where versions are published as differences), sizes and owners (of units sized per worker),
+        sizes_before (sizes of the previous round), doubted (the token, if workers found its weights damaged).
 
-        The job is open while it exists; `counted` is what made its version of `base`.
+        The job is open while the hash exists; `counted` lists the updates that led from `base` to `token`.
         """
         return self._key("round")
 
@@ -92,24 +92,24 @@ class JobKeys:
         return self._key("weights", token)
 
     def delta(self, token: str) -> str:
-        """hash: the difference of a version's weights from those of the one before, part by part, where the job
-        publishes that; kept until the snapshot after the next.
+        """hash: a version's weights minus the previous version's, part by part, if the job publishes differences; kept
+        until the snapshot after the next.
         """
         return self._key("delta", token)
 
     def news(self, token: str) -> str:
-        """hash: the weights (or the difference) of the version that came after this one, where they are small: under a
-        name that those who wait for it know before; kept until the version after that.
+        """hash: the weights (or difference) of the version after this one, if small, under a key that workers can name
+        before that version exists; kept until the version after that.
         """
         return self._key("news", token)
 
     def chain(self) -> str:
-        """list: tokens of the versions whose `delta` is kept, oldest first; of the first the `weights` are."""
+        """list: tokens of the versions whose `delta` is kept, oldest first; for the first, the `weights` are kept."""
         return self._key("chain")
 
     def state(self, token: str) -> str:
         """hash: the reducer's full-precision weights and optimizer state of a version, in pieces; kept until the next
-        one is.
+        version's are stored.
         """
         return self._key("state", token)
 
@@ -118,7 +118,7 @@ class JobKeys:
         return self._key("staged", nonce)
 
     def update(self, token: str, micro_batch: int) -> str:
-        """hash: the accepted update of a micro-batch, part by part; kept until the state of the version it led to is
+        """hash: the accepted update of a micro-batch, part by part; kept until the state of the resulting version is
         stored.
         """
         return self._key("update", token, micro_batch)
@@ -128,11 +128,11 @@ class JobKeys:
         return self._key("leases")
 
     def backups(self) -> str:
-        """hash of the current round: as `leases`, for the second lease on a slow micro-batch."""
+        """hash of the current round: second leases on slow micro-batches, in the form of `leases`."""
         return self._key("backups")
 
     def free(self) -> str:
-        """list of the current round: micro-batches carried over or handed back, to be leased before any other."""
+        """list of the current round: micro-batches carried over or handed back, leased before new micro-batches."""
         return self._key("free")
 
     def received(self) -> str:
@@ -144,49 +144,49 @@ class JobKeys:
         return self._key("sessions")
 
     def speeds(self) -> str:
-        """hash: worker to `unit_ms|at_ms`: its milliseconds per micro-batch, a moving mean; when the last was done."""
+        """hash: worker to `unit_ms|at_ms`: mean milliseconds per unit, moving; time of its last submission."""
         return self._key("speeds")
 
     def arrivals(self) -> str:
-        """list: milliseconds from a round's opening to each of the last 64 arrivals; deadlines follow them."""
+        """list: milliseconds from a round's opening to each of the last 64 arrivals; deadlines follow from them."""
         return self._key("arrivals")
 
     def recent(self) -> str:
-        """list: tokens of the versions that a submission may start from, the current one first."""
+        """list: tokens of the versions that a submission may be based on, the current version first."""
         return self._key("recent")
 
     def handed(self) -> str:
-        """list: sessions that left and handed over the inner state of their replica, for others to go on from."""
+        """list: ended sessions whose inner optimizer state another worker may take over."""
         return self._key("handed")
 
     def inner(self, session: str) -> str:
-        """hash: the inner state that a session handed over, in pieces; expires after a day."""
+        """hash: the inner optimizer state that a session handed over, in pieces; expires after a day."""
         return self._key("inner", session)
 
     def suspects(self) -> str:
-        """hash of the current round: micro-batch to the sessions whose update of it was not finite."""
+        """hash of the current round: micro-batch to the sessions that sent non-finite values for that micro-batch."""
         return self._key("suspects")
 
     def strikes(self) -> str:
-        """hash: worker to the number of its submissions that were refused."""
+        """hash: worker to its number of refused submissions."""
         return self._key("strikes")
 
     def banned(self) -> str:
-        """hash: worker to the reason why it may not join any more."""
+        """hash: banned worker to the reason for the ban."""
         return self._key("banned")
 
     def answers(self) -> str:
         """hash: sha1 of a submission's nonce to `place|outcome`, of the newest submissions (2,048 at least, 4,096 at
-        most), and `places`, how many there have been.
+        most), and `places`, the number of all submissions so far.
         """
         return self._key("answers")
 
     def versions(self) -> str:
-        """stream: one entry per version or change of status, to wake those who wait; trimmed to the newest few."""
+        """stream: one entry per version or change of status, to wake waiting processes; trimmed to the newest few."""
         return self._key("versions")
 
     def full(self) -> str:
-        """list: one element when a round is full, to wake the reducer; emptied by it."""
+        """list: one element when a round is full, to wake the reducer, which pops the element."""
         return self._key("full")
 
     def reducer(self) -> str:
@@ -198,18 +198,18 @@ class JobKeys:
         return self._key("fence")
 
     def events(self) -> str:
-        """stream: what happened, in order; trimmed by the control plane once stored."""
+        """stream: the job's events, in order; trimmed by the control plane once stored."""
         return self._key("events")
 
     def backlog(self) -> str:
-        """stream: the events before those in `events`, with submissions folded into counts; moved there by the reducer
-        where the control plane is away, trimmed as `events` is.
+        """stream: events older than those in `events`, with submissions folded into counts; the reducer moves events
+        here while the control plane is away; trimmed like `events`.
         """
         return self._key("backlog")
 
     def taken(self) -> str:
-        """hash: `upto`, the newest event that a control plane may have read, which is never folded, and the `run` of
-        the broker that this is known of.
+        """hash: `upto`, id of the newest event that a control plane may have read (events up to it are never folded),
+        and `run`, the run id of the broker for which `upto` holds.
         """
         return self._key("taken")
 
@@ -218,15 +218,15 @@ class JobKeys:
         return self._key("logs")
 
     def scoring(self, token: str) -> str:
-        """string: which evaluator scores this checkpoint; expires."""
+        """string: id of the evaluator that scores a checkpoint; expires."""
         return self._key("scoring", token)
 
     def seats(self) -> str:
-        """hash: worker to its current seat's id, so that an older attempt leaves."""
+        """hash: worker to its current seat's id; a process with an older seat leaves."""
         return self._key("seats")
 
     def messages(self) -> tuple[str, ...]:
-        """What the keys of versions and updates begin with."""
+        """The prefixes of the keys of versions and updates."""
         return tuple(self._key(kind, "") for kind in ("weights", "delta", "news", "state", "update"))
 
     def pattern(self) -> str:

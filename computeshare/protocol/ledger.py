@@ -1,7 +1,7 @@
-"""The record of what made each version, as it rests beside a checkpoint. Pure.
+"""The ledger that a checkpoint carries: which micro-batches made each version. Pure.
 
-The control plane stores the job's events; those that the broker loses before that are the ones a checkpoint has to
-bring along. An entry is a `version` event: `at` (milliseconds) and `data`.
+The control plane stores the job's events; the ledger preserves events that the broker loses before they are stored. An
+entry is a `version` event: `at` (milliseconds since the epoch) and `data`.
 """
 
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from computeshare.types import Token
 
 Entry = dict[str, Any]
 LONGEST = 10_000
-"""Most versions that one checkpoint tells of: no outage of the control plane is as long."""
+"""Maximum number of versions in a checkpoint's ledger: no outage of the control plane lasts longer."""
 
 
 def lineage(entries: Iterable[Entry], token: Token) -> list[Entry]:
-    """Those entries, oldest first, that lead to this version, without those of branches that were lost.
+    """The entries, oldest first, that lead to the version `token`; leaves out entries of abandoned branches.
 
-    A restored version is the one it was restored from under another incarnation: number and digest are the same.
+    Ignores incarnations: a restored version has the number and digest of the version that it was restored from.
     """
     by_version = {_identity(entry["data"]["token"]): entry for entry in entries}
     found: list[Entry] = []

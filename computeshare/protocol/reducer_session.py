@@ -23,30 +23,30 @@ from computeshare.transport.wire import Wires
 from computeshare.types import Blob, Message, Token
 
 BANNING_STRIKES = 5
-"""A worker of which this many submissions were refused may not join the job any more."""
+"""Refused submissions after which a worker is banned from the job."""
 PIECE = 2000
 """Events read at a time."""
 EVENTS_KEPT, EVENTS_FOLDED = 5000, 1000
-"""Events that wait for the control plane as they are, and how many at a time are folded of what is beyond that."""
+"""Events kept unfolded for the control plane, and the number of older events folded at a time."""
 STAGED_S = 120
-"""Seconds that weights may lie staged before they are committed."""
+"""Lifetime of staged weights and states, in seconds."""
 
 Fault = Literal["damaged", "not_finite", "lost"]
-"""Why an update is refused: its sender's fault, nobody's until others disagree, or the broker's."""
+"""Why an update is refused: damaged by its sender, not finite (a strike unless others agree), or lost by the broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Who sent values that are not finite."""
+    """How many sessions sent non-finite values in a round."""
 
     sessions: int
-    """That sent this micro-batch so; -1 if the round had moved on."""
+    """Sessions that sent non-finite values for this micro-batch; -1 if the round had moved on."""
     times: int
-    """That this micro-batch was sent so."""
+    """How often this micro-batch was sent with non-finite values."""
     senders: int
-    """Sessions that sent any micro-batch of the round so."""
+    """Sessions that sent non-finite values for any micro-batch of the round."""
     there: int
-    """Sessions that take part."""
+    """Sessions in the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +58,35 @@ class Received:
     session: str
     nonce: str
     base: str
-    """Token of the version that it was computed on."""
+    """Token of the version that the update was computed on."""
     loss: float
     size: int
-    """Of its message, in bytes."""
+    """Bytes of the update's message."""
     leased: int
-    """When it was leased, as `at`."""
+    """Time of the lease, as `at`."""
     at: float
-    """When it came, in milliseconds since the epoch by the broker's clock."""
+    """Time of arrival, in milliseconds since the epoch by the broker's clock."""
     entry: bytes = field(repr=False)
-    """As the broker holds it."""
+    """The raw JSON entry in Redis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a version that is published as a difference continues its chain."""
+    """Changes to the chain when a version is published as a difference."""
 
     snapshot: Sequence[Blob] | None = None
-    """The version's whole weights, if they are published, too."""
+    """The version's whole weights, if they are published as a snapshot, too."""
     kept: int = 0
-    """How many versions before it the chain keeps then."""
+    """With a snapshot: how many earlier versions the chain keeps."""
     outdated: Sequence[Token] = ()
-    """Those that it lets go of."""
+    """With a snapshot: versions that the chain drops."""
 
 
 class Claim(RoundStore):
-    """One job's rounds in the hands of one reducer; everything it does carries its fence."""
+    """A reducer's exclusive claim on one job's rounds; every write carries the claim's fence."""
 
     def __init__(self, redis: Redis, job_id: str, reducer_id: str, wires: Wires | None = None) -> None:
-        """`wires`: what updates, weights and states travel over; one thread alone may ask for those then."""
+        """`wires`: connections for updates, weights and states; only one thread may then use the methods for those."""
         super().__init__(redis, job_id)
         self._channel = Channel(redis, wires)
         self.reducer_id = reducer_id
@@ -97,19 +97,19 @@ class Claim(RoundStore):
         self._read_upto = b"0-0"
 
     def claim(self, host: str, pid: int, life_ms: int) -> bool:
-        """Become the job's active reducer, under a new fence; False while another is."""
+        """Become the job's active reducer, under a new fence; False while another reducer is active."""
         identity = f"{host}|{pid}|{self.reducer_id}"
         self.fence = int(self.scripts.call("claim", self.keys, identity=identity, life_ms=life_ms, host=host, pid=pid))
         self._held = f"{self.fence}|{identity}"
         return self.fence > 0
 
     def renew(self, life_ms: int) -> bool:
-        """Stay the active reducer; 0 gives the claim up. False if it was lost."""
+        """Renew the claim for `life_ms`; 0 gives the claim up. False if the claim was lost."""
         k = self.keys
         return bool(self.scripts.call("renew", k, claim_key=k.reducer(), holder=self._held, life_ms=life_ms))
 
     def is_newest(self) -> bool:
-        """Whether no other reducer has become the active one since."""
+        """Whether no other reducer has claimed the job since."""
         fence: Any = self.redis.get(self.keys.fence())
         return fence is not None and int(fence) == self.fence
 
@@ -123,10 +123,10 @@ class Claim(RoundStore):
         recent: int = 1,
         terms: Terms = DEFAULTS,
     ) -> bool:
-        """Publish the first weights, initial or restored; False if the job is open already (or gone).
+        """Publish the first weights, initial or restored; False if the job is open, gone or claimed by another reducer.
 
         Args:
-            recent: from how many versions, the current one among them, updates count in the next.
+            recent: number of versions, including the current, whose updates count towards the next.
         """
         k = self.keys
         staged_weights, staged_state, agreed = self._staged("weights"), self._staged("state"), terms.fields()
@@ -153,20 +153,20 @@ class Claim(RoundStore):
         return self._run_staged({staged_weights: weights, staged_state: seal(state)}, command)
 
     def progress(self) -> tuple[RoundState | None, dict[int, Received]]:
-        """The current round, and its micro-batches that arrived so far, in one exchange."""
+        """The current round and the updates received so far, by micro-batch, in one exchange."""
         state, received, _ = self.look()
         return state, received
 
     def look(
         self, wanted: Sequence[tuple[str, int]] = (), parts: int = 0, patience_s: float = 0.0, room_bytes: int = 0
     ) -> tuple[RoundState | None, dict[int, Received], dict[tuple[str, int], Message]]:
-        """As `progress`, with the messages of those updates `wanted` (see `updates`) that are there and no longer than
+        """As `progress`, with the messages of the updates `wanted` (see `updates`) that have arrived and fit into
         `room_bytes`.
 
         Raises DamagedRound.
 
         Args:
-            patience_s: look once the round is full, or so many seconds have passed; 0: at once.
+            patience_s: wait for a full round at most this many seconds; 0: do not wait.
         """
         first: list[Command] = [["BLPOP", self.keys.full(), patience_s]] if patience_s else []
         commands: list[Command] = [*first, ["HMGET", self.keys.round(), *FIELDS], ["HGETALL", self.keys.received()]]
@@ -190,27 +190,27 @@ class Claim(RoundStore):
     def updates(
         self, wanted: Sequence[tuple[str, int]], parts: range, into: Sequence[Blob | None] | None = None
     ) -> list[Message | CodecError | None]:
-        """These parts of the messages of accepted micro-batches (a part that was never sent is None); None for those of
-        which none is there, and an error for those that are longer than their memory.
+        """Read `parts` of the messages of accepted updates. A part that was never sent is None; None stands in for a
+        message without any of the parts, a CodecError for a message longer than its buffer.
 
         Args:
-            wanted: token of the version that each was computed on, and its number.
-            into: memory for each, of which what is returned are views; without it, messages of any length are read.
+            wanted: base token and micro-batch number of each update.
+            into: a buffer for each message; the returned parts are views of it. Without buffers, any length is read.
         """
         found = self._channel.fetch(self._asked(wanted, parts), into or [None] * len(wanted), large=len(wanted) == 1)
         return [_too_large(message) or (message if _is_there(message) else None) for message in found]
 
     def has_update(self, base: str, micro_batch: int) -> bool:
-        """Whether anything of an accepted micro-batch's message is there."""
+        """Whether Redis holds any part of an accepted micro-batch's message."""
         return bool(self.redis.exists(self.keys.update(base, micro_batch)))
 
     def _asked(self, wanted: Sequence[tuple[str, int]], parts: range) -> list[Command]:
         return [["HMGET", self.keys.update(*one), *parts] for one in wanted]
 
     def counted(self, state: RoundState) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-        """The updates that made the version of `state`, which has a base, and the sizes of their round.
+        """The updates that made the version of `state`, which must have a base, and the sizes of their round.
 
-        Returns: token of the version each was computed on, and number; sizes as `RoundState.sizes`.
+        Returns: base token and micro-batch number of each update; sizes as `RoundState.sizes`.
         """
         raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases", "sizes_before"])
         counted, bases, sizes = (bytes(value or b"").decode() for value in raw)
@@ -219,9 +219,8 @@ class Claim(RoundStore):
         return list(zip(tokens, numbers, strict=True)), numbers_in(sizes)
 
     def pending(self, token: Token) -> tuple[int, list[int]] | None:
-        """What of the round from `token` on is not counted: how far the leases have got, and the units before that.
-
-        None if the version has moved on.
+        """The uncounted units of the round that starts from `token`: the first unit never leased, and earlier units
+        that are free, leased or received. None if the version has moved on.
         """
         k = self.keys
         asked: list[Command] = [["HMGET", k.round(), "token", "first", "cursor"], ["LRANGE", k.free(), 0, -1]]
@@ -232,14 +231,14 @@ class Claim(RoundStore):
         return int(round_[1]) + int(round_[2]), sorted({int(unit) for some in rest for unit in some})
 
     def close(self, token: Token, at_least: int) -> bool:
-        """Freeze what the round has received, if that is enough; False if it is not, or the round has moved on."""
+        """Close the round if it has received `at_least` updates; False if too few, or the round has moved on."""
         return bool(self.scripts.call("close", self.keys, token=str(token), fence=self.fence, at_least=at_least))
 
     def discard(self, state: RoundState | None = None) -> bool:
-        """Give up a round and what belongs to rounds; False if the version or the fence had moved on.
+        """Delete the round and all messages of versions and updates; False if the version or the fence had moved on.
 
         Args:
-            state: the round; None: whatever there is, which may be none that can be read.
+            state: the round; None: whichever round Redis holds, even an unreadable one.
         """
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
@@ -249,7 +248,7 @@ class Claim(RoundStore):
         return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
-        """Free a micro-batch whose blob failed the checks, and open the round if it was closed."""
+        """Take back an accepted micro-batch whose update failed the checks, and reopen the round if it was closed."""
         event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
         event |= {"micro_batch": part.micro_batch, "reason": reason}
         found = self.scripts.call(
@@ -270,9 +269,9 @@ class Claim(RoundStore):
         return Suspicion(*map(int, found))
 
     def begin(self, weights: Iterable[Blob]) -> Sequence[Blob]:
-        """Send a version's weights on before it is known what it will be called, if they are large.
+        """Stage a version's weights before its token is known, if they are large.
 
-        Returns: what `commit` is still to be given of them.
+        Returns: the parts still to be passed to `commit`; empty if all were staged.
         """
         first: list[Blob] = []
         rest = iter(weights)
@@ -299,14 +298,13 @@ class Claim(RoundStore):
 
         Args:
             base: the round that was reduced.
-            parts: what made the version, ascending: all that the round has received, unless the next one is the same
+            parts: the updates that made the version, ascending: all updates received, unless the next round is the same
                 window of units.
-            weights: what `begin` has left of them; nothing if it has sent them all.
-            following: the next round, with what is carried into it; its count is 0 after the last one.
-            link: where `weights` are the difference from the version before, what else becomes of the chain.
-            news: whether `weights` are small enough to come with the news of the version.
-            state: the state that goes with the version, if that is to be kept right after, in the same exchange; else
-                `store_state` is to follow.
+            weights: the parts that `begin` returned.
+            following: the next round, including carried units; its count is 0 after the last round.
+            link: changes to the chain, if `weights` are the difference from the version before.
+            news: whether to publish `weights` as news, too (`JobKeys.news`).
+            state: the version's state, to be stored in the same exchange; None: call `store_state` next.
         """
         k = self.keys
         staged, snapshot = self._staged("weights"), self._staged("snapshot")
@@ -352,10 +350,10 @@ class Claim(RoundStore):
         return self._run_staged(there, command, *others, before=[] if weights else [staged])
 
     def republish(self, state: RoundState, weights: Sequence[Blob], is_snapshot: bool) -> bool:
-        """Put these weights in the place of the current version's, which were damaged; False if that has moved on.
+        """Replace the current version's damaged weights; False if the version or the fence had moved on.
 
         Args:
-            is_snapshot: versions are published as differences.
+            is_snapshot: whether versions are published as differences, so that these weights are a snapshot.
         """
         k, staged, token = self.keys, self._staged("weights"), str(state.token)
         command = self._channel.script(
@@ -371,16 +369,16 @@ class Claim(RoundStore):
         return self._run_staged({staged: weights}, command)
 
     def store_state(self, base: Token, counted: Sequence[tuple[str, int]], token: Token, state: Sequence[Blob]) -> bool:
-        """Keep the state that goes with the current `token`; what it could be recomputed from is then dropped: the
-        state of its `base` and the updates `counted`, named as in `updates`.
+        """Store the state of the current version `token`, then delete the data that it could be recomputed from: the
+        state of `base` and the updates `counted`, named as in `updates`.
 
-        Returns False, changing nothing, if the version or the fence had moved on.
+        Returns False, storing nothing, if the version or the fence had moved on.
         """
         staged, command = self._keep(base, counted, token)
         return self._run_staged({staged: seal(state)}, command)
 
     def _keep(self, base: Token, counted: Sequence[tuple[str, int]], token: Token) -> tuple[str, Command]:
-        """Where a state is to be staged, and the command that keeps it then."""
+        """The key to stage a state under, and the command that then stores the state."""
         k, staged = self.keys, self._staged("state")
         return staged, self._channel.script(
             "keep",
@@ -396,42 +394,43 @@ class Claim(RoundStore):
         return bool(self._channel.run_staged(messages, STAGED_S, script, *others, before=before)[0])
 
     def _staged(self, what: str) -> str:
-        """A key that no other reducer writes, whatever fence it believes to have."""
+        """A staging key unique to this reducer and fence."""
         return self.keys.staged(f"{self.reducer_id}:{self.fence}:{what}")
 
     def load(self, key: str) -> Sequence[Blob] | None:
-        """All parts of one of the job's messages; None if it is gone."""
+        """All parts of the message under one of the job's keys; None if the key is gone."""
         return self._channel.load(key)
 
     def load_state(self, token: Token) -> Blob | None:
-        """The state that goes with a version, as one piece that can be written to; None if it is gone.
+        """The state of a version in one writable buffer; None if it is gone.
 
-        Raises CodecError: it was damaged.
+        Raises CodecError: the state is damaged.
         """
         return self._channel.load_sealed(self.keys.state(str(token)))
 
     def chain(self) -> tuple[list[str], str]:
-        """The tokens of the job's chain, oldest first, and the newest snapshot's."""
+        """The tokens of the job's chain, oldest first, and the token of the newest snapshot."""
         tokens, snapshot = self._channel.exchange(
             [["LRANGE", self.keys.chain(), 0, -1], ["HGET", self.keys.round(), "snapshot"]]
         )
         return [token.decode() for token in tokens], (snapshot or b"").decode()
 
     def measured(self) -> dict[str, str]:
-        """What workers have measured (JSON), by worker."""
+        """Worker to its measurements (JSON)."""
         found: Any = self.redis.hgetall(self.keys.measured())
         return {bytes(worker).decode(): bytes(text).decode() for worker, text in found.items()}
 
     def origin(self) -> str | None:
-        """Token of the checkpoint that the job was forked from."""
+        """Token of the checkpoint that the job was forked from; None if the job is not a fork."""
         raw: Any = self.redis.get(self.keys.origin())
         return None if raw is None else bytes(raw).decode()
 
     def commits(self, incarnation: int) -> tuple[list[dict[str, Any]], bool]:
-        """The versions that the event stream still tells of, oldest first, and whether it tells of this opening.
+        """The `version` events still in the event stream, oldest first, and whether the stream still holds the `opened`
+        event of this incarnation.
 
-        What is no longer in the stream has been stored by the control plane. The stream is read on from where it was
-        read to before, so one thread alone may ask.
+        The control plane has stored all events that left the stream. Each call reads only events added since the last
+        call, so only one thread may call this.
         """
         first, last = self._ends()
         if _order(last) < _order(self._read_upto):  # the broker went back
@@ -451,9 +450,7 @@ class Claim(RoundStore):
         return found, bool(opened)
 
     def _ends(self) -> tuple[bytes, bytes]:
-        """The ids of the oldest event that is not stored yet (above all others where there is none) and of the newest
-        there ever was.
-        """
+        """Ids of the oldest event not stored yet (2**63-0 if there is none), and of the newest event ever appended."""
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.xrange(self.keys.backlog(), count=1)
         pipeline.xrange(self.keys.events(), count=1)
@@ -463,7 +460,7 @@ class Claim(RoundStore):
         return min((some[0][0] for some in oldest if some), key=_order, default=b"%d-0" % 2**63), last
 
     def _events(self, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """The events from there on, a piece of them, of the backlog and the stream alike."""
+        """The next events from `start` on, of the backlog first and then of the stream, about `PIECE` at most."""
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.xrange(self.keys.backlog(), min=start, count=PIECE)
         pipeline.xrange(self.keys.events(), min=start, count=PIECE)
@@ -471,19 +468,19 @@ class Claim(RoundStore):
         return backlog if len(backlog) == PIECE else [*backlog, *events]
 
     def fold(self) -> int:
-        """Move events of which too many wait for the control plane to the backlog, submissions folded into counts.
+        """Move the oldest events to the backlog, submissions folded into counts, if too many await the control plane.
 
-        Returns the number of events moved; 0 once there are few enough.
+        Returns the number of events moved; 0 once few enough wait.
         """
         return int(self.scripts.call("fold", self.keys, fence=self.fence, kept=EVENTS_KEPT, moved=EVENTS_FOLDED))
 
     def announce(self, kind: str, event: dict[str, Any]) -> bool:
-        """Append an event, unless another reducer has taken over."""
+        """Append an event; False if another reducer has taken over or the job is gone."""
         return self.append(kind, event, str(self.fence))
 
 
 def _too_large(message: Sequence[Any]) -> CodecError | None:
-    """The error in the place of a part that did not fit."""
+    """The first CodecError among the parts, of a part longer than its buffer; None if there is none."""
     return next((part for part in message if isinstance(part, CodecError)), None)
 
 

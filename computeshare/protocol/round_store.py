@@ -1,4 +1,4 @@
-"""What the control plane does to a job's rounds, and reading their state."""
+"""Access to a job's rounds for the control plane: publish, pause, end, delete, and read their state."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from computeshare.types import ENDED, JOB_ID, Token
 log = structlog.get_logger()
 
 LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
-"""Lines of a job's log that wait for the control plane, and the bytes they take, about; the oldest give way."""
+"""Approximate limits on log lines, and their bytes, that wait for the control plane; the oldest are dropped."""
 STATUSES = ("running", "paused", "finished", *ENDED)
 FIELDS = [
     "status",
@@ -37,8 +37,10 @@ FIELDS = [
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """A job's current round: `needed` of the units `carried` and of the `count` units from `first` on turn `token`'s
-    version into the next; once `closed`, those it has received do.
+    """A job's current round, which starts from the version `token`.
+
+    Its units are those `carried` from the round before and `count` units from number `first` on; `needed` of them make
+    the next version, or, once `closed`, the units received so far.
     """
 
     status: str
@@ -50,13 +52,13 @@ class RoundState:
     needed: int = 0
     closed: bool = False
     opened_ms: int = 0
-    """By the broker's clock."""
+    """Milliseconds since the epoch, by the broker's clock."""
     deadline_ms: float = 0.0
     """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
     sizes: tuple[int, ...] = ()
-    """Micro-batches of each of its units, where they are not as the plan has it."""
+    """Number of micro-batches of each unit; empty: as in the plan."""
     doubted: bool = False
-    """Whether a worker has read weights twice that do not match the token's digest."""
+    """Whether a worker found, in two reads, that the weights do not match the token's digest."""
 
     @property
     def total(self) -> int:
@@ -64,7 +66,7 @@ class RoundState:
 
     @property
     def units(self) -> list[int]:
-        """All of them, ascending."""
+        """Numbers of all units of the round, ascending."""
         return [*sorted(self.carried), *range(self.first, self.first + self.count)]
 
     @property
@@ -73,7 +75,7 @@ class RoundState:
 
     @classmethod
     def parse(cls, values: Any) -> "RoundState | None":
-        """From the values of `FIELDS` in a round's hash; None if there is no such hash. Raises DamagedRound."""
+        """Parse the values of `FIELDS` in a round's hash; None if the hash does not exist. Raises DamagedRound."""
         if values[0] is None:
             return None
         try:
@@ -107,8 +109,8 @@ class RoundState:
 def published_jobs(redis: Redis) -> list[str]:
     """The ids of the jobs that reducers and evaluators look after, sorted.
 
-    Whoever can write to the broker can write anything there: what is no job's id is removed and logged, because an id
-    becomes part of keys and of a folder's name.
+    Removes and logs entries that are not job ids: anybody with access to the broker can write there, and an id becomes
+    part of keys and folder names.
     """
     members: Any = redis.smembers(JOBS)
     named = {bytes(member): bytes(member).decode(errors="replace") for member in members}
@@ -119,7 +121,7 @@ def published_jobs(redis: Redis) -> list[str]:
 
 
 class RoundStore:
-    """One job's keys, as the control plane sees them."""
+    """The control plane's access to the keys of one job."""
 
     def __init__(self, redis: Redis, job_id: str) -> None:
         self.redis = redis
@@ -128,10 +130,7 @@ class RoundStore:
         self.scripts = Scripts(redis)
 
     def publish(self, spec_json: str, origin: str = "") -> None:
-        """Make the job known to reducers, which open it, from the checkpoint `origin` if it is a fork.
-
-        Doing so again changes nothing.
-        """
+        """Publish the job for reducers to open, from the checkpoint `origin` if the job is a fork. Idempotent."""
         pipeline = self.redis.pipeline(transaction=True)
         pipeline.set(self.keys.spec(), spec_json)
         if origin:
@@ -149,25 +148,25 @@ class RoundStore:
         return RoundState.parse(self.redis.hmget(self.keys.round(), FIELDS))
 
     def status(self) -> str | None:
-        """`running`, `paused`, `finished` (all rounds committed) or how it ended; None while it is not open."""
+        """`running`, `paused`, `finished` (all rounds committed) or the status it ended with; None while not open."""
         raw: Any = self.redis.hget(self.keys.round(), "status")
         return None if raw is None else bytes(raw).decode()
 
     def pause(self) -> bool:
-        """Hold the rounds: workers leave, what was accepted stays; False if they are not running."""
+        """Pause the rounds: workers leave, accepted updates stay. False if the rounds are not running."""
         return bool(self.scripts.call("pause", self.keys))
 
     def resume(self) -> bool:
-        """Let paused rounds go on; False if they are not paused."""
+        """Resume paused rounds; False if they are not paused."""
         return bool(self.scripts.call("resume", self.keys))
 
     def end(self, status: Literal["completed", "failed", "cancelled"]) -> None:
-        """Stop the job's rounds for good: workers leave, reducers let go."""
+        """Stop the job's rounds for good: workers leave, and the reducer gives up its claim."""
         self.scripts.call("finish", self.keys, status=status)
         self.redis.srem(JOBS, self.job_id)
 
     def remove_worker(self, worker_id: str, reason: str) -> None:
-        """End the session of a worker that died, and free its leases."""
+        """End the session of a dead worker and free its leases."""
         leave(self.scripts, self.keys, worker_id, "*", reason)
 
     def lift_ban(self, worker_id: str) -> bool:
@@ -175,30 +174,30 @@ class RoundStore:
         return bool(self.scripts.call("pardon", self.keys, worker=worker_id))
 
     def append(self, kind: str, event: dict[str, Any], fence: str = "") -> bool:
-        """Append an event to a job that is published still; with a fence, only while that is the newest."""
+        """Append an event if the job is still published and `fence`, if given, is the newest; else return False."""
         return bool(self.scripts.call("announce", self.keys, fence=fence, kind=kind, event=json.dumps(event)))
 
     def log(self, lines: Sequence[str]) -> bool:
-        """Append lines (JSON) to the log of a job that is published still; False if it is not."""
+        """Append lines (JSON) to the job's log; False if the job is no longer published."""
         return bool(self.scripts.call("log", self.keys, kept=LINES_KEPT, kept_bytes=LINE_BYTES_KEPT, lines=lines))
 
     def take(self, position: str, most: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """The oldest events after a position, from the backlog on, for a control plane that is about to store them."""
+        """At most `most` events after the id `position`, oldest first, from backlog and stream, marked as taken."""
         found = self.scripts.call("take", self.keys, position=position, most=most)
         return [(stream_id, dict(pairs(fields))) for stream_id, fields in found]
 
     def is_stored(self) -> bool:
-        """Whether the control plane has stored all events and lines of the log that were written so far."""
+        """Whether the control plane has stored all events and log lines written so far."""
         return not any(map(self.redis.xlen, (self.keys.events(), self.keys.backlog(), self.keys.logs())))
 
     def reset(self) -> None:
-        """Delete every key of the job but its newest fence, which locks out a reducer that looked after it, and
-        the seats it has given, so that their workers may join again.
+        """Delete every key of the job except the fence, which locks out the previous reducer, and the seats, so that
+        their workers may join again.
         """
         self.purge(keep=(self.keys.fence(), self.keys.seats()))
 
     def purge(self, keep: Iterable[str] = ()) -> None:
-        """Delete every key of the job but these. The spec goes first, so that no script brings one back."""
+        """Delete every key of the job except `keep`. Deletes the spec first, so that no script recreates a key."""
         self.redis.unlink(self.keys.spec(), self.keys.round())
         self.redis.srem(JOBS, self.job_id)
         for key in self.redis.scan_iter(self.keys.pattern(), count=1000):
@@ -207,16 +206,16 @@ class RoundStore:
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
-    """Micro-batches as the scripts write them: by commas."""
+    """Parse comma-separated numbers, as the scripts write them."""
     return tuple(map(int, text.split(","))) if text else ()
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Micro-batches as the scripts read them: by commas."""
+    """Format numbers separated by commas, as the scripts read them."""
     return ",".join(map(str, numbers))
 
 
 def leave(scripts: Scripts, keys: JobKeys, worker_id: str, session: str, reason: str) -> int:
-    """End a session; returns the number of micro-batches it hands back, -1 if it had ended already."""
+    """End a session; returns the number of micro-batches freed, or -1 if the session had ended already."""
     event = json.dumps({"worker": worker_id, "reason": reason})
     return int(scripts.call("leave", keys, worker=worker_id, session=session, event=event))

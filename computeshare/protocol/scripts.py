@@ -1,4 +1,4 @@
-"""The Lua scripts: what each takes, by the names that its source gives to its keys and arguments; loading, calling."""
+"""Loads and calls the Lua scripts; keys and arguments are passed by the names that a script's source declares."""
 
 import functools
 import re
@@ -20,14 +20,14 @@ SHARED_FUNCTION = re.compile(r"local function (\w+)")
 
 
 class Names(NamedTuple):
-    """What a script calls its KEYS, or its ARGV."""
+    """The names of a script's KEYS, or of its ARGV, in order."""
 
     single: tuple[str, ...]
     rows: tuple[str, ...]
-    """Lists of what comes after them: a value of each, another of each, and so on; they may be empty."""
+    """Names of lists that follow `single`, interleaved: the first value of each list, the second of each, and so on."""
 
     def order(self, values: Mapping[str, Any]) -> list[Any]:
-        """The values of these names, as the script takes them."""
+        """The values in the order of the script's KEYS or ARGV."""
         ordered = [*map(values.__getitem__, self.single)]
         if self.rows:
             ordered += chain.from_iterable(zip(*(values.get(name, ()) for name in self.rows), strict=True))
@@ -35,7 +35,7 @@ class Names(NamedTuple):
 
 
 class Script:
-    """One script. What it takes, its source declares at its top:
+    """One script. Its source declares its keys and arguments at the top:
 
         local round_key, weights_key = KEYS[1], KEYS[2]
         local token, at_least = ARGV[1], tonumber(ARGV[2])
@@ -45,7 +45,7 @@ class Script:
     """
 
     def __init__(self, name: str, source: str) -> None:
-        """Raises ValueError: a place among the keys or arguments has no name, or more than one."""
+        """Raises ValueError: an index of KEYS or ARGV has no name, or several."""
         self.name, self.source = name, source
         declared = [*_declared(source)]
         self.keys, self.arguments = (_names(name, declared, where) for where in ("KEYS", "ARGV"))
@@ -54,7 +54,7 @@ class Script:
         self.known = self.required.union(self.keys.rows, self.arguments.rows)
 
     def inputs(self, job: JobKeys, values: dict[str, Any]) -> list[Argument]:
-        """What follows the script's digest in a command: how many keys, the keys, the arguments.
+        """The arguments of EVALSHA after the digest: the number of keys, the keys, the arguments.
 
         Raises TypeError: a name is missing, or the script does not know it.
         """
@@ -87,14 +87,14 @@ class Scripts:
             return self._redis.evalsha(self._load(name), *inputs)
 
     def command(self, name: str, job: JobKeys, **values: Any) -> Command:
-        """The command that runs a script."""
+        """The EVALSHA command for a script."""
         return ["EVALSHA", self.digest(name), *script(name).inputs(job, values)]
 
     def digest(self, name: str) -> str:
         return self._digests.get(name) or self._load(name)
 
     def load_again(self) -> None:
-        """Load every script that was asked for so far: the broker was restarted."""
+        """Load every script used so far again, after a restart of the broker."""
         for name in list(self._digests):
             self._load(name)
 
@@ -105,7 +105,7 @@ class Scripts:
 
 @functools.cache
 def script(name: str) -> Script:
-    """`lua/NAME.lua`, after the functions of `lua/shared.lua` if it calls one."""
+    """The script `lua/NAME.lua`, preceded by `lua/shared.lua` if it calls a function of that file."""
     shared, own = (
         resources.files("computeshare.protocol.lua").joinpath(f"{file}.lua").read_text() for file in ("shared", name)
     )
@@ -114,7 +114,7 @@ def script(name: str) -> Script:
 
 
 def _declared(source: str) -> Iterator[tuple[str, str]]:
-    """The names that a source declares at its top, after shared functions, each with its value."""
+    """Each name that a source declares at its top (after shared functions), with the Lua expression of its value."""
     code = COMMENT.sub("", source)
     start = DECLARATION.search(code)
     place = start.start() if start else len(code)
@@ -148,6 +148,6 @@ def _keys_of(job: JobKeys, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _is_of_job(key: str) -> bool:
-    """Whether a key has no other parameter than the job."""
+    """Whether the job alone determines a key."""
     method = getattr(JobKeys, key.removesuffix("_key"), None)
     return key.endswith("_key") and method is not None and method.__code__.co_argcount == 1

@@ -1,28 +1,28 @@
-"""The limits of a job's rounds."""
+"""The limits on the leases and submissions of a job's rounds."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms on which a job's workers lease and submit.
+    """The limits that the scripts enforce on a job's leases and submissions.
 
-    A reducer writes them into the round and the scripts read them there, so that no worker sets its own limits.
+    The reducer writes the limits into the round and the scripts read them there, so no worker sets its own limits.
     """
 
     backup: bool = True
-    """Second leases are given on slow micro-batches."""
+    """Whether slow micro-batches are leased to a second worker."""
     sharers: int = 0
-    """How many workers must share a round, each its part at most; 0: any."""
+    """Workers that must share a round, none with more than an equal share (rounded up); 0: no limit."""
     fewest: int = 1
-    """How many workers must be there at a time."""
+    """Sessions that must exist before units are leased."""
     unmeasured: int = 0
-    """Most units at a time for a worker of unknown speed; 0: its share of the round."""
+    """Maximum units per lease for a worker of unknown speed; 0: its share of the round."""
     limit: int = 0
-    """Most bytes of an update; 0: any."""
+    """Maximum bytes of an update; 0: no limit."""
 
     def fields(self) -> dict[str, int]:
-        """As they stand in the round's hash."""
+        """The fields of the round's hash."""
         return {name: int(value) for name, value in asdict(self).items()}
 
 

@@ -1,6 +1,6 @@
-"""How versions follow one another where each is published as its difference from the one before. Pure.
+"""The chain of versions that are published as differences from the previous version. Pure.
 
-A chain begins with a version whose whole weights are kept, a snapshot; another snapshot, further on, is the newest.
+A chain begins with a snapshot, a version whose whole weights are kept; it may hold a second, newer snapshot.
 """
 
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 from computeshare.types import Token
 
 LONGEST = 64
-"""Differences after which another snapshot is published, however small they are."""
+"""Maximum number of differences between two snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The whole weights to begin with (none: those at hand), and the differences to add to them, in order."""
+    """Tokens of the snapshot to load first (None: keep the loaded weights) and of the differences to add, in order."""
 
     snapshot: str | None
     deltas: tuple[str, ...]
 
 
 def route(chain: Sequence[str], snapshot: str, loaded: str, token: str) -> Route | None:
-    """From the version `loaded` to the version `token`; None if the chain has no such version (any more).
+    """The route from the version `loaded` to the version `token`; None if the chain does not hold `token`.
 
     Args:
         chain: tokens, oldest first.
-        snapshot: the newest of them whose whole weights are there.
+        snapshot: token of the newest snapshot.
     """
     if token not in chain or snapshot not in chain:
         return None
@@ -44,30 +44,30 @@ class Chain:
     tokens: list[Token]
     snapshot: Token
     whole_bytes: int
-    """Of the newest snapshot."""
+    """Size of the newest snapshot."""
     delta_bytes: int = field(default=0)
-    """Of the differences since then."""
+    """Total size of the differences since the newest snapshot."""
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether a newcomer would read more differences than whole weights."""
+        """Whether another snapshot is due: a new worker would read more bytes of differences than of whole weights."""
         return self.delta_bytes >= self.whole_bytes or len(self.tokens) - self.tokens.index(self.snapshot) > LONGEST
 
     def add(self, token: Token, delta_bytes: int) -> None:
-        """A version was published as a difference."""
+        """Append a version that was published as a difference."""
         self.tokens.append(token)
         self.delta_bytes += delta_bytes
 
     def renew(self, token: Token, whole_bytes: int) -> None:
-        """The newest version was published whole, too: what lies before the last snapshot is let go."""
+        """Make the newest version, also published whole, the snapshot; drop versions before the previous snapshot."""
         self.tokens = self.tokens[self.tokens.index(self.snapshot) :]
         self.snapshot, self.whole_bytes, self.delta_bytes = token, whole_bytes, 0
 
     def begin_anew(self, whole_bytes: int) -> None:
-        """The newest version was published whole a while after it was published as a difference."""
+        """Make the newest version the snapshot: it was published whole some time after its difference."""
         self.snapshot, self.whole_bytes, self.delta_bytes = self.tokens[-1], whole_bytes, 0
 
     @property
     def outdated(self) -> list[Token]:
-        """The tokens that `renew` lets go of, if it is called next: those before the newest snapshot."""
+        """The tokens that the next `renew` would drop: the versions before the newest snapshot."""
         return self.tokens[: self.tokens.index(self.snapshot)]

@@ -21,39 +21,39 @@ from computeshare.transport.wire import Wires
 from computeshare.types import Blob, Message
 
 Update = tuple[int, Message, float]
-"""A micro-batch, the message of its update, without the parts that were staged before; its loss."""
+"""Micro-batch number, message of its update (None for parts staged earlier), and loss."""
 STAGED_S = 600
-"""Seconds that a staged message is kept."""
+"""Lifetime of a staged message, in seconds."""
 PROBED_S = 60
 HANDED_S = 86_400
-"""Seconds that an inner state which was handed over is kept."""
+"""Lifetime of an inner state that a session handed over, in seconds."""
 EXTENDED_MS = 5000
-"""What a lease has left at least, each time that its worker is heard of."""
+"""Minimum remaining life of a lease after `extend`, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to a request for a lease: micro-batches to compute on `token`, or what to do instead."""
+    """The answer to a request for a lease: micro-batches to compute on `token`, or why there are none."""
 
     answer: str
     token: str
     ask_again_ms: int
     micro_batches: tuple[int, ...]
     sizes: tuple[int, ...] = ()
-    """Of the round's units, where they are not as the job's plan has them (`Plan.micro_batches`)."""
+    """Number of micro-batches of each of the round's units; empty: as in the plan (`Plan.micro_batches`)."""
     weights: tuple[Blob, ...] = ()
-    """Those of `token`, or their difference from those of the version named: to be loaded first."""
+    """The weights of `token`, or their difference from the version loaded; to be loaded before computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How to wait for the next version, whose weights are to come with the news of it."""
+    """How to wait for the next version and receive its weights in the same exchange."""
 
     timeout_ms: int
     parts: int
-    """Of which a version's weights consist."""
+    """Number of parts of a version's weights."""
     meanwhile: Callable[[], object] | None = None
-    """What there is to do before, once the request for it is sent with a submission."""
+    """Called after the request was sent, before waiting for its reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class Receipt:
     token: str
     status: str
     before: str
-    """The answer that the same nonce has had before; empty: none."""
+    """The outcome of an earlier submission with the same nonce; empty: none."""
     grant: Grant | None = None
-    """The lease that was asked for in the same exchange."""
+    """The answer to the lease request sent in the same exchange, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Messages that lead to a version: whole weights to begin with (none: those at hand), then differences."""
+    """Messages that lead to a version: whole weights (None: start from the loaded weights), then differences to add."""
 
     whole: Sequence[Blob] | None
     deltas: Sequence[Sequence[Blob]]
@@ -81,7 +81,7 @@ class Member:
     """One worker's session in one job."""
 
     def __init__(self, redis: Redis, job_id: str, worker_id: str, session: str, wires: Wires | None = None) -> None:
-        """`wires`: what leases, updates and weights travel over; one thread alone may ask for those then."""
+        """`wires`: connections for leases, updates and weights; only one thread may then use the methods for those."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
@@ -91,9 +91,9 @@ class Member:
         self._last_id = "0-0"
 
     def join(self, seat: str, about: dict[str, Any]) -> str:
-        """Begin the session; returns the job's status, or `unopened`, or `banned`.
+        """Begin the session; returns the job's status, `unopened` or `banned`.
 
-        Raises Fenced: this worker was given no seat, or another one meanwhile.
+        Raises Fenced: this worker has no seat, or a newer one than `seat`.
         """
         status, last_id = self._scripts.call(
             "join", self.keys, worker=self.worker_id, session=self.session, seat=seat, event=json.dumps(about)
@@ -104,29 +104,29 @@ class Member:
         return str(status.decode())
 
     def put_probe(self, data: Blob) -> None:
-        """Send bytes that mean nothing, to see how long that takes."""
+        """Send arbitrary bytes, for the caller to time the upload."""
         self._channel.exchange([["SET", self.keys.probe(self.session), data, "EX", PROBED_S]])
 
     def take_probe(self) -> None:
-        """Get them back, and delete them."""
+        """Read the bytes of `put_probe` back and delete them."""
         self._channel.exchange([["GET", self.keys.probe(self.session)]])
         self._channel.exchange([["UNLINK", self.keys.probe(self.session)]])
 
     def report(self, measured: str) -> None:
-        """Tell what was measured (JSON)."""
+        """Store this worker's measurements (JSON)."""
         self._channel.exchange([["HSET", self.keys.measured(), self.worker_id, measured]])
 
     def leave(self, reason: str) -> None:
-        """End the session and hand its leases back; does nothing if it has ended."""
+        """End the session and free its leases; does nothing if the session has ended."""
         failpoint("in_leave")
         leave(self._scripts, self.keys, self.worker_id, self.session, reason)
 
     def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:
-        """Keep the leases on these a while longer, and what was staged of them; any thread may.
+        """Extend the leases on these micro-batches and the life of their staged messages. Safe from any thread.
 
         Args:
-            nonce: that of the submission that they are staged for; empty: nothing is.
-        Returns: the job's status, `lost` where others have done or got all of them, `gone`, or `fenced`.
+            nonce: nonce of the submission that messages are staged for; empty: none are staged.
+        Returns: the job's status; `lost`: the session holds none of these leases any more; `gone`; or `fenced`.
         """
         status = self._scripts.call(
             "extend",
@@ -145,11 +145,11 @@ class Member:
         return self._granted(self._channel.exchange([self._lease(token)])[0])
 
     def pull(self, token: str, parts: int, into: Sequence[Blob] | None = None) -> tuple[list[Blob] | None, Grant]:
-        """A version's weights (None if superseded by now) and a lease on its round, in one exchange.
+        """Fetch a version's weights (None if they are gone) and a lease on its round, in one exchange.
 
         Args:
-            parts: of which the weights consist.
-            into: memory for each, of which what is returned are views; worth its while for large ones.
+            parts: number of parts of the weights.
+            into: a buffer for each part, to save copies of large weights; the returned parts are views of the buffers.
         """
         found, (reply,) = self._channel.read(self.keys.weights(token), parts, into, [self._lease(token)])
         return found, self._granted(reply)
@@ -157,9 +157,9 @@ class Member:
     def follow(
         self, loaded: str, token: str, parts: int, into: Sequence[Blob] | None = None
     ) -> tuple[Pulled | None, Grant]:
-        """As `pull`, where versions are published as differences: what leads from the version `loaded` to `token`.
+        """As `pull`, for versions published as differences: fetch the messages from version `loaded` to `token`.
 
-        `into` is memory for the parts of the last difference.
+        `into` holds a buffer for each part of the last difference.
         """
         k = self.keys
         others: list[Command] = [["LRANGE", k.chain(), 0, -1], ["HGET", k.round(), "snapshot"], self._lease(token)]
@@ -178,22 +178,22 @@ class Member:
         return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
 
     def doubt(self, token: str, again: bool) -> None:
-        """Tell that the weights read do not match the digest in this token, and hand all leases back.
+        """Report that the weights read do not match the digest in `token`, and free this session's leases.
 
         Args:
-            again: they were read twice; the reducer is asked to publish them again.
+            again: a second read did not match either; asks the reducer to publish the weights again.
         """
         self._scripts.call(
             "doubt", self.keys, token=token, worker=self.worker_id, session=self.session, again=int(again)
         )
 
     def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
-        """Send a part of an update ahead of the submission `nonce`; `extend` is to keep it until then."""
+        """Send a part of an update ahead of the submission `nonce`; call `extend` to keep the part from expiring."""
         key = self._staged(nonce, micro_batch)
         self._channel.exchange([["HSET", key, index, part], ["EXPIRE", key, STAGED_S]], large=True)
 
     def unstage(self, nonce: str, micro_batches: Iterable[int]) -> None:
-        """Let go of what was sent ahead of the submission `nonce`, which is not to come."""
+        """Delete the parts staged for the submission `nonce`, which will not be made."""
         self._channel.exchange([["UNLINK", *(self._staged(nonce, m) for m in micro_batches)]])
 
     def submit(
@@ -209,9 +209,9 @@ class Member:
 
         Args:
             token: the version the updates were computed on.
-            report: what the job's page shows of it (bytes, seconds).
-            and_lease: ask for a lease on the same version, too.
-            and_wait: begin to wait for the next version; `waited` is to follow.
+            report: bytes and seconds for the job's page.
+            and_lease: also ask for a lease on the same version.
+            and_wait: also begin to wait for the next version; call `waited` next.
         """
         messages: Messages = {self._staged(nonce, m): parts for m, parts, _ in updates}
         failpoint("before_push")
@@ -231,14 +231,14 @@ class Member:
         return Receipt(outcome.decode(), current.decode(), status.decode(), before.decode(), grant)
 
     def hand_over(self, state: Sequence[Blob]) -> None:
-        """Leave the inner state of this worker's replica to whoever joins next."""
+        """Store the inner optimizer state of this worker's replica for a worker that joins later."""
         self._channel.stage({self.keys.inner(self.session): seal(state)}, HANDED_S)
         self._channel.exchange([["RPUSH", self.keys.handed(), self.session]])
 
     def take_over(self) -> Blob | None:
-        """An inner state that another session has handed over, which nobody else gets then; None if there is none.
+        """Take an inner state that another session handed over, exclusively; None if there is none.
 
-        Raises CodecError: it was damaged.
+        Raises CodecError: the state is damaged.
         """
         while (session := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
             key = self.keys.inner(session.decode())
@@ -248,20 +248,20 @@ class Member:
         return None
 
     def wait(self, timeout_ms: int = BLOCK_MS) -> str | None:
-        """Block until something happened to the job, at most `timeout_ms`.
+        """Block until the job's next version, change of status or freed lease, at most `timeout_ms`.
 
-        Returns: the token of a version just published; None otherwise (ask for a lease to learn more).
+        Returns: the token of a version just published; else None (ask for a lease to learn more).
         """
         return self._told(self._channel.exchange([self._blocked(timeout_ms)])[0])
 
     def wait_for(self, token: str, waiting: Waiting) -> Grant:
-        """Block as `wait` does, then ask for a lease on `token`, the version loaded; or on the one right after it, with
-        its weights, if there is one and they are small.
+        """Block as `wait` does, then ask for a lease: on the version after `token`, with its weights, if that was
+        published with news; else on `token`, the version loaded.
         """
         return self._next(token, self._channel.exchange(self._waiting(token, waiting)))
 
     def waited(self, token: str) -> Grant:
-        """What `wait_for` returns, where `submit` has begun to wait."""
+        """Complete the wait that `submit` began; returns the grant as `wait_for` does."""
         return self._next(token, self._channel.rest())
 
     def _waiting(self, token: str, waiting: Waiting) -> list[Command]:
@@ -280,7 +280,7 @@ class Member:
         return ["XREAD", "BLOCK", block, "STREAMS", self.keys.versions(), self._last_id]
 
     def _told(self, reply: Any) -> str | None:
-        """The token of the version that was just published, if that is what happened."""
+        """The token of the version that the last entry announces, if any."""
         if not reply:
             return None
         entries = reply if isinstance(reply, list) else [*reply.items()]
