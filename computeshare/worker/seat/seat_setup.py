@@ -1,0 +1,120 @@
+"""A seat's set-up: the device, the data set and the model, tested and within memory, before any work is claimed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from computeshare.errors import Unfit
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
+from computeshare.jobspec.spec import JobSpec
+from computeshare.runtime.processes import spare_the_collector
+from computeshare.tensors.layout import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+    from computeshare.training.work_units import AnyReplica
+
+log = structlog.get_logger()
+
+
+class SeatMemory:
+    """The memory that a seat needs and takes on its device, against what it may take."""
+
+    def __init__(self, spec: JobSpec, device: "torch.device", allowed: int) -> None:
+        """`allowed`: bytes that the worker's owner allows; 0: whatever the device has free."""
+        from computeshare.training import memory
+
+        self._spec, self._device, self._allowed = spec, device, allowed
+        self._room = allowed or memory.room_bytes(device)
+        self.needed_bytes = 0
+        """Estimated, or measured where a seat took too much."""
+
+    def peak_bytes(self) -> int:
+        """The most that this process has taken so far."""
+        from computeshare.training import memory
+
+        return memory.peak_bytes(self._device)
+
+    def check(self, saved_bytes: int = 0) -> None:
+        """Raises Unfit: the job does not fit, by estimate.
+
+        Args:
+            saved_bytes: as for `seat_bytes`.
+        """
+        from computeshare.training import memory
+
+        self.needed_bytes = seat_bytes(self._spec, self._device.type, saved_bytes, memory.resident_bytes())
+        if why := does_not_fit(self.needed_bytes, self._room, measured=False, by_flag=bool(self._allowed)):
+            raise Unfit(why)
+
+    def check_taken(self) -> None:
+        """Raises Unfit: the seat has taken more than its worker's owner allows."""
+        taken = self.peak_bytes()
+        if self._allowed and (why := does_not_fit(taken, self._allowed, measured=True, by_flag=True)):
+            self.needed_bytes = taken
+            raise Unfit(why)
+
+
+@dataclass(frozen=True, slots=True)
+class SeatContext:
+    """A job's model and data on this machine's device."""
+
+    module: "torch.nn.Module"
+    layout: Layout
+    make_replica: "Callable[[JobSpec], AnyReplica]"
+
+
+def set_up(
+    job_id: str, spec: JobSpec, device: "torch.device", memory: SeatMemory, data_dir: Path, home: Path
+) -> SeatContext:
+    """Open the data set, build the model, and test the device with it.
+
+    Args:
+        home: folder that remembers the tests passed.
+    Raises: Unfit: the job does not fit, or the device computes wrongly; DatasetError; SpecError.
+    """
+    import torch
+
+    from computeshare.tasks import datasets, models
+    from computeshare.training.work_units import replica_of
+
+    started = time.perf_counter()
+    datasets.prepare(spec.dataset, data_dir)
+    split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
+    module = models.of(spec)
+    layout = models.layout_of(module)
+    memory.check()
+    _test(job_id, spec, module, layout, device, memory, home)
+    spare_the_collector()
+    seconds, threads = round(time.perf_counter() - started, 1), torch.get_num_threads()
+    log.info("loaded", job=job_id, seconds=seconds, device=str(device), threads=threads)
+    make_replica = partial(replica_of, module=module, layout=layout, split=split, device=device)
+    return SeatContext(module, layout, make_replica)
+
+
+def _test(
+    job_id: str,
+    spec: JobSpec,
+    module: "torch.nn.Module",
+    layout: Layout,
+    device: "torch.device",
+    memory: SeatMemory,
+    home: Path,
+) -> None:
+    """Compare the device's gradient of this model with the CPU's. Raises Unfit: they differ, or it does not fit."""
+    from computeshare.training import selftest
+
+    classes = catalog().datasets[spec.dataset].classes
+    trial = selftest.check(selftest.Subject(spec.model, module, layout, spec.shape, classes), device, home)
+    if trial.trouble:
+        raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
+    memory.check(trial.saved_bytes)
+    error, seconds = float(f"{trial.error:.1g}"), round(trial.seconds, 2)
+    log.info("self-test passed", job=job_id, error=error, seconds=seconds)
