@@ -58,6 +58,8 @@ class Part:
 
 PARTS: dict[str, Part] = {
     "all cases of e2e": Part("tests/e2e", 1, 1, (*TRAINING, *CONTROL, *BROKER, "tests/support/*.py"), "", "failures"),
+    "all cases of training": Part("tests/integration/training", 1, 1, TRAINING, "", "failures"),
+    "all memory estimates": Part("tests/unit/jobspec/test_memory_estimate.py", 1, 1, TRAINING, "", "failures"),
     "script mutants": Part(
         "tests/integration/protocol/test_script_mutants.py",
         1000,  # more than there are mutants

@@ -81,7 +81,7 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
 
     def slow(self: Evaluator, *arguments: Any) -> dict[str, Any]:
         deadline = time.monotonic() + 1.2  # four times as long as a claim lives that nobody renews
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or len(tries) < 4:
             tries.append(other._turn())
             time.sleep(0.05)
         evaluator.stop.set()
@@ -89,7 +89,7 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
 
     monkeypatch.setattr(evaluator, "_score", slow.__get__(evaluator))
     evaluator.run()
-    assert len(tries) > 3 and not any(tries)
+    assert not any(tries)
     assert len(events(store, "scored")) == 1 and artifacts.score(token) is not None
     assert store.redis.exists(EVALUATOR)
     store.purge()

@@ -130,10 +130,10 @@ def test_a_submission_for_which_there_is_no_memory_leaves_no_trace(small: Redis,
 
 
 def test_a_worker_stays_alive_while_there_is_no_memory_to_say_so(small: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "ALIVE_MS", 2_000)
     worker = WorkerInfo("aaaaaaaaaaaa", "mac", "cpu", ("q",), {}, 1, "host", 1)
     register(small, worker)
     ballast = fill(small)
+    monkeypatch.setattr(roster, "ALIVE_MS", 2_000)
     for _ in range(12):
         register(small, worker)
         time.sleep(0.25)  # the server's own clock

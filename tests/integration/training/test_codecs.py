@@ -53,10 +53,12 @@ def accuracy(folder: Path, codec: CodecName, fed_back: bool = True) -> float:
     return float(np.mean(reached))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["float16", "int8", "topk"])
 def test_a_lossy_codec_reaches_the_accuracy_of_full_precision(mnist_dir: Path, codec: CodecName) -> None:
     assert accuracy(mnist_dir, codec) >= accuracy(mnist_dir, "float32") - 0.005  # other machines have other luck
 
 
+@pytest.mark.long
 def test_the_sparse_codec_does_not_without_error_feedback(mnist_dir: Path) -> None:
     assert accuracy(mnist_dir, "topk", fed_back=False) < accuracy(mnist_dir, "float32") - 0.01

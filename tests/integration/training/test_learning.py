@@ -118,6 +118,7 @@ def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
     assert score(module, models.layout_of(module), weights, test_split).accuracy > 0.96
 
 
+@pytest.mark.long
 def test_local_sgd_and_diloco_learn_the_digits_as_synchronous_sgd_does(tmp_path: Path) -> None:
     train_split, test_split = (open_split("digits", s, tmp_path, (1, 8, 8)) for s in ("train", "test"))
     momentum = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)

@@ -98,6 +98,7 @@ print(seat_bytes(spec, "cpu", trial.saved_bytes, before), memory.peak_bytes(cpu)
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model", "micro_batch"), [("resnet18", 64), ("vgg11", 16)])
 def test_an_estimate_is_near_what_is_measured(model: str, micro_batch: int) -> None:
     done = subprocess.run(
