@@ -29,4 +29,4 @@ def test_where_nothing_is_set_only_the_room_of_the_device_counts() -> None:
     memory = SeatMemory(SPEC, CPU, allowed=0)
     memory.check()
     memory.check_taken()
-    assert 0 < memory.needed_bytes < 10**9
+    assert memory.needed_bytes > 0, "estimated"
