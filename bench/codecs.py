@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from computeshare.codecs import CODECS, Codec
 from computeshare.settings import Settings
-from computeshare.tasks import datasets, models
+from computeshare.tasks.images import datasets, models
 from computeshare.types import Vector
 
 GRADIENTS = {  # model, input, steps before the gradient is taken

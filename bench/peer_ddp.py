@@ -157,7 +157,7 @@ def _train(told: Rank) -> None:
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
-    from computeshare.tasks import datasets, models
+    from computeshare.tasks.images import datasets, models
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
@@ -186,12 +186,13 @@ def _train(told: Rank) -> None:
 
 
 def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
-    from computeshare.tasks import datasets, models
+    from computeshare.tasks import modules
+    from computeshare.tasks.images import datasets
     from computeshare.tasks.metrics import score
 
-    layout = models.layout_of(module)
+    layout = modules.layout_of(module)
     split = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
-    accuracy = score(module, layout, models.weights_of(module, layout), split).accuracy
+    accuracy = score(module, layout, modules.weights_of(module, layout), split).accuracy
     module.train()
     return accuracy
 

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks import datasets, models
+from computeshare.tasks import modules
+from computeshare.tasks.images import datasets, models
 from computeshare.tasks.metrics import score
 
 
@@ -24,7 +25,7 @@ def train(spec: JobSpec, data_dir: Path) -> Plain:
     """Run a job's rounds as one batch each, with torch alone."""
     torch.set_num_threads(spec.threads or torch.get_num_threads())
     module = models.of(spec)
-    layout = models.layout_of(module)
+    layout = modules.layout_of(module)
     split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
     optimizer = getattr(torch.optim, spec.optimizer.name)(module.parameters(), **spec.optimizer.arguments)
     module.train()
@@ -35,6 +36,6 @@ def train(spec: JobSpec, data_dir: Path) -> Plain:
         optimizer.zero_grad()
         functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    weights = models.weights_of(module, layout)
+    weights = modules.weights_of(module, layout)
     test = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
     return Plain(weights.parameters, score(module, layout, weights, test).accuracy)

@@ -13,7 +13,7 @@ from computeshare import ComputeShare
 from computeshare.client import Job
 from computeshare.jobspec.catalog import catalog
 from computeshare.settings import Settings
-from computeshare.tasks import datasets, models
+from computeshare.tasks.images import datasets, models
 
 
 def main() -> None:

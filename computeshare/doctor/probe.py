@@ -20,7 +20,7 @@ def probe(data_dir: Path) -> dict[str, Any]:
     started = time.perf_counter()
     import torch
 
-    from computeshare.tasks import datasets
+    from computeshare.tasks.images import datasets
     from computeshare.training import devices
 
     seconds = time.perf_counter() - started

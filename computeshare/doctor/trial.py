@@ -33,7 +33,8 @@ def gradients() -> Iterator[dict[str, Any]]:
     """Compare the device's gradients with the CPU's, three times for each model."""
     import torch
 
-    from computeshare.tasks import models
+    from computeshare.tasks import modules
+    from computeshare.tasks.images import models
     from computeshare.training import devices, selftest
 
     torch.set_num_threads(1)
@@ -42,7 +43,7 @@ def gradients() -> Iterator[dict[str, Any]]:
     yield {"device": devices.describe(device)}
     for name, shape in MODELS.items():
         module = models.build(name, shape, CLASSES, 0)
-        trial = selftest.run(selftest.Subject(name, module, models.layout_of(module), shape, CLASSES), device)
+        trial = selftest.run(selftest.Subject(name, module, modules.layout_of(module), shape, CLASSES), device)
         yield {"model": name, "error": trial.error, "seconds": trial.seconds, "trouble": trial.trouble}
 
 
@@ -52,9 +53,10 @@ def memory() -> Iterator[dict[str, Any]]:
     import torch
 
     from computeshare.jobspec.sampling_plan import Plan
-    from computeshare.tasks import models
-    from computeshare.tasks.datasets import Split
-    from computeshare.tasks.images import Normaliser
+    from computeshare.tasks import modules
+    from computeshare.tasks.images import models
+    from computeshare.tasks.images.datasets import Split
+    from computeshare.tasks.images.transforms import Normaliser
     from computeshare.training import devices
     from computeshare.training.memory import peak_bytes, used_bytes
     from computeshare.training.replica import Replica
@@ -67,7 +69,7 @@ def memory() -> Iterator[dict[str, Any]]:
     noise = np.random.Generator(np.random.PCG64(0))
     images, labels = noise.integers(0, 256, (samples, *shape), np.uint8), noise.integers(0, CLASSES, samples)
     split = Split(images, labels, Normaliser.build(shape, 255.0, (0.5,), (0.25,)))
-    replica = Replica(module, models.layout_of(module), Plan(0, samples, SAMPLES, 1), split, device)
+    replica = Replica(module, modules.layout_of(module), Plan(0, samples, SAMPLES, 1), split, device)
     spare_the_collector()
     started, seen = time.monotonic(), []
     for unit in range(UNITS):

@@ -57,7 +57,7 @@ def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Execut
     spec = decider.decide(JobSpec.model_validate_json(raw))
     import torch
 
-    from computeshare.tasks import models
+    from computeshare.tasks.images import models
     from computeshare.training import devices
     from computeshare.training.server_step import Steps
 

@@ -267,7 +267,7 @@ def warm() -> None:
     """Import what takes seconds (the first optimizer above all), so that a reducer standing by takes over at once."""
     import torchvision  # noqa: F401
 
-    import computeshare.tasks.models  # noqa: F401
+    import computeshare.tasks.images.models  # noqa: F401
     from computeshare.training.optimizers import ServerOptimizer
 
     ServerOptimizer(Layout.build(iter([("one", (1,), "parameter")])), OptimizerSpec())

@@ -48,11 +48,12 @@ class Standing:
 
     def initial(self) -> "Held":
         """The weights that the job's seed gives."""
-        from computeshare.tasks import models
+        from computeshare.tasks import modules
+        from computeshare.tasks.images import models
 
         spec = self._spec
         module = models.of(spec)
-        return self._steps.load(models.weights_of(module, self._layout), b"")
+        return self._steps.load(modules.weights_of(module, self._layout), b"")
 
     def on_disk(self) -> RecoveredVersion | None:
         """The newest whole checkpoint of those that lead to where the job stands; of the others the timeline tells."""

@@ -190,7 +190,8 @@ class _Machine:
     """A worker and a reducer in one process: the model, the data, the upload codec, the server's step."""
 
     def __init__(self, spec: JobSpec, data_dir: Path, device: "torch.device") -> None:
-        from computeshare.tasks import datasets, models
+        from computeshare.tasks import modules
+        from computeshare.tasks.images import datasets, models
         from computeshare.training import devices
         from computeshare.training.server_step import Steps
         from computeshare.training.work_units import replica_of
@@ -199,8 +200,8 @@ class _Machine:
         datasets.prepare(spec.dataset, data_dir)
         split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
         module = models.of(spec)
-        self.layout = models.layout_of(module)
-        self.initial: Weights = models.weights_of(module, self.layout)
+        self.layout = modules.layout_of(module)
+        self.initial: Weights = modules.weights_of(module, self.layout)
         self._replica = replica_of(spec, module, self.layout, split, device)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
         self._strategy = spec.strategy

@@ -12,7 +12,8 @@ from torch import nn
 
 import computeshare.jobspec.catalog
 from computeshare.errors import SpecError
-from computeshare.tasks import datasets, models
+from computeshare.tasks import modules
+from computeshare.tasks.images import datasets, models
 
 # Left out: LBFGS steps from a closure, SparseAdam from sparse gradients, and Muon takes only matrices, which no model
 # here consists of alone.
@@ -74,7 +75,7 @@ def model_facts(name: str) -> dict[str, Any]:
     return {
         "source": "computeshare" if own else "torchvision",
         "batch_norm": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()),
-        "parameters": models.layout_of(module).parameters,
+        "parameters": modules.layout_of(module).parameters,
         "reference_shape": list(shape),
     }
 

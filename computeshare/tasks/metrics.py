@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.models import load_weights
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.modules import load_weights
 from computeshare.tensors.layout import Layout, Weights
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from computeshare.errors import ArtifactError, Interrupted
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.tasks.datasets import Split
+from computeshare.tasks.images.datasets import Split
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.optimizers import build, dump_state, load_state, try_out
 from computeshare.training.replica import Replica, Take, Update

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from computeshare.errors import Interrupted
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.models import entries
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Vector
 

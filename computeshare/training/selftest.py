@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from computeshare import __version__
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.settings import write_private
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.images import Normaliser, Shape
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.replica import Replica

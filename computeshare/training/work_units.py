@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.datasets import Split
+from computeshare.tasks.images.datasets import Split
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.replica import Replica, Take, Update

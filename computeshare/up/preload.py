@@ -27,7 +27,7 @@ def load() -> None:
     watcher = threading.Thread(target=watch, name="parent-watch", daemon=True)
     watcher.start()
     import computeshare.evaluator.process
-    import computeshare.tasks.datasets
+    import computeshare.tasks.images.datasets
     import computeshare.tasks.metrics  # noqa: F401
     from computeshare.reducer import process
 

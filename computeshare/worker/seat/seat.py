@@ -159,7 +159,7 @@ class SeatSession:
 
     def _measure(self, context: SeatContext) -> None:
         """Measure this machine and its link, by which the job's codecs are chosen, and report it."""
-        from computeshare.tasks.models import weights_of
+        from computeshare.tasks.modules import weights_of
 
         replica, layout = context.make_replica(self.spec), context.layout
         replica.load(weights_of(context.module, layout))

@@ -82,14 +82,15 @@ def set_up(
     """
     import torch
 
-    from computeshare.tasks import datasets, models
+    from computeshare.tasks import modules
+    from computeshare.tasks.images import datasets, models
     from computeshare.training.work_units import replica_of
 
     started = time.perf_counter()
     datasets.prepare(spec.dataset, data_dir)
     split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
     module = models.of(spec)
-    layout = models.layout_of(module)
+    layout = modules.layout_of(module)
     memory.check()
     _test(job_id, spec, module, layout, device, memory, home)
     spare_the_collector()

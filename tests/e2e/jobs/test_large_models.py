@@ -49,7 +49,7 @@ class Reducers:
     """Two real reducers of one job, the active one to be killed, and a worker whose updates are all the same."""
 
     def __init__(self, home: Path, redis_url: str, spec: JobSpec) -> None:
-        from computeshare.tasks.models import layout_for
+        from computeshare.tasks.images.models import layout_for
 
         self._home, self._environment = home, Settings(home=home, redis_url=redis_url).child_environment()
         self.redis = connect(redis_url)

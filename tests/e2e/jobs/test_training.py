@@ -69,7 +69,7 @@ def test_a_job_trains_and_everything_about_it_can_be_read(plane: ControlPlane, a
 
 
 def test_the_weights_digest_is_over_the_state_dict_as_torch_has_it(plane: ControlPlane, alone: dict[str, Any]) -> None:
-    from computeshare.tasks import models
+    from computeshare.tasks.images import models
 
     tensors = load(plane.http.get(f"/v1/jobs/{alone['id']}/checkpoints/latest").content)
     order = models.build("mlp", (1, 8, 8), 10, 0).state_dict()

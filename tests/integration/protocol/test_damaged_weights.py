@@ -16,7 +16,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
 from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
-from computeshare.tasks.models import layout_for
+from computeshare.tasks.images.models import layout_for
 from computeshare.types import Blob
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.job_reducer import spec_of

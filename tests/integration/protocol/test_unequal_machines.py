@@ -12,7 +12,8 @@ from computeshare.codecs.messages import decode_weights, encode_update, weights_
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.lease_policy import shortest
 from computeshare.protocol.worker_session import Grant, Member
-from computeshare.tasks import datasets, models
+from computeshare.tasks import modules
+from computeshare.tasks.images import datasets, models
 from computeshare.training.work_units import replica_of
 from tests.support.job_reducer import Job
 from tests.support.rounds import take_seat
@@ -34,7 +35,7 @@ def hand(redis: Redis, job: Job, worker: str) -> Hand:
     """A worker whose replica is real."""
     spec = job.spec
     module = models.of(spec)
-    layout = models.layout_of(module)
+    layout = modules.layout_of(module)
     split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
     replica = replica_of(spec, module, layout, split, torch.device("cpu"))
     member = Member(redis, job.job_id, worker, f"session of {worker}")

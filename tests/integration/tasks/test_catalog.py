@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from computeshare.errors import SpecError
 from computeshare.jobspec.catalog import ArgumentEntry, catalog
 from computeshare.jobspec.optimizer_spec import LARGEST_ARGUMENT, OptimizerSpec
-from computeshare.tasks import catalog_table, models
+from computeshare.tasks import catalog_table
+from computeshare.tasks.images import models
 
 REMEDY = "run `python -m computeshare.tasks.catalog_table`"
 

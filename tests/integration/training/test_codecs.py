@@ -10,8 +10,9 @@ import torch
 from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.jobspec.spec import CodecName, JobSpec
-from computeshare.tasks import models
-from computeshare.tasks.datasets import open_split
+from computeshare.tasks import modules
+from computeshare.tasks.images import models
+from computeshare.tasks.images.datasets import open_split
 from computeshare.tasks.metrics import score
 from computeshare.training.replica import Replica
 from computeshare.training.server_step import Steps
@@ -37,9 +38,9 @@ def accuracy(folder: Path, codec: CodecName, fed_back: bool = True) -> float:
     """What a job with one worker reaches, without the processes."""
     train, test = (open_split("mnist", part, folder, SPEC.shape) for part in ("train", "test"))
     module, judge = (models.build(SPEC.model, SPEC.shape, 10, SPEC.seed) for _ in range(2))
-    layout, up = models.layout_of(module), CODECS[codec]
+    layout, up = modules.layout_of(module), CODECS[codec]
     steps, encoder = Steps(SPEC, layout), UpdateEncoder(up, layout, feedback_of(up, layout) if fed_back else None)
-    held = steps.load(models.weights_of(module, layout), b"")
+    held = steps.load(modules.weights_of(module, layout), b"")
     replica = Replica(module, layout, SPEC.plan, train, torch.device("cpu"))
     reached = []
     for version in range(1, ROUNDS + 1):

@@ -12,8 +12,9 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.local import LocalStrategy
-from computeshare.tasks import models
-from computeshare.tasks.datasets import Split, open_split
+from computeshare.tasks import modules
+from computeshare.tasks.images import models
+from computeshare.tasks.images.datasets import Split, open_split
 from computeshare.tasks.metrics import score
 from computeshare.tensors.layout import Weights
 from computeshare.training.local_replica import LocalReplica
@@ -32,8 +33,8 @@ def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: Optimizer
     """What a job does, without the processes: each micro-batch apart, their mean stepped on."""
     shape = split.normalise.shape
     module = models.build(name, shape, 10, 0)
-    layout = models.layout_of(module)
-    weights = models.weights_of(module, layout)
+    layout = modules.layout_of(module)
+    weights = modules.weights_of(module, layout)
     replica, server = Replica(module, layout, plan, split, CPU), ServerOptimizer(layout, optimizer)
     for version in range(rounds):
         replica.load(weights)
@@ -50,8 +51,8 @@ def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: Optimizer
 def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int, seed: int) -> Weights:
     """What a job of local SGD does, without the processes."""
     module = models.build(name, split.normalise.shape, 10, 0)
-    layout = models.layout_of(module)
-    weights = models.weights_of(module, layout)
+    layout = modules.layout_of(module)
+    weights = modules.weights_of(module, layout)
     steps, replicas = strategy.inner_steps, strategy.replicas
     plan = Plan(seed, len(split), micro_batch=32, micro_batches_per_round=steps * replicas, inner_steps=steps)
     replica = LocalReplica(module, layout, plan, split, CPU, strategy.inner_optimizer)
@@ -76,7 +77,7 @@ def plain(name: str, split: Split, batches: list[np.ndarray], seed_of: Callable[
         optimizer.zero_grad()
         functional.cross_entropy(module(pixel_by_pixel(images)), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return models.weights_of(module, models.layout_of(module))
+    return modules.weights_of(module, modules.layout_of(module))
 
 
 def test_sixty_rounds_of_two_micro_batches_are_sixty_plain_steps_of_twice_the_batch(mnist_dir: Path) -> None:
@@ -88,7 +89,7 @@ def test_sixty_rounds_of_two_micro_batches_are_sixty_plain_steps_of_twice_the_ba
     np.testing.assert_allclose(ours.parameters, expected.parameters, rtol=0, atol=TOLERANCE)
 
     module = models.build("lenet5", (1, 28, 28), 10, 1)
-    result = score(module, models.layout_of(module), ours, open_split("mnist", "test", mnist_dir, (1, 28, 28)))
+    result = score(module, modules.layout_of(module), ours, open_split("mnist", "test", mnist_dir, (1, 28, 28)))
     assert result.samples == 10_000
     assert result.accuracy > 0.4
 
@@ -115,7 +116,7 @@ def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
     optimizer = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
     weights = train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, optimizer)
     module = models.build("mlp", (1, 8, 8), 10, 0)
-    assert score(module, models.layout_of(module), weights, test_split).accuracy > 0.96
+    assert score(module, modules.layout_of(module), weights, test_split).accuracy > 0.96
 
 
 @pytest.mark.long
@@ -134,7 +135,7 @@ def test_local_sgd_and_diloco_learn_the_digits_as_synchronous_sgd_does(tmp_path:
             "diloco": train_local("mlp", train_split, diloco, 30, seed),
         }
         for name, weights in trained.items():
-            reached[name].append(score(module, models.layout_of(module), weights, test_split).accuracy)
+            reached[name].append(score(module, modules.layout_of(module), weights, test_split).accuracy)
     mean = {name: np.mean(each) for name, each in reached.items()}
     assert mean["sync"] > 0.96
     assert mean["averaged"] >= mean["sync"] - 0.01 and mean["diloco"] >= mean["sync"] - 0.01, reached

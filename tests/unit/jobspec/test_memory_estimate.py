@@ -76,16 +76,17 @@ import numpy as np
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.memory_estimate import seat_bytes
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks import models
+from computeshare.tasks import modules
+from computeshare.tasks.images import models
 from computeshare.training import memory, selftest
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.images import Normaliser
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.transforms import Normaliser
 from computeshare.training.replica import Replica
 
 torch.set_num_threads(1)
 spec = JobSpec(dataset="cifar10", model=sys.argv[1], micro_batch=int(sys.argv[2]))
 module = models.of(spec)
-layout = models.layout_of(module)
+layout = modules.layout_of(module)
 cpu = torch.device("cpu")
 before = memory.resident_bytes()
 trial = selftest.run(selftest.Subject(spec.model, module, layout, spec.shape, 10), cpu)

@@ -13,7 +13,7 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.signsgd import SignStrategy
-from computeshare.tasks import models
+from computeshare.tasks.images import models
 from computeshare.tensors.layout import Weights
 from computeshare.training.server_step import Steps
 from computeshare.types import Vector

@@ -7,10 +7,11 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.errors import ShapeError
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.images import Normaliser
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.models import build
+from computeshare.tasks.images.transforms import Normaliser
 from computeshare.tasks.metrics import score
-from computeshare.tasks.models import build, layout_of, weights_of
+from computeshare.tasks.modules import layout_of, weights_of
 
 SHAPE = (1, 6, 6)
 

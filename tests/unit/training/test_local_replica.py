@@ -19,9 +19,10 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.local import LocalStrategy
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.images import Normaliser
-from computeshare.tasks.models import build, layout_of, weights_of
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.models import build
+from computeshare.tasks.images.transforms import Normaliser
+from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
 from computeshare.training.local_replica import LocalReplica

@@ -10,7 +10,7 @@ from torch import nn
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
-from computeshare.tasks.models import layout_of, weights_of
+from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Layout
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.types import Vector

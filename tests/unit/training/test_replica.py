@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from computeshare.errors import ShapeError
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.tasks.datasets import Split
-from computeshare.tasks.images import Normaliser
-from computeshare.tasks.models import build, layout_of, weights_of
+from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.models import build
+from computeshare.tasks.images.transforms import Normaliser
+from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import replica as replica_module
 from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel

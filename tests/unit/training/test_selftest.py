@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from computeshare.tasks import models
+from computeshare.tasks import modules
+from computeshare.tasks.images import models
 from computeshare.training import selftest
 from computeshare.training.selftest import CPU, Compute, Make, Subject, TrialBatch, gradient_of
 from computeshare.types import Vector
@@ -19,7 +20,7 @@ OTHER = torch.device("mps")
 
 def subject(name: str = "lenet5", shape: tuple[int, int, int] = (1, 28, 28)) -> Subject:
     module = models.build(name, shape, 10, 0)
-    return Subject(name, module, models.layout_of(module), shape, 10)
+    return Subject(name, module, modules.layout_of(module), shape, 10)
 
 
 def device_with(fault: Callable[[int, Vector, Subject], Vector], on: torch.device = OTHER) -> Make:

@@ -65,10 +65,11 @@ MOST_STEPS = 20_000
 
 @cache
 def model() -> tuple[Layout, Weights]:
-    from computeshare.tasks import models
+    from computeshare.tasks import modules
+    from computeshare.tasks.images import models
 
     module = models.build(SPEC.model, SPEC.shape, 10, SPEC.seed)
-    return models.layout_of(module), models.weights_of(module, models.layout_of(module))
+    return modules.layout_of(module), modules.weights_of(module, modules.layout_of(module))
 
 
 @dataclass(frozen=True, slots=True)

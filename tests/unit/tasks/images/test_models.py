@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from computeshare.errors import ShapeError, SpecError
-from computeshare.tasks.models import build, layout_of, load_weights, weights_of
+from computeshare.tasks.images.models import build
+from computeshare.tasks.modules import layout_of, load_weights, weights_of
 
 MNIST = (1, 28, 28)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from computeshare.errors import DatasetError
 from computeshare.jobspec.sampling_plan import permutation
-from computeshare.tasks import cifar, idx
-from computeshare.tasks.images import Normaliser, Shape
+from computeshare.tasks.images import cifar, idx
+from computeshare.tasks.images.transforms import Normaliser, Shape
 
 SplitName = Literal["train", "test"]
 Bytes = npt.NDArray[np.uint8]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from computeshare.tasks.images import Normaliser, fit
+from computeshare.tasks.images.transforms import Normaliser, fit
 
 RAW = np.random.default_rng(0).integers(0, 256, (5, 1, 28, 28), dtype=np.uint8)
 COLOUR = np.random.default_rng(1).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)

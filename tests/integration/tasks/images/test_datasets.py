@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from computeshare.errors import DatasetError
-from computeshare.tasks import cifar, idx
-from computeshare.tasks.datasets import DEFINITIONS, SPLITS, SplitName, open_split, prepare
+from computeshare.tasks.images import cifar, idx
+from computeshare.tasks.images.datasets import DEFINITIONS, SPLITS, SplitName, open_split, prepare
 from tests.support.image_files import idx_bytes, pickled_batch
 
 
@@ -230,7 +230,7 @@ def test_real_mnist_opens_without_torchvision(mnist_dir: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from computeshare.tasks.datasets import open_split, prepare\n"
+        "from computeshare.tasks.images.datasets import open_split, prepare\n"
         f"data = Path({str(mnist_dir)!r})\n"
         "prepare('mnist', data)\n"
         "split = open_split('mnist', 'train', data, (1, 28, 28))\n"

@@ -1,4 +1,4 @@
-"""Models by name, and their weights as flat vectors.
+"""Image classifiers by name.
 
 Every model maps float32 images (n, channels, height, width) to logits (n, classes). Initialisation is PyTorch's or
 torchvision's own, drawn from the job's seed, so every machine with the same torch starts from the same weights.
@@ -6,7 +6,7 @@ torchvision's own, drawn from the job's seed, so every machine with the same tor
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from computeshare.errors import SpecError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tensors.layout import Kind, Layout, Weights
+from computeshare.tasks.modules import layout_of
+from computeshare.tensors.layout import Layout
 
 Shape = tuple[int, int, int]
 _drawing = threading.Lock()
@@ -122,53 +123,6 @@ def simplenet(shape: Shape, classes: int) -> nn.Module:
 
 
 OWN: dict[str, Callable[[Shape, int], nn.Module]] = {"mlp": mlp, "lenet5": lenet5, "simplenet": simplenet}
-
-
-def layout_of(module: nn.Module) -> Layout:
-    """The layout of the module's `state_dict` in flat vectors.
-
-    Raises: SpecError: two names share a tensor, or a tensor is neither float32 nor an int64 buffer.
-    """
-    return Layout.build((name, tuple(tensor.shape), kind) for name, tensor, kind in entries(module))
-
-
-def weights_of(module: nn.Module, layout: Layout) -> Weights:
-    """A copy of the module's state; `layout` must be the module's own."""
-    state = module.state_dict()
-    weights = Weights(
-        np.empty(layout.parameters, np.float32),
-        np.empty(layout.buffers, np.float32),
-        np.empty(layout.counters, np.int64),
-    )
-    for name, view in layout.views(weights).items():
-        view[...] = state[name].cpu().numpy()
-    return weights
-
-
-def load_weights(module: nn.Module, layout: Layout, weights: Weights) -> None:
-    """Copy `weights` into the module. Raises ShapeError: they do not fit `layout`."""
-    views = layout.views(weights)
-    with torch.no_grad():
-        for name, tensor, _ in entries(module):
-            tensor.copy_(torch.tensor(views[name]))  # a copy: torch warns of NumPy arrays it must not write to
-
-
-def entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, Kind]]:
-    """Yield name, live tensor and kind of each `state_dict` entry, in its order. Raises SpecError, as `layout_of`."""
-    seen: dict[int, str] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if (first := seen.setdefault(id(tensor), name)) != name:
-            raise SpecError(f"the model's {name} and {first} are one tensor; shared weights are not supported")
-        yield name, tensor, _kind(name, tensor)
-
-
-def _kind(name: str, tensor: torch.Tensor) -> Kind:
-    parameter = isinstance(tensor, nn.Parameter)
-    if tensor.dtype == torch.float32:
-        return "parameter" if parameter else "buffer"
-    if tensor.dtype == torch.int64 and not parameter:
-        return "counter"
-    raise SpecError(f"the model's {name} is {tensor.dtype}; only float32, and int64 for buffers, are supported")
 
 
 def _sequential(**layers: nn.Module) -> nn.Module:

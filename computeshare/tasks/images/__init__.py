@@ -1,0 +1,1 @@
+"""Image classification: data sets, models and their inputs."""
