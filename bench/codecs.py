@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from computeshare.codecs import CODECS, Codec
+from computeshare.codecs.base import Codec
+from computeshare.codecs.registry import CODECS
 from computeshare.settings import Settings
 from computeshare.tasks.images import datasets, models
 from computeshare.types import Vector

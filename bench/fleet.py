@@ -34,8 +34,8 @@ from redis import Redis
 
 from bench.fleet_worker import KINDS, Worker
 from bench.results import RELIABILITY, append
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
+from computeshare.codecs.registry import EXACT
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.keys import JobKeys
@@ -230,7 +230,7 @@ def ready_made(redis: Redis, rounds: RoundStore) -> list[bytes]:
     opened = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"opened")
     vector = np.random.default_rng(0).normal(0, 1e-6, opened["parameters"]).astype(np.float32)
     layout = Layout.build(iter([("all", vector.shape, "parameter")]))
-    return [bytes(part) for part in encode_update(CODECS["float32"], vector, np.zeros(0, np.float32), layout, 0)]
+    return [bytes(part) for part in encode_update(EXACT, vector, np.zeros(0, np.float32), layout, 0)]
 
 
 def _period(ledger: Ledger, burials: "Burials", seconds: float) -> float:

@@ -29,8 +29,8 @@ from bench.ending import end_cleanly_when_asked
 from bench.fleet import OPEN_S, Ledger, load, reducing
 from bench.memory import forget_peak, peak
 from bench.report import Cell, Part, Plot, Table, markdown
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.round_store import RoundStore
 

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from bench import ours
 from bench.ending import end_cleanly_when_asked
 from bench.links import Links, Shape, links, missing
 from bench.report import Cell, Part, Table, markdown
+from computeshare.codecs.registry import CODECS
 from computeshare.errors import ComputeShareError
-from computeshare.jobspec.spec import CodecName
 from computeshare.settings import Settings
 
 WORKERS = 2
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--samples", type=int, default=120_000)
-    parser.add_argument("--up", nargs="+", default=list(get_args(CodecName)))
+    parser.add_argument("--up", nargs="+", default=list(CODECS))
     parser.add_argument("--down", nargs="+", default=["float32"])
     parser.add_argument("--json", type=Path, help="where to write what was found")
     options = parser.parse_args()

@@ -26,7 +26,7 @@ from api.projection.event_parser import (
     version_of,
 )
 from api.projection.rates import Rates
-from computeshare.codecs import CODECS
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.types import ENDED, Token

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from computeshare.codecs import Codec
+from computeshare.codecs.base import Codec
 from computeshare.types import Vector
 
 

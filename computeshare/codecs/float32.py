@@ -1,5 +1,6 @@
 """Full precision: four bytes per value."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +12,12 @@ from computeshare.types import Blob, Vector
 class Float32:
     """Little-endian IEEE 754 single precision; exact."""
 
+    name: ClassVar[str] = "float32"
     exact: ClassVar[bool] = True
     residual: ClassVar[bool] = False
+    differences: ClassVar[bool] = False
+    bytes_per_value: ClassVar[int] = 4
+    auto_down: ClassVar[Sequence[str]] = ()
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         return frame.pack(np.ascontiguousarray(values, "<f4"), compress)

@@ -1,5 +1,6 @@
 """Two bytes per value: half precision and bfloat16."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,15 +24,18 @@ class Halves:
     has no bfloat16, and takes ten times as long for subnormal float16 values, which small gradients become.
     """
 
-    kind: Literal["float16", "bfloat16"]
+    name: Literal["float16", "bfloat16"]
+    auto_down: Sequence[str] = ()
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = False
+    differences: ClassVar[bool] = False
+    bytes_per_value: ClassVar[int] = 2
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         import torch
 
         writable = values if values.flags.writeable else values.copy()  # torch warns of anything else
-        short = torch.from_numpy(np.ascontiguousarray(writable)).to(getattr(torch, self.kind))
+        short = torch.from_numpy(np.ascontiguousarray(writable)).to(getattr(torch, self.name))
         words = short.view(torch.int16).numpy().view(np.uint16)
         return frame.pack_all(_planes(words)) if compress else frame.pack(words.astype("<u2", copy=False), compress)
 
@@ -43,7 +47,7 @@ class Halves:
             words = np.require(body, np.uint16, ["ALIGNED", "WRITEABLE"])  # torch requires both; mostly no copy is made
         else:
             words = _words(*(np.frombuffer(plane, np.uint8) for plane in frame.unpack_all(blob, (size, size))))
-        short = torch.from_numpy(words.view(np.int16)).view(getattr(torch, self.kind))
+        short = torch.from_numpy(words.view(np.int16)).view(getattr(torch, self.name))
         out = np.empty(size, np.float32) if out is None else out
         torch.from_numpy(out).copy_(short)
         return out

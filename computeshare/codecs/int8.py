@@ -1,5 +1,6 @@
 """Eight bits per value, with one scale per block."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -29,8 +30,12 @@ class Int8:
     alone, hence gives the same bits on every machine. A block with a non-finite value decodes to non-finite values.
     """
 
+    name: ClassVar[str] = "int8"
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = False
+    differences: ClassVar[bool] = True
+    bytes_per_value: ClassVar[int] = 2
+    auto_down: ClassVar[Sequence[str]] = ("int8",)
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         blocks = -(-values.size // BLOCK)

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from zlib_ng import zlib_ng
 
-from computeshare.codecs import Codec, frame
+from computeshare.codecs import frame
+from computeshare.codecs.base import Codec
 from computeshare.codecs.feedback import Feedback
-from computeshare.codecs.float32 import Float32
+from computeshare.codecs.registry import EXACT
 from computeshare.errors import CodecError
 from computeshare.tensors.layout import BUCKET, Layout, Weights
 from computeshare.types import Blob, Counters, Message, Vector
 
-_EXACT = Float32()
 PART_BYTES = 4 * BUCKET
 NEWS_BYTES = 1 << 20
 _ALIGNED = 64
@@ -62,7 +62,7 @@ class UpdateEncoder:
 
     def buffers(self, values: Vector) -> Blob:
         """The frame of the buffers (b,), the last of a message."""
-        return _EXACT.encode(values, 0, self._compress)
+        return EXACT.encode(values, 0, self._compress)
 
     def whole(self, vector: Vector, buffers: Vector, seed: int) -> list[Blob]:
         """Encode one work unit's update (d,) and buffers (b,) as a message."""
@@ -86,7 +86,7 @@ def decode_update(codec: Codec, message: Message, layout: Layout, out: Vector | 
     Raises CodecError: the message is malformed. The values are not judged.
     """
     parts = _whole(message, update_parts(layout))
-    return _decoded(codec, parts, layout, out), _EXACT.decode(parts[-1], layout.buffers)
+    return _decoded(codec, parts, layout, out), EXACT.decode(parts[-1], layout.buffers)
 
 
 def parts_of(layout: Layout, bucket: int) -> range:
@@ -103,7 +103,7 @@ def decode_bucket(codec: Codec, frames: Message, layout: Layout, bucket: int, ou
     Raises CodecError: they are malformed. The values are not judged.
     """
     there = _whole(frames, len(parts_of(layout, bucket)))
-    buffers = _EXACT.decode(there[1], layout.buffers) if len(there) > 1 else np.zeros(0, np.float32)
+    buffers = EXACT.decode(there[1], layout.buffers) if len(there) > 1 else np.zeros(0, np.float32)
     return codec.decode(there[0], layout.bucket_sizes[bucket], out), buffers
 
 
@@ -135,7 +135,7 @@ def encode_weights(
         if before is not None:
             values = np.subtract(values, before[bucket], out=scratch[: values.size])
         yield codec.encode(values, seed + index, compress)
-    yield _EXACT.encode(weights.buffers)
+    yield EXACT.encode(weights.buffers)
     yield frame.pack(weights.counters.astype("<i8", copy=False))
 
 
@@ -214,7 +214,7 @@ def _decoded(codec: Codec, parts: Sequence[Blob], layout: Layout, out: Vector | 
 def _rest(parts: Sequence[Blob], layout: Layout) -> tuple[Vector, Counters]:
     """The buffers and counters of a version's weights, possibly as views of the message."""
     counters = np.frombuffer(frame.unpack(parts[-1], 8 * layout.counters), "<i8")
-    return _EXACT.decode(parts[-2], layout.buffers), counters
+    return EXACT.decode(parts[-2], layout.buffers), counters
 
 
 def _scratch(layout: Layout) -> Vector:

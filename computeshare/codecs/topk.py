@@ -1,5 +1,6 @@
 """The largest values of each chunk, at four bits each, and their positions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,8 +33,12 @@ class TopK:
     """
 
     kept: int = 64
+    name: ClassVar[str] = "topk"
     exact: ClassVar[bool] = False
     residual: ClassVar[bool] = True
+    differences: ClassVar[bool] = True
+    bytes_per_value: ClassVar[int] = 1
+    auto_down: ClassVar[Sequence[str]] = ("int8", "topk")
 
     def encode(self, values: Vector, seed: int = 0, compress: bool = True) -> bytes:
         scales, levels, low, high = (bytearray() for _ in range(4))

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from computeshare.codecs.base import Codec
+from computeshare.codecs.registry import CODECS, PAIRS, CodecName
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
@@ -18,7 +20,6 @@ from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-CodecName = Literal["float32", "float16", "bfloat16", "int8", "topk"]
 LARGEST_BYTES = 4_000_000_000
 """Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
 LARGEST_PRIORITY = 100
@@ -271,7 +272,7 @@ class JobSpec(Part):
 
     def _pieces(self, optimizer: OptimizerSpec) -> int:
         """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
-        lossy = self.codec == "auto" or self.codec.down != "float32"
+        lossy = self.codec == "auto" or not CODECS[self.codec.down].exact
         return (1 if optimizer.name == "SGD" else 3) + lossy
 
     @property
@@ -280,10 +281,9 @@ class JobSpec(Part):
         after it; the updates of a round, and of the one before until its state is stored; the inner state that
         each unit's worker may hand over; events and answers (`RECORD_BYTES`).
         """
-        codec = CodecSpec(up="float16", down="int8") if self.codec == "auto" else self.codec
-        up = 4 if codec.up == "float32" else 2
-        # Where versions are differences: three snapshots, one of them staged, and differences as large as two.
-        down = {"float32": 3 * 4, "float16": 3 * 2, "bfloat16": 3 * 2}.get(codec.down, 3 * 4 + 2 * 4)
+        pairs = PAIRS if self.codec == "auto" else [(self.codec.up, self.codec.down)]
+        up = max(CODECS[codec].bytes_per_value for codec, _ in pairs)
+        down = max(_bytes_down(CODECS[codec]) for _, codec in pairs)
         units = self.plan.units_per_round
         outer, *inner = (4 * self._pieces(one) for one in self._travelling)
         return 1_000_000 + RECORD_BYTES + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
@@ -307,6 +307,13 @@ class JobSpec(Part):
     def wants_score(self, version: int) -> bool:
         """Whether this version is to be scored on the test set."""
         return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
+
+
+def _bytes_down(codec: Codec) -> int:
+    """Bytes in the broker for each parameter of the versions that it holds with this codec down."""
+    if codec.differences:
+        return 3 * 4 + 2 * 4  # three snapshots, one of them staged, and differences as large as two
+    return 3 * codec.bytes_per_value
 
 
 def _is_multiple(version: int, every: int) -> bool:

@@ -8,10 +8,11 @@ import structlog
 from pydantic import ValidationError
 
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs.policy import Choice, MeasuredLink, choose
+from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.reducer_session import Claim
+from computeshare.reducer.codec_policy import Choice, choose
 
 GRACE_S = 2.0
 """How long the others may still measure once there are as many workers as the job waits for."""

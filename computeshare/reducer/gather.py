@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from computeshare.codecs import Codec
+from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
 from computeshare.errors import CodecError, Diverged
 from computeshare.jobspec.quorum import largest_share, tolerated

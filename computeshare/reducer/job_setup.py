@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs import CODECS
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim

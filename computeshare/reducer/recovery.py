@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import add_delta, decode_weights
+from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.jobspec.spec import JobSpec
@@ -116,7 +116,7 @@ class Standing:
         way = route(chain, snapshot, "", str(token))
         if way is None or way.snapshot is None or (message := load(keys.weights(way.snapshot))) is None:
             return None, 0
-        weights, delta_bytes = decode_weights(CODECS["float32"], message, self._layout), 0
+        weights, delta_bytes = decode_weights(EXACT, message, self._layout), 0
         for one in way.deltas:
             if (delta := load(keys.delta(one))) is None:
                 return None, 0

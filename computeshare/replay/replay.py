@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from computeshare.client import Client
 from computeshare.client.api.models import Job, Version
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, encode_update
+from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tensors.layout import Weights

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from computeshare.codecs import CODECS, DELTAS, Codec
 from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
+from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.averages import Mean, square
 from computeshare.strategies.base import Contributions
@@ -18,8 +18,6 @@ from computeshare.types import Blob, Counters, Vector
 
 Buckets = Callable[[int], Iterable[Vector]]
 """Gives the bucket with this number of each update, one after the other; each holds until the next is asked for."""
-WHOLE: Codec = CODECS["float32"]
-"""How a snapshot travels, where the versions after it are differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Steps:
     @property
     def chained(self) -> bool:
         """Whether versions are published as their difference from the one before."""
-        return self._spec.codecs.down in DELTAS
+        return self._down.differences
 
     def publish(self, full: Weights, before: Weights, version: int) -> tuple[Iterable[Blob], Held]:
         """A version's weights as they travel, to be read once, and what everyone holds who has read them.
@@ -127,7 +125,7 @@ class Steps:
         parameters with the others' buffers and counters.
         """
         if self.chained:
-            return [*encode_weights(WHOLE, weights, self._layout)], Held(master, weights)
+            return [*encode_weights(EXACT, weights, self._layout)], Held(master, weights)
         parts, held = self._whole(Weights(master, weights.buffers, weights.counters))
         return [*parts], held
 

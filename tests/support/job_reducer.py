@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from redis import Redis
 
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from computeshare.codecs import CODECS, Codec
+from computeshare.codecs.base import Codec
+from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
-from computeshare.codecs.policy import CANDIDATES, Coded, MeasuredLink
+from computeshare.codecs.registry import CANDIDATES, CODECS
 from computeshare.protocol.worker_session import Member
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector

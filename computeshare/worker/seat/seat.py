@@ -14,8 +14,8 @@ import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
+from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, JobGone, Unfit
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from computeshare.codecs import CODECS, DELTAS
 from computeshare.codecs.messages import add_delta, decode_weights, is_news, weights_parts, weights_room
-from computeshare.jobspec.spec import CodecName
+from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.protocol.worker_session import Grant, Member, Pulled
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Vector
@@ -17,11 +16,11 @@ class Inbox:
     Each is compared with the digest in its token, in a thread, while the worker computes on it.
     """
 
-    def __init__(self, member: Member, codec: CodecName, layout: Layout, into: Vector | None = None) -> None:
+    def __init__(self, member: Member, codec: str, layout: Layout, into: Vector | None = None) -> None:
         """`into`: where parameters (d,) of versions that come whole are decoded; by default each gets a vector."""
         self._into = into
         self._member, self._codec, self._layout = member, CODECS[codec], layout
-        self._chained = codec in DELTAS
+        self._chained = self._codec.differences
         self._room = weights_room(layout)
         self._held: Weights | None = None
         self._token = ""
@@ -81,7 +80,7 @@ class Inbox:
         weights = self._held
         if pulled.whole:
             self.bytes += sum(map(len, pulled.whole))
-            weights = decode_weights(CODECS["float32"], pulled.whole, self._layout)
+            weights = decode_weights(EXACT, pulled.whole, self._layout)
         assert weights is not None  # a way that begins with those held was given because they are
         for message in pulled.deltas:
             self.bytes += sum(map(len, message))

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import encode_update
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Member

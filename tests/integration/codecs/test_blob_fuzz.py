@@ -14,8 +14,9 @@ import psutil
 import pytest
 import zstandard
 
-from computeshare.codecs import CODECS, frame
+from computeshare.codecs import frame
 from computeshare.codecs.messages import decode_update, encode_update
+from computeshare.codecs.registry import CODECS
 from computeshare.errors import CodecError
 from computeshare.tensors.layout import Layout
 

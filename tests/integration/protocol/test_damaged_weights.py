@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from computeshare.codecs import CODECS
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore

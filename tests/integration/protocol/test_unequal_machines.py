@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from redis import Redis
 
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.lease_policy import shortest
 from computeshare.protocol.worker_session import Grant, Member

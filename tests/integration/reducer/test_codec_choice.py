@@ -11,7 +11,7 @@ from api.projection.event_parser import Entry
 from api.projection.event_projection import Fold, JobState
 from api.projection.rates import Rates
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs.policy import Coded, MeasuredLink
+from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from computeshare.codecs import CODECS, frame
+from computeshare.codecs import frame
 from computeshare.codecs.feedback import Feedback
+from computeshare.codecs.registry import CODECS
 from computeshare.codecs.topk import CHUNK, LEVELS, TopK
 from computeshare.errors import CodecError
 from computeshare.types import Vector

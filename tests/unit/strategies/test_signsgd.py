@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from api.jobs.forks import changed
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, encode_update
+from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.base import Contributions

@@ -27,8 +27,8 @@ from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
 from api.tables import LedgerEntry, VersionRow, table
 from computeshare.checkpoints.store import Artifacts
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import decode_update, decode_weights, encode_update, update_parts, weights_parts
+from computeshare.codecs.registry import CODECS
 from computeshare.errors import Fenced, JobGone, LostClaim
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import Claim

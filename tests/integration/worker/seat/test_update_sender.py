@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from computeshare.codecs import CODECS
 from computeshare.codecs.messages import UpdateEncoder, encode_update, feedback_of
+from computeshare.codecs.registry import CODECS
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.worker_session import Member
 from computeshare.tensors.layout import Layout

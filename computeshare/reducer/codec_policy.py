@@ -5,12 +5,12 @@ under a tenth of the time of the worker that it delays most.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from computeshare.jobspec.spec import CodecName, CodecSpec, JobSpec
+from computeshare.codecs.measured_link import MeasuredLink
+from computeshare.codecs.registry import CODECS, PAIRS
+from computeshare.jobspec.spec import CodecSpec, JobSpec
 
 SENDING = 0.1
 """Largest share of a worker's time that sending, receiving, encoding and decoding should take."""
@@ -20,36 +20,6 @@ IDLE = 0.005
 """Largest share of time that replicas may idle in an epoch's short last round, if more inner steps can lower it."""
 MOST_STEPS = 500
 """Most inner steps to choose: with more, replicas drift apart."""
-PAIRS: tuple[CodecSpec, ...] = (
-    CodecSpec(up="float16", down="float32"),
-    CodecSpec(up="float16", down="float16"),
-    CodecSpec(up="int8", down="int8"),
-    CodecSpec(up="topk", down="int8"),
-    CodecSpec(up="topk", down="topk"),
-)
-"""Codecs up and down, from the least lossy pair to the pair with the fewest bytes."""
-CANDIDATES: tuple[CodecName, ...] = ("float32", "float16", "int8", "topk")
-
-
-class Coded(BaseModel):
-    """The cost of one update with one codec."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    size: int = Field(ge=0, description="size of the encoded update in bytes")
-    encode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds to encode, error feedback included")
-    decode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds to decode")
-
-
-class MeasuredLink(BaseModel):
-    """One worker's measurements of its machine and its link."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    compute_s: float = Field(gt=0, allow_inf_nan=False, description="seconds for a micro-batch")
-    up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
-    down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
-    messages: Mapping[CodecName, Coded] = Field(description="cost of one update with each candidate codec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +52,8 @@ def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     there is none, the choice with the smallest share.
 
     If the strategy's inner steps may grow, the job's own are the minimum. If no pair suffices with them, the steps
-    grow: first with int8, whose results do not depend on which workers take part, then with `topk`, whose results do.
+    grow: first with the last pair without error feedback, then with the pairs with it, whose results depend on which
+    workers take part.
 
     Args:
         measured: one measurement for each worker that will take part; at least one.
@@ -92,14 +63,15 @@ def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
 
 
 def _choices(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Iterator[Choice]:
+    pairs = [CodecSpec(up=up, down=down) for up, down in PAIRS]
     if not spec.strategy.steps_may_grow:
-        yield from (_judged(spec, pair, None, measured) for pair in PAIRS)
+        yield from (_judged(spec, pair, None, measured) for pair in pairs)
         return
     fewest, units = spec.strategy.steps, spec.plan.units_per_round
     most = max(fewest, min(MOST_STEPS, math.ceil(spec.plan.micro_batches_per_epoch / units)))
-    faithful = [pair for pair in PAIRS if pair.up != "topk"]
+    faithful = [pair for pair in pairs if not CODECS[pair.up].residual]
     yield from (_judged(spec, pair, fewest, measured) for pair in faithful)
-    for pair in (faithful[-1], *PAIRS[len(faithful) :]):
+    for pair in (faithful[-1], *pairs[len(faithful) :]):
         needed = max(_steps(spec, pair, one, len(measured)) for one in measured)
         yield _judged(spec, pair, _even(spec, units, min(max(fewest, needed), most), most), measured)
 

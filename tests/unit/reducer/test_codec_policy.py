@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from computeshare.codecs.policy import IDLE, MOST_STEPS, PLANNED, SENDING, Coded, MeasuredLink, choose
+from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.jobspec.spec import CodecSpec, JobSpec
+from computeshare.reducer.codec_policy import IDLE, MOST_STEPS, PLANNED, SENDING, choose
 
 RESNET = 44_700_000
 MESSAGES = {"float32": RESNET, "float16": RESNET // 2, "int8": RESNET // 4, "topk": RESNET // 190}

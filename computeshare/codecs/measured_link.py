@@ -1,0 +1,28 @@
+"""A worker's measurements, from which the reducer chooses the codecs of a job with `codec: auto`."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from computeshare.codecs.registry import CodecName
+
+
+class Coded(BaseModel):
+    """The cost of one update with one codec."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int = Field(ge=0, description="size of the encoded update in bytes")
+    encode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds to encode, error feedback included")
+    decode_s: float = Field(ge=0, allow_inf_nan=False, description="seconds to decode")
+
+
+class MeasuredLink(BaseModel):
+    """One worker's measurements of its machine and its link."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    compute_s: float = Field(gt=0, allow_inf_nan=False, description="seconds for a micro-batch")
+    up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+    down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
+    messages: Mapping[CodecName, Coded] = Field(description="cost of one update with each candidate codec")

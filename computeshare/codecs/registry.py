@@ -1,0 +1,31 @@
+"""The codecs there are."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from computeshare.codecs.base import Codec
+from computeshare.codecs.float32 import Float32
+from computeshare.codecs.half_precision import Halves
+from computeshare.codecs.int8 import Int8
+from computeshare.codecs.topk import TopK
+
+EXACT: Codec = Float32()
+"""The codec of whatever must arrive bit for bit."""
+_ALL: Sequence[Codec] = (
+    EXACT,
+    Halves("float16", auto_down=("float32", "float16")),
+    Halves("bfloat16"),
+    Int8(),
+    TopK(),
+)
+"""From the most precise to the shortest. A new codec is added here, and nowhere else."""
+CODECS: Mapping[str, Codec] = {codec.name: codec for codec in _ALL}
+PAIRS: Sequence[tuple[str, str]] = tuple((codec.name, down) for codec in _ALL for down in codec.auto_down)
+"""The codecs up and down that `codec: auto` chooses from: from the least lossy pair to the shortest."""
+CANDIDATES: Sequence[str] = tuple(name for name in CODECS if any(name in pair for pair in PAIRS))
+"""The codecs of these pairs, which workers measure."""
+
+if TYPE_CHECKING:
+    CodecName: TypeAlias = str
+else:
+    CodecName = Literal[tuple(CODECS)]
