@@ -6,12 +6,19 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
+from computeshare.strategies.registry import stored
 
 
 def spec_of(document: Mapping[str, Any]) -> JobSpec:
     """From its document. Raises ValidationError: this release cannot read it, as it may be for a job that has ended."""
     return _parsed(to_json(document))
+
+
+def plan_of(document: Mapping[str, Any]) -> Plan:
+    """The division of a stored job's samples, even where this release refuses its specification."""
+    return JobSpec.model_construct(**{**document, "strategy": stored(document)}).plan
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,6 @@ from api.jobs import series
 from api.jobs.cursors import next_cursor, page
 from api.jobs.service import find
 from api.jobs.versions import versions
-from api.projection.plans import plan_of
 from api.schemas import (
     CheckpointList,
     CheckpointPublic,
@@ -26,6 +25,7 @@ from api.schemas import (
     Metrics,
     VersionPage,
 )
+from api.stored_specs import plan_of
 from api.tables import (
     TELLING,
     CheckpointRow,

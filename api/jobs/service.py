@@ -19,8 +19,8 @@ from api.database import Database, now_ms
 from api.errors import Conflict, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
-from api.projection.plans import mean_round
 from api.schemas import JobPage, JobPublic
+from api.stored_specs import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
 from computeshare.jobspec.fields import editable
 from computeshare.jobspec.spec import JobSpec
@@ -404,7 +404,7 @@ def _left_s(job: Job) -> float | None:
     """Seconds for the remaining rounds at the present speed; None while the job does not progress."""
     if job.status != "running" or not job.samples_per_s:
         return None
-    return (job.rounds_total - job.version) * mean_round(job.spec) / job.samples_per_s
+    return (job.rounds_total - job.version) * plan_of(job.spec).samples_per_round / job.samples_per_s
 
 
 _SAME_NAMES = JobPublic.model_fields.keys() & Job.model_fields.keys()

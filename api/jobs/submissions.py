@@ -11,8 +11,8 @@ from api.database import Database
 from api.jobs.cursors import next_cursor, page
 from api.jobs.estimate import MeasuredRounds, MemberEstimate, one_more
 from api.jobs.service import find
-from api.projection.plans import plan_of
 from api.schemas import EstimatePublic, SecondsPublic, SubmissionPage, SubmissionPublic
+from api.stored_specs import plan_of
 from api.tables import Job, Submission, VersionRow, WorkerStat
 from computeshare.strategies.registry import stored
 from computeshare.types import Outcome

@@ -16,8 +16,8 @@ from api.jobs.series import Columns, Lowest
 from api.logs.view import log_view
 from api.pages.page_response import ViewsDep, missing, render
 from api.pages.views import elapsed_s
-from api.projection.plans import mean_round
 from api.schemas import JobPublic
+from api.stored_specs import plan_of
 from computeshare.jobspec import export
 from computeshare.types import ENDED, Outcome
 
@@ -167,4 +167,4 @@ def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None
     """The start data of a job page's script."""
     shown = job.model_dump(mode="json", exclude={"spec", "error"})
     best = lowest._asdict() if lowest else None
-    return {"job": shown, "round_samples": mean_round(job.spec), "series": series, "lowest": best}
+    return {"job": shown, "round_samples": plan_of(job.spec).samples_per_round, "series": series, "lowest": best}

@@ -17,7 +17,6 @@ from api.jobs.job_list import Chosen
 from api.jobs.series import Columns, Lowest
 from api.jobs.service import Jobs
 from api.jobs.submissions import Spent, Submissions
-from api.projection.plans import mean_round
 from api.schemas import (
     CheckpointPublic,
     EpochPublic,
@@ -27,6 +26,7 @@ from api.schemas import (
     JobWorkerPublic,
     Metrics,
 )
+from api.stored_specs import plan_of
 from api.tables import Job
 from api.text_format import rate
 from computeshare.strategies.registry import stored
@@ -116,7 +116,7 @@ class JobView:
     def speed(self, now: datetime) -> str:
         """Rounds a minute: at present, or on average where the job has ended."""
         if self.job.status == "running":
-            return f"{rate(60 * self.job.samples_per_s / mean_round(self.job.spec))} rounds a minute"
+            return f"{rate(60 * self.job.samples_per_s / plan_of(self.job.spec).samples_per_round)} rounds a minute"
         if self.job.finished_at and (took_s := elapsed_s(self.job, now)):
             return f"{rate(60 * self.job.version / took_s)} rounds a minute on average"
         return ""

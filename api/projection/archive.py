@@ -16,7 +16,7 @@ import zstandard
 from sqlalchemy import Connection
 
 from api.database import Database
-from api.projection.plans import plan_of
+from api.stored_specs import plan_of
 from computeshare.checkpoints.branch import ALL, Branch
 
 BLOCK = 1000

@@ -17,7 +17,7 @@ from api.database import now_ms
 from api.projection.epochs import growth
 from api.projection.event_parser import OUTCOMES, Row
 from api.projection.event_projection import Changes, JobState
-from api.projection.plans import plan_of
+from api.stored_specs import plan_of
 from api.tables import (
     CheckpointRow,
     EpochStat,

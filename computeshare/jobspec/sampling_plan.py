@@ -94,6 +94,11 @@ class Plan:
     def rounds_per_epoch(self) -> int:
         return -(-self.units_per_epoch // self.units_per_round)
 
+    @property
+    def samples_per_round(self) -> float:
+        """The mean: the last round of an epoch may be short."""
+        return self.samples / self.rounds_per_epoch
+
     def round(self, version: int, carried: Sequence[int] = ()) -> Round:
         """The round that starts from `version`, with what the one before left over."""
         epoch, index = divmod(version, self.rounds_per_epoch)

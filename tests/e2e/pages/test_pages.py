@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from api import text_format
 from api.database import now_ms
 from api.pages.views import elapsed_s
-from api.projection.plans import mean_round
+from api.stored_specs import plan_of
 from computeshare.queue import WorkerInfo, register
 from tests.support.browser import SCREENSHOTS, Site, Window, forgive, in_every_window, picture
 from tests.support.job_feed import Feed
@@ -56,7 +56,7 @@ def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves
     def told() -> tuple[str, str]:
         job = site.services.jobs.show(feed.job_id)
         left = f"{text_format.duration(job.left_s)} left" if job.left_s is not None else ""
-        return left, f"{text_format.rate(60 * job.samples_per_s / mean_round(job.spec))} rounds a minute"
+        return left, f"{text_format.rate(60 * job.samples_per_s / plan_of(job.spec).samples_per_round)} rounds a minute"
 
     def shown() -> tuple[str, str]:
         return fields["left"].inner_text(), fields["speed"].inner_text()

@@ -1,0 +1,17 @@
+"""The plan of a stored job is its specification's, and is there even if the specification is refused by now."""
+
+from typing import Any
+
+import pytest
+
+from api.stored_specs import plan_of
+from computeshare.jobspec.spec import JobSpec
+
+LOCAL = {"kind": "local", "inner_steps": 3, "replicas": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": LOCAL}, {"micro_batch": 7, "seed": 5}])
+def test_the_plan_of_a_stored_job_is_that_of_its_specification(changes: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", **changes})
+    document = spec.model_dump(mode="json")
+    assert plan_of(document) == spec.plan == plan_of({**document, "model": "gone", "micro_batch_size": 3})
