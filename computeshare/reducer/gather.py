@@ -40,8 +40,8 @@ class Gatherer:
     ) -> None:
         """`helper`: reads ahead; `sharers`: as in `Terms`."""
         self.rounds, self.codec, self.layout, self.plan, self.sharers = rounds, codec, layout, plan, sharers
-        self.bearable = tolerated(sharers)
-        """How many bad workers the job's combination bears; 0 if none."""
+        self.tolerated = tolerated(sharers)
+        """Number of malicious or faulty workers that the job's strategy tolerates."""
         self.limit = largest_update(layout)
         longest = max(layout.bucket_sizes)
         self._values = np.empty(longest, np.float32)
@@ -61,14 +61,14 @@ class Gatherer:
         Raises Refused: some were not what they should be (this bucket of every one has been looked at by then);
         Diverged: that is nobody's fault.
         """
-        wrong_ones = self._above_limits(parts, base.total)
-        for m, reason in wrong_ones.items():
+        beyond = self._above_limits(parts, base.total)
+        for m, reason in beyond.items():
             self._refuse(base, parts[m], reason, "damaged")
-        refused = bool(wrong_ones)
-        for m, frames in self._frames([parts[m] for m in sorted(parts.keys() - wrong_ones.keys())], bucket):
+        refused = bool(beyond)
+        for m, frames in self._frames([parts[m] for m in sorted(parts.keys() - beyond.keys())], bucket):
             try:
                 values, buffer = self._decode(frames, parts[m], bucket)
-            except _Wrong as wrong:
+            except _Invalid as wrong:
                 self._refuse(base, parts[m], wrong.reason, wrong.fault)
                 refused = True
                 continue
@@ -94,9 +94,12 @@ class Gatherer:
                 found[m] = f"more than a worker's share of a round that {self.sharers} workers must make: {share}"
         return found
 
-    def again(self, one: tuple[str, int], bucket: int) -> Vector | None:
-        """This bucket of an update that was checked before, until the next one is read; None if it is gone."""
-        (frames,) = self._read(_Wanted(bucket, (one,)))
+    def reread(self, update: tuple[str, int], bucket: int) -> Vector | None:
+        """A bucket of a counted update (base token, unit), which `checked` accepted before; None if it is gone.
+
+        The vector is valid until the next bucket is decoded. Raises CodecError.
+        """
+        (frames,) = self._read(_Wanted(bucket, (update,)))
         if isinstance(frames, CodecError):
             raise frames
         return None if frames is None else self._decoded(frames, bucket)[0]
@@ -108,7 +111,7 @@ class Gatherer:
         missing = [part for part in parts if (part.base, part.micro_batch) not in self.ahead]
         if not missing:
             wanted = parts_of(self.layout, bucket)
-            yield from ((part.micro_batch, _some(self.ahead[part.base, part.micro_batch], wanted)) for part in parts)
+            yield from ((part.micro_batch, _pick(self.ahead[part.base, part.micro_batch], wanted)) for part in parts)
             return
         buckets = len(self.layout.buckets)
         pieces = [tuple((part.base, part.micro_batch) for part in some) for some in _pieces(parts, buckets)]
@@ -135,24 +138,24 @@ class Gatherer:
 
     def _decode(self, frames: Message | CodecError | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
         if isinstance(frames, CodecError):
-            raise _Wrong(str(frames), "damaged")
+            raise _Invalid(str(frames), "damaged")
         if frames is None and self.rounds.has_update(part.base, part.micro_batch):
-            raise _Wrong(f"truncated: it has no frame for bucket {bucket}", "damaged")
+            raise _Invalid(f"truncated: it has no frame for bucket {bucket}", "damaged")
         if frames is None:
-            raise _Wrong("the broker has lost the blob", "lost")
+            raise _Invalid("the broker has lost the blob", "lost")
         try:
             values, buffer = self._decoded(frames, bucket)
         except CodecError as error:
-            raise _Wrong(str(error), "damaged") from error
+            raise _Invalid(str(error), "damaged") from error
         if not (np.isfinite(values).all() and np.isfinite(buffer).all() and np.isfinite(part.loss)):
-            raise _Wrong("values that are not finite", "not_finite")
+            raise _Invalid("values that are not finite", "not_finite")
         return values, buffer
 
     def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:
         found = self.rounds.refuse(base.token, part, reason, fault)
         about = {"worker": part.worker, "micro_batch": part.micro_batch, "reason": reason}
         log.warning("refused an update", job=self.rounds.job_id, version=base.version, **about)
-        if is_divergence(found, self.bearable):
+        if is_divergence(found, self.tolerated):
             workers = f"{found.sessions} worker{'' if found.sessions == 1 else 's'}"
             raise Diverged(
                 f"Training diverged at version {base.version}: micro-batch {part.micro_batch} produced NaN or infinity "
@@ -166,8 +169,8 @@ class Gatherer:
         return [(str(base), unit) for unit in following.units]
 
 
-def _some(message: Message, wanted: range) -> Message:
-    """Those frames of a whole message."""
+def _pick(message: Message, wanted: range) -> Message:
+    """The frames of a message with these indices."""
     return [message[index] for index in wanted]
 
 
@@ -183,14 +186,15 @@ def _pieces(parts: Sequence[Received], buckets: int) -> Iterator[list[Received]]
         yield some
 
 
-def is_divergence(found: Suspicion, bearable: int) -> bool:
+def is_divergence(found: Suspicion, tolerated_workers: int) -> bool:
     """Whether values that are not finite are nobody's fault: workers agree on them, or nobody is there to disagree.
 
     Args:
-        bearable: how many bad workers the job bears (0: unknown); where more than these sent some, honest ones did.
+        tolerated_workers: number of bad workers that the job tolerates (0: unknown); if more workers than these sent
+            such values, some of the senders are honest.
     """
     alone = found.there <= 1 and found.times >= NOT_FINITE_TIMES
-    return found.sessions >= 2 or alone or (bearable > 0 and found.senders > bearable)
+    return found.sessions >= 2 or alone or 0 < tolerated_workers < found.senders
 
 
 class RoundUpdates:
@@ -243,7 +247,7 @@ class _ReadAhead:
         self._coming = None
 
 
-class _Wrong(Exception):
+class _Invalid(Exception):
     """What is wrong with an update, and whose fault that is."""
 
     def __init__(self, reason: str, fault: Fault) -> None:

@@ -1,4 +1,4 @@
-"""One job in a reducer: look at its round, set the job up where that is needed, and do what is due."""
+"""One job in a reducer: look at its round, set the job up if needed, and handle the round."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from computeshare.protocol.round_store import RoundState
 from computeshare.reducer.checkpointer import Checkpointer
 from computeshare.reducer.codec_choice import Decider, Undecided
 from computeshare.reducer.job_setup import set_up
-from computeshare.reducer.round_loop import LOOK_S, UNUSABLE, RoundLoop
+from computeshare.reducer.round_handler import ROUND_POLL_S, UNUSABLE, RoundHandler
 from computeshare.runtime.durability import Disk
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.runtime.processes import return_freed_memory
@@ -22,10 +22,10 @@ from computeshare.types import Message
 
 log = structlog.get_logger()
 
-HELD_S = 5.0
-"""How long a job that the disk holds up waits before the disk is tried again, in seconds."""
+DISK_RETRY_S = 5.0
+"""How long a held job waits before the disk is tried again, in seconds."""
 FOLD_S = 1.0
-"""Time between looks whether too many events wait for the control plane."""
+"""Seconds between checks that too many events wait for the control plane."""
 MOST_FOLDS = 10
 
 
@@ -36,10 +36,10 @@ class JobReducer:
         self.rounds = rounds
         self.artifacts = Artifacts(artifacts, rounds.job_id)
         self.checkpoints = Checkpointer(rounds, self.artifacts)
-        self.loop: RoundLoop | None = None
-        """None until the job was set up."""
+        self.handler: RoundHandler | None = None
+        """None until the job is set up."""
         self.is_looking = False
-        """Whether `advance` has done nothing yet but ask how the job stands."""
+        """Whether `advance` has only read the round so far, and changed nothing."""
         self._decider = Decider(rounds, self.artifacts)
         self._helper = ThreadPoolExecutor(1, "beside")
         self._held_until = 0.0
@@ -48,104 +48,104 @@ class JobReducer:
 
     @property
     def look_again_s(self) -> float:
-        """Seconds after which `advance` is to be called again though nothing may have happened."""
-        return self.loop.look_again_s if self.loop else LOOK_S
+        """Longest wait before the next call of `advance`, in seconds."""
+        return self.handler.look_again_s if self.handler else ROUND_POLL_S
 
     @property
     def is_held(self) -> bool:
-        """Whether the disk takes no checkpoint: nothing is done until the disk is tried again."""
+        """Whether the job is held: a checkpoint could not be written, and the disk is tried again later."""
         return time.monotonic() < self._held_until
 
     def advance(self, patience_s: float = 0.0) -> bool:
-        """Do whatever is due; False once nothing is left to do for this job.
+        """Do the work that is due; False once the job needs no reducer any more.
 
         Args:
-            patience_s: how long to wait for a full round, in seconds, unless the job is held.
+            patience_s: how long to wait for a complete round, in seconds, unless the job is held.
         """
         if self.is_held:
             return True
         try:
-            return self._advance(patience_s)
+            return self._look(patience_s)
         except Undecided:
             return True
         except OSError as error:
             self._hold(error)
             return True
 
-    def _advance(self, patience_s: float) -> bool:
+    def _look(self, patience_s: float) -> bool:
         self.is_looking = True
         try:
-            expected = self.loop.expected if self.loop else ()
-            parts, limit = (self.loop.update_parts, self.loop.job.gatherer.limit) if self.loop else (0, 0)
+            expected = self.handler.expected if self.handler else ()
+            parts, limit = (self.handler.update_parts, self.handler.job.gatherer.limit) if self.handler else (0, 0)
             seen = self.rounds.look(expected, parts, patience_s, limit)
             self.is_looking = False
-            return self._go_on(*seen)
+            return self._handle(*seen)
         except DamagedRound as error:
             self.is_looking = False
             return self._open_again(str(error))
 
-    def _go_on(
+    def _handle(
         self, state: RoundState | None, parts: dict[int, Received], ahead: dict[tuple[str, int], Message]
     ) -> bool:
-        """Do what is due in the round that was seen; False once nothing is left. Raises DamagedRound."""
+        """Handle the round that was read; False once the job needs no reducer any more. Raises DamagedRound."""
         if state is not None and state.status not in ("running", "paused", "finished"):
             return False
         self._fold_events()
-        loop = self.loop
-        if state is None or loop is None or loop.current is None:
-            loop = self._set_up()
-            if loop is None:
+        handler = self.handler
+        if state is None or handler is None or handler.current is None:
+            handler = self._set_up()
+            if handler is None:
                 return False
-            if state is None or not self._takes_over(loop, state):
-                loop.open()
+            if state is None or not self._takes_over(handler, state):
+                handler.open()
                 return True
             return_freed_memory()
-        match loop.go_on(state, parts, ahead):
+        match handler.handle(state, parts, ahead):
             case "look again":
                 return self.advance()
             case "over":
                 return False
         return True
 
-    def _set_up(self) -> RoundLoop | None:
-        """Build what the job needs, before its first round here; None if the job is gone. Raises Undecided."""
+    def _set_up(self) -> RoundHandler | None:
+        """Build the job's context and its round handler; None if the job is gone. Raises Undecided."""
         job = set_up(self.rounds, self.artifacts, self._decider, self._helper)
-        self.loop = RoundLoop(job, self.rounds, self.artifacts, self.checkpoints, self._helper) if job else None
-        return self.loop
+        self.handler = RoundHandler(job, self.rounds, self.artifacts, self.checkpoints, self._helper) if job else None
+        return self.handler
 
-    def _takes_over(self, loop: RoundLoop, state: RoundState) -> bool:
-        """Take over a running job from the broker; False where its data are of no use, which are dropped then.
+    def _takes_over(self, handler: RoundHandler, state: RoundState) -> bool:
+        """Resume a running job from the broker's data; False if these are unusable, and were discarded.
 
         Raises LostClaim: another reducer goes on, or the broker has lost the job.
         """
-        if loop.job.standing.went_back(state):
+        if handler.job.recovery.broker_went_back(state):
             return False
         try:
-            loop.resume(state)
+            handler.resume(state)
         except UNUSABLE as error:
-            self._give_up(str(error))
+            self._discard_rounds(str(error))
             return False
-        loop.save_if_wanted(state)
+        handler.save_if_wanted(state)
         return True
 
     def _open_again(self, error: str) -> bool:
-        """Have the job go on from its last checkpoint; False if it is gone. Raises LostClaim."""
-        loop = self.loop if self.loop and self.loop.current else self._set_up()
-        if loop is None:
+        """Open the job again from its last checkpoint; False if the job is gone. Raises LostClaim."""
+        handler = self.handler if self.handler and self.handler.current else self._set_up()
+        if handler is None:
             return False
-        self._give_up(error)
-        loop.open()
+        self._discard_rounds(error)
+        handler.open()
         return True
 
-    def _give_up(self, error: str) -> None:
-        """Drop the broker's data of the job's rounds. Raises LostClaim: another reducer goes on."""
+    def _discard_rounds(self, error: str) -> None:
+        """Discard the broker's data of the job's rounds. Raises LostClaim: another reducer goes on."""
         if not self.rounds.discard():
             raise LostClaim(f"another reducer goes on: {error}")
         log.error("rounds given up", job=self.rounds.job_id, error=error)
         self.rounds.announce("mended", {"error": error})
 
     def _fold_events(self) -> None:
-        """Fold the oldest events where too many wait for a control plane that is away, some at a time."""
+        """Fold the oldest events, some at a time, if too many wait for an absent control plane."""
         if time.monotonic() < self._fold_at:
             return
         self._fold_at = time.monotonic() + FOLD_S
@@ -153,13 +153,13 @@ class JobReducer:
             self._remarks.tell(log.info, "events folded", job=self.rounds.job_id, events=moved)
 
     def fail(self, error: str, detail: str) -> None:
-        """Tell the control plane that the job cannot go on: why, on one line, and the traceback."""
+        """Fail the job: announce the error, one line, and the traceback; end its rounds."""
         if self.rounds.announce("failed", {"error": error, "detail": detail}):
             self.rounds.end("failed")
 
     def _hold(self, error: OSError) -> None:
-        """Have the control plane pause the job, whose checkpoint cannot be written; try again in HELD_S."""
-        self._held_until = time.monotonic() + HELD_S
+        """Have the control plane pause the job, whose checkpoint cannot be written; try again in DISK_RETRY_S."""
+        self._held_until = time.monotonic() + DISK_RETRY_S
         why = Disk.of(self.artifacts.folder.parent).explained(error)
         reason = f"a checkpoint cannot be written: {why}, then resume the job"
         log.error("held", job=self.rounds.job_id, reason=reason)
@@ -171,6 +171,6 @@ class JobReducer:
         return self.checkpoints.is_writing
 
     def close(self) -> None:
-        """Let checkpoints that are being written finish."""
+        """Wait for the checkpoint that is being written."""
         self.checkpoints.close()
         self._helper.shutdown(wait=False)

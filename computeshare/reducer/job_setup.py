@@ -13,17 +13,17 @@ from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.terms import Terms
 from computeshare.reducer.codec_choice import Decider
 from computeshare.reducer.gather import Gatherer
-from computeshare.reducer.recovery import Standing
+from computeshare.reducer.recovery import Recovery
 from computeshare.strategies.load_balancer import Divider
 from computeshare.tensors.layout import Layout
 
 if TYPE_CHECKING:
-    from computeshare.training.server_step import Steps
+    from computeshare.training.server_step import ServerStep
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """A job as its reducer knows it. `steps` holds the optimizer's state, `gatherer` the vectors to decode into."""
+    """A job's constants in a reducer; `server_step` holds the optimizer's state, `gatherer` buffers to decode into."""
 
     spec: JobSpec
     plan: Plan
@@ -31,8 +31,8 @@ class JobContext:
     kind: dict[str, str | int]
     """Kind of the machine that reduces: device, torch's version and the like, for a replay to compare."""
     gatherer: Gatherer
-    steps: "Steps"
-    standing: Standing
+    server_step: "ServerStep"
+    recovery: Recovery
     retention: Retention
     divider: Divider | None
     """Divides each round by the workers' speed, where the strategy asks for that."""
@@ -59,19 +59,19 @@ def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Execut
 
     from computeshare.tasks.images import models
     from computeshare.training import devices
-    from computeshare.training.server_step import Steps
+    from computeshare.training.server_step import ServerStep
 
     layout = models.layout_for(spec)
     gatherer = Gatherer(rounds, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
-    steps = Steps(spec, layout)
+    server_step = ServerStep(spec, layout)
     return JobContext(
         spec,
         spec.plan,
         layout,
         devices.kind(torch.device("cpu")),
         gatherer,
-        steps,
-        Standing(rounds, artifacts, spec, steps, gatherer),
+        server_step,
+        Recovery(rounds, artifacts, spec, server_step, gatherer),
         Retention(artifacts, spec),
         spec.strategy.divider(),
     )

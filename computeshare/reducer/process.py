@@ -1,15 +1,13 @@
 """The reducer process: averages a round's updates and commits the next version.
 
-Any number of them may run, and each may serve several jobs. Each job has one active reducer, by a claim that expires;
-another takes over from what lies in Redis, or, if Redis came back empty, from the last checkpoint on disk.
+Any number of reducers may run, and each may serve several jobs. A claim that expires gives each job one active reducer;
+after that another reducer resumes from the data in Redis or, if Redis is empty, from the last checkpoint on disk.
 """
 
-import contextlib
 import os
 import random
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.checkpoints.store import Artifacts
-from computeshare.errors import ComputeShareError, DamagedRound, LostClaim
+from computeshare.errors import DamagedRound
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
@@ -29,7 +27,7 @@ from computeshare.protocol.job_log import JobLog
 from computeshare.protocol.keys import GIVEN_UP, JobKeys
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import published_jobs
-from computeshare.reducer.job_reducer import JobReducer
+from computeshare.reducer.job_thread import OUTAGE_S, JobThread, tell_outage
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.runtime.processes import (
     configure_logging,
@@ -47,102 +45,18 @@ from computeshare.transport.wire import Wires
 
 CLAIM_MS = 2000
 RENEW_S = 0.5
-LOOK_S = 0.25
-"""How often a reducer looks for new jobs, and for claims that were given up."""
+JOB_SEARCH_S = 0.25
+"""Seconds between searches for jobs without a reducer."""
 STAND_BACK_S, LONGEST_STAND_BACK_S = 0.05, 0.5
-"""How much longer a reducer leaves a job to others with each job that it serves, and the most."""
-OUTAGE_S = (0.5, 1.5)
-"""Between these, at random, the broker is tried again after an outage."""
-SETTLED_LOOK_S = 1.0
-"""How often it looks at a job of which nothing is left to do."""
+"""How much longer a reducer leaves a free job to others for each job that it serves, and the longest, in seconds."""
+SETTLED_CHECK_S = 1.0
+"""Seconds between checks of a job that needs no reducer any more."""
 
 log = structlog.get_logger()
 
 
-class JobThread:
-    """Serves one job, so that no job waits for another's step.
-
-    It ends when nothing is left to do, when the claim is lost, or with `stop`.
-    """
-
-    def __init__(self, rounds: Claim, artifacts: Path, stop: threading.Event) -> None:
-        self.rounds, self.stop = rounds, stop
-        self.job = JobReducer(rounds, artifacts)
-        self.holds_claim = True
-        """Whether the claim is to be renewed."""
-        self._remarks = Seldom(REMARK_EVERY_S)
-        self._thread = threading.Thread(target=self._run, name=f"job {rounds.job_id}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def lose(self) -> None:
-        """End soon: another may have taken over, or the broker has lost the claim."""
-        if self.holds_claim:
-            log.warning("lost claim", job=self.rounds.job_id, reason="it ran out")
-        self.holds_claim = False
-
-    def _run(self) -> None:
-        self.holds_claim = self._serve() and self.holds_claim
-        self.job.close()  # which finishes the checkpoint that is being written, and tells of it under this claim
-        if self.holds_claim:
-            self._give_up()
-
-    def _serve(self) -> bool:
-        """Let the job advance until that is over; an outage of the broker is waited out.
-
-        Returns False where it is not known what was committed: whoever claims the job, once this claim has run out,
-        starts again from what Redis holds.
-        """
-        patience_s = 0.0  # a job that was just claimed has waited
-        while self.holds_claim and not self.stop.is_set():
-            try:
-                if not self._advance(patience_s):
-                    return True
-            except RedisError as error:
-                tell_outage(self._remarks, error)
-                if not self.job.is_looking:
-                    return False
-                self.stop.wait(random.uniform(*OUTAGE_S))
-            patience_s = min(LOOK_S, self.job.look_again_s)
-        return True
-
-    def _advance(self, patience_s: float) -> bool:
-        """Let the job advance; False once that is over. Whatever goes wrong with it is that job's affair alone."""
-        job, job_id = self.job, self.rounds.job_id
-        try:
-            if job.is_held:
-                self.stop.wait(LOOK_S)
-            return job.advance(patience_s)
-        except LostClaim as lost:
-            log.warning("lost claim", job=job_id, reason=str(lost))
-        except RedisError:
-            raise
-        except ComputeShareError as error:
-            log.error("job failed", job=job_id, error=str(error))
-            job.fail(str(error), traceback.format_exc())
-        except Exception as error:
-            log.exception("job failed", job=job_id)
-            job.fail(f"{type(error).__name__}: {error}", traceback.format_exc())
-        return False
-
-    def _give_up(self) -> None:
-        """Let another reducer claim the job at once; where the broker is away, the claim runs out by itself."""
-        self.holds_claim = False
-        with contextlib.suppress(RedisError):
-            self.rounds.renew(0)
-            self.rounds.redis.incr(GIVEN_UP)
-
-
 class Reducer:
-    """Claims the jobs that have no reducer, and keeps the claims; each job is served by a thread of its own."""
+    """Claims the jobs that have no reducer and renews the claims; each job is served by a thread of its own."""
 
     def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
         self.redis, self.artifacts, self.stop = redis, artifacts, stop
@@ -150,15 +64,15 @@ class Reducer:
         self.jobs: dict[str, JobThread] = {}
         self._near: Redis | None = None
         self._asleep: dict[str, float] = {}
-        """Job to the moment when it may need a reducer: another's claim may have ended by then."""
+        """Job id to the monotonic time until which the job is left out of searches: its claim cannot expire earlier."""
         self._free_since: dict[str, float] = {}
-        """Job to the moment when it was first seen without a reducer."""
+        """Job id to the monotonic time when the job was first seen without a reducer."""
         self._given_up: bytes | None = None
-        """How many claims had been given up when it looked the last time."""
+        """Count of claims given up, as read by the last search."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
-        """Serve until told to stop; an outage of the broker is waited out."""
+        """Serve until `stop` is set; wait while the broker is away."""
         over = threading.Event()
         keeper = threading.Thread(target=self._keep_claims, args=(over,), name="claims", daemon=True)
         keeper.start()
@@ -166,7 +80,7 @@ class Reducer:
             while not self.stop.is_set():
                 try:
                     self.claim_jobs()
-                    self.stop.wait(LOOK_S)
+                    self.stop.wait(JOB_SEARCH_S)
                 except RedisError as error:
                     tell_outage(self._remarks, error)
                     self.stop.wait(random.uniform(*OUTAGE_S))
@@ -181,7 +95,7 @@ class Reducer:
         return any(thread.job.is_saving() for thread in list(self.jobs.values()))
 
     def claim_jobs(self) -> None:
-        """Have a thread serve each job that nobody looks after, unless a reducer with fewer jobs might take it.
+        """Claim jobs without a reducer, after a delay in which less busy reducers may claim them; start their threads.
 
         Raises VersionError: the control plane is of another version.
         """
@@ -197,7 +111,7 @@ class Reducer:
         self._near = self._near or by_loopback(self.redis)
         rounds = Claim(self.redis, job_id, self.id, Wires.to(self.redis, self._near))
         if self._is_settled(rounds):
-            self._asleep[job_id] = time.monotonic() + SETTLED_LOOK_S  # nothing is left to do
+            self._asleep[job_id] = time.monotonic() + SETTLED_CHECK_S  # nothing is left to do
         elif rounds.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
             log.info("claimed", job=job_id, fence=rounds.fence)
@@ -206,21 +120,21 @@ class Reducer:
             thread.start()
 
     def _is_settled(self, rounds: Claim) -> bool:
-        """Whether nothing is left to do for a job: its last version is on disk."""
+        """Whether a job needs no reducer any more: its last version is on disk."""
         try:
             state, raw = rounds.read(), rounds.spec()
             if state is None or state.status != "finished" or raw is None:
                 return False
             last = JobSpec.model_validate_json(raw).rounds_total
-        except (DamagedRound, ValueError):  # whoever claims it sees to that
+        except (DamagedRound, ValueError):  # the reducer that claims the job handles the damage
             return False
         return state.version == last and Artifacts(self.artifacts, rounds.job_id).has(state.token)
 
     def _free(self, job_ids: Sequence[str]) -> list[str]:
         """The jobs that may have no reducer.
 
-        A claim that another reducer holds is looked at again when it would end if it were not renewed, or once any is
-        given up, so that standing by costs the broker little however many jobs there are.
+        Another reducer's claim is checked again when it would expire without renewal, or once any claim is given up, so
+        that a standby costs the broker little however many jobs there are.
         """
         given_up: Any = self.redis.get(GIVEN_UP)
         if given_up != self._given_up:
@@ -243,7 +157,7 @@ class Reducer:
         return free
 
     def _keep_claims(self, over: threading.Event) -> None:
-        """Renew every claim; the commit's own compare catches a claim lost meanwhile."""
+        """Renew every claim until `over` is set; a commit fails by itself if its claim was lost meanwhile."""
         while not over.wait(RENEW_S):
             for thread in list(self.jobs.values()):
                 try:
@@ -254,17 +168,12 @@ class Reducer:
 
 
 def stand_back_s(jobs: int) -> float:
-    """How long a reducer with so many jobs leaves a free one to reducers with fewer; those with none look meanwhile."""
-    return min(LOOK_S + STAND_BACK_S * jobs, LONGEST_STAND_BACK_S) if jobs else 0.0
-
-
-def tell_outage(remarks: Seldom, error: RedisError) -> None:
-    """Log, now and then, that the broker cannot be used."""
-    remarks.tell(log.warning, "broker away, or it refuses", type(error).__name__, error=str(error))
+    """How long a reducer with this number of jobs leaves a free job to less busy reducers, in seconds."""
+    return min(JOB_SEARCH_S + STAND_BACK_S * jobs, LONGEST_STAND_BACK_S) if jobs else 0.0
 
 
 def warm() -> None:
-    """Import what takes seconds (the first optimizer above all), so that a reducer standing by takes over at once."""
+    """Import the slow modules and build a first optimizer, so that a standby takes over at once."""
     import torchvision  # noqa: F401
 
     import computeshare.tasks.images.models  # noqa: F401
@@ -282,7 +191,7 @@ def serve(settings: Settings) -> None:
     with JobLog(url, Writer("reducer", hostname())) as job_log:
         configure_logging(job_log.capture)
         torch.set_num_threads(1)  # the sum's bits must not depend on a machine's number of cores
-        redis = connect(url, retries=3)  # its own loop waits out an outage, job by job
+        redis = connect(url, retries=3)  # each job's thread waits while the broker is away
         warm()
         spare_the_collector()
         log.info("reducer ready", pid=os.getpid())
@@ -292,7 +201,7 @@ def serve(settings: Settings) -> None:
 
 
 def child(values: dict[str, str]) -> None:
-    """Entry point for `computeshare up`: as `serve`, ending with the process that started it."""
+    """Entry point for `computeshare up`: `serve`, until the parent process ends."""
     os.environ.update(values)
     exit_with_parent()
     serve(Settings())

@@ -29,7 +29,7 @@ from computeshare.types import ENDED, Kind, Vector
 if TYPE_CHECKING:
     import torch
 
-    from computeshare.training.server_step import Held
+    from computeshare.training.server_step import ServerModel
 
 Outcome = Literal["matches", "mismatch", "other kind"]
 MOST_THREADS = 256
@@ -148,10 +148,10 @@ class Replay:
         """
         with _using(self._threads):
             machine = _Machine(self.spec, self._data_dir, self._device)
-            held = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
+            model = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
-                held = machine.step(version["version"], held, _parts(version), version.get("staleness", ()))
-                digest = machine.layout.digest(held.weights)
+                model = machine.step(version["version"], model, _parts(version), version.get("staleness", ()))
+                digest = machine.layout.digest(model.published)
                 workers = frozenset(worker for _, worker, _ in version["counted"])
                 self.checked.append(Checked(version["version"], version["sha256"], digest, workers))
                 yield self.checked[-1]
@@ -166,7 +166,7 @@ class Replay:
     def _from_seed(self) -> bool:
         return self.first == 0 and not self.job.get("forked_from")
 
-    def _from_checkpoint(self, machine: "_Machine") -> "Held":
+    def _from_checkpoint(self, machine: "_Machine") -> "ServerModel":
         """The version `first`, from its checkpoint. Raises SpecError: it has none; ReplayError: the checkpoint is
         damaged.
         """
@@ -193,7 +193,7 @@ class _Machine:
         from computeshare.tasks import modules
         from computeshare.tasks.images import datasets, models
         from computeshare.training import devices
-        from computeshare.training.server_step import Steps
+        from computeshare.training.server_step import ServerStep
         from computeshare.training.work_units import replica_of
 
         devices.make_deterministic(device)
@@ -207,25 +207,24 @@ class _Machine:
         self._strategy = spec.strategy
         self._before: deque[Weights] = deque(maxlen=spec.strategy.recent)
         self._loaded: Weights | None = None
-        self.steps = Steps(spec, self.layout)
+        self.server_step = ServerStep(spec, self.layout)
 
-    def start(self, weights: Weights, state: bytes = b"") -> "Held":
+    def start(self, weights: Weights, state: bytes = b"") -> "ServerModel":
         """The version at which the replay begins, from weights and the reducer's state (empty: a fresh optimizer).
-        Raises as `Steps.load`.
+        Raises as `ServerStep.load`.
         """
-        held = self.steps.load(weights, state)
-        return self.steps.blob(held.master, held.weights)[1]
+        return self.server_step.publish_whole(self.server_step.load(weights, state))[1]
 
     def step(
-        self, version: int, base: "Held", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()
-    ) -> "Held":
+        self, version: int, base: "ServerModel", parts: Sequence[tuple[int, int]], staleness: Sequence[int] = ()
+    ) -> "ServerModel":
         """The version `version`, made from `base` by the updates of `parts`. Raises ReplayError: a base is missing.
 
         Args:
             parts: pairs (unit, samples), ascending.
             staleness: for each part, how many versions before `base` its update was computed on; empty: all on `base`.
         """
-        self._before.append(base.weights)
+        self._before.append(base.published)
         late = staleness or [0] * len(parts)
         if max(late) >= len(self._before):
             raise ReplayError(
@@ -236,7 +235,7 @@ class _Machine:
         sizes = self._strategy.sizes(samples, self._plan.micro_batch)
         updates = [self._update(unit, behind, sizes) for (unit, _), behind in zip(parts, late, strict=True)]
         with _using(1):  # a thread, as in every reducer
-            return self.steps.step(version, base, updates, samples, staleness)
+            return self.server_step.step(version, base, updates, samples, staleness)
 
     def _update(self, unit: int, behind: int, sizes: Sequence[int]) -> tuple[Vector, Vector]:
         """A unit's update and buffers as a reducer receives them: encoded and decoded by the upload codec."""

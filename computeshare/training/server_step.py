@@ -1,4 +1,4 @@
-"""From one version to the next: the arithmetic that a reducer and a replay share. Knows no broker and no disk."""
+"""The server's step from one version to the next: combine, optimize, encode. Pure: a reducer and a replay share it."""
 
 import math
 import struct
@@ -17,19 +17,21 @@ from computeshare.training.optimizers import Ready, ServerOptimizer
 from computeshare.types import Blob, Counters, Vector
 
 Buckets = Callable[[int], Iterable[Vector]]
-"""Gives the bucket with this number of each update, one after the other; each holds until the next is asked for."""
+"""Given a bucket's number, yields that bucket of each update in turn; a yielded vector is valid until the next."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A version: its full-precision parameters (d,) and the weights as workers hold them."""
+class ServerModel:
+    """One version of the model on the server."""
 
     master: Vector
-    weights: Weights
+    """Full-precision parameters (d,)."""
+    published: Weights
+    """The weights as workers decode them; a lossy codec makes their parameters differ from `master`."""
 
 
-class Steps:
-    """One job's steps; the optimizer's state is that of the version before the next step."""
+class ServerStep:
+    """One job's server step. Its optimizer's state belongs to the newest version loaded or computed."""
 
     def __init__(self, spec: JobSpec, layout: Layout) -> None:
         factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
@@ -37,34 +39,36 @@ class Steps:
         self._spec, self._down, self._layout = spec, CODECS[spec.codecs.down], layout
         self._gradient = np.empty(layout.parameters if len(layout.buckets) > 1 else 0, np.float32)
 
-    def load(self, weights: Weights, state: Blob) -> Held:
-        """Go on from a version's weights and the state that `dump` gave beside them, its parts joined.
+    def load(self, weights: Weights, state: Blob) -> ServerModel:
+        """Restore a version from its published weights and the joined parts of its `dump`.
 
-        Nothing is copied: where `state` is writable, the next step writes over it. Without a state (that of a fork
-        whose optimizer starts afresh, or of version 0) the optimizer stays as it is.
+        Nothing is copied: if `state` is writable, the next step overwrites it. An empty state (version 0, or a fork
+        with a fresh optimizer) leaves the optimizer as it is.
         Raises: ArtifactError, or struct.error: the state is damaged.
         """
         if not len(state):
-            return Held(weights.parameters, weights)
+            return ServerModel(weights.parameters, weights)
         (length,) = struct.unpack_from("<Q", state)
         self.optimizer.load(memoryview(state)[8 + length :])
         master = np.frombuffer(state, np.float32, length // 4, 8) if length else weights.parameters
-        return Held(master, weights)
+        return ServerModel(master, weights)
 
     def dump(self, master: Vector) -> list[Blob]:
-        """The optimizer's state, and the full-precision parameters where what is published has lost some, in parts that
-        hold until the next step.
+        """The optimizer's state, with the full-precision parameters if the codec down is lossy, as parts that are valid
+        until the next step.
         """
         kept = b"" if self._down.exact else master.data.cast("B")
         return in_parts([struct.pack("<Q", len(kept)), kept, *self.optimizer.dump()])
 
     def combine(self, read: Buckets, samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
-        """The gradient (d,) of a round, bucket by bucket, so that no whole update is ever held.
+        """Combine a round's updates into the gradient (d,), bucket by bucket: no whole update is in memory.
 
-        That of a model with several buckets holds until the next.
+        With several buckets, the returned vector is valid until the next call.
 
         Args:
-            read: gives a bucket of each update, in the order of units.
+            read: yields a bucket of each update, in the order of units.
+            samples: number of samples in each update.
+            staleness: each update's staleness in versions; empty: all are fresh.
         """
         strategy, buckets, norms = self._spec.strategy, self._layout.buckets, []
         if strategy.needs_norms and len(buckets) > 1:
@@ -80,76 +84,82 @@ class Steps:
                 out[...] = values
         return self._gradient
 
-    def others(self, buffers: Vector, before: Weights) -> tuple[Vector, Counters]:
-        """The buffers and counters of the version after `before`, from the mean of a round's buffers (b,)."""
+    def next_buffers(self, buffers: Vector, before: Weights) -> tuple[Vector, Counters]:
+        """The buffers and counters of the version after `before`, given the mean (b,) of a round's buffers."""
         return buffers if self._layout.buffers else before.buffers, self._layout.counted(before.counters)
 
-    def move(self, held: Held, gradient: Vector, ready: Ready = lambda values: None) -> Vector:
-        """The full-precision parameters after those of `held`, in whose place they are written where nothing else needs
-        those: `held` is good for `publish` alone then. `ready` is as for `ServerOptimizer.step`.
+    def next_parameters(self, model: ServerModel, gradient: Vector, ready: Ready = lambda values: None) -> Vector:
+        """Take the optimizer's step: the full-precision parameters (d,) of the version after `model`.
+
+        They overwrite `model.master` to save memory, unless `publish` needs the old values for a difference. Afterwards
+        `model` may only be passed to `publish`.
+
+        Args:
+            ready: as in `ServerOptimizer.step`.
         """
-        shared = self.chained and np.may_share_memory(held.master, held.weights.parameters)
-        return self.optimizer.step(held.master, gradient, not shared, ready)
+        shared = self.chained and np.may_share_memory(model.master, model.published.parameters)
+        return self.optimizer.step(model.master, gradient, not shared, ready)
 
     @property
     def is_exact(self) -> bool:
-        """Whether workers get the full-precision parameters as they are."""
+        """Whether the codec down is lossless: workers get the full-precision parameters."""
         return self._down.exact
 
     @property
     def chained(self) -> bool:
-        """Whether versions are published as their difference from the one before."""
+        """Whether versions are published as differences from the version before."""
         return self._down.differences
 
-    def publish(self, full: Weights, before: Weights, version: int) -> tuple[Iterable[Blob], Held]:
-        """A version's weights as they travel, to be read once, and what everyone holds who has read them.
+    def publish(self, full: Weights, before: Weights, version: int) -> tuple[Iterable[Blob], ServerModel]:
+        """Encode a version for the workers.
 
-        What a difference has lost is in the next one, which is that of the full-precision parameters from what
-        everyone holds.
+        A difference is taken between the full-precision parameters and the weights published before, so each
+        difference also corrects the rounding errors of the earlier differences.
 
         Args:
-            full: what `move` and `others` gave.
-            before: the weights of the version before; nothing is read of them unless versions are published as
-                differences.
+            full: the version's full-precision weights, from `next_parameters` and `next_buffers`.
+            before: the weights published for the version before; read only if versions are published as differences.
+        Returns: the encoded parts, which can be iterated once, and the version as workers will decode it.
         """
         if not self.chained:
-            return self._whole(full)
+            return self._encode_whole(full)
         seed = version * len(self._layout.buckets)
         parts = [*encode_weights(self._down, full, self._layout, seed, before.parameters)]
-        return parts, Held(full.parameters, add_delta(self._down, parts, self._layout, before))
+        return parts, ServerModel(full.parameters, add_delta(self._down, parts, self._layout, before))
 
-    def blob(self, master: Vector, weights: Weights) -> tuple[list[Blob], Held]:
-        """A version's whole weights as they travel, and what everyone holds who has read them.
+    def publish_whole(self, model: ServerModel) -> tuple[list[Blob], ServerModel]:
+        """Encode a whole version, not a difference.
 
-        Where versions are published as differences, these are the weights as they are, exact; else the full-precision
-        parameters with the others' buffers and counters.
+        Returns: the encoded parts, and the version as workers will decode it: exactly `model` if versions are
+        published as differences; else its full-precision parameters after the codec down.
         """
+        before = model.published
         if self.chained:
-            return [*encode_weights(EXACT, weights, self._layout)], Held(master, weights)
-        parts, held = self._whole(Weights(master, weights.buffers, weights.counters))
-        return [*parts], held
+            return [*encode_weights(EXACT, before, self._layout)], model
+        parts, decoded = self._encode_whole(Weights(model.master, before.buffers, before.counters))
+        return [*parts], decoded
 
-    def _whole(self, full: Weights) -> tuple[Iterable[Blob], Held]:
-        """As `publish`, of weights that are not published as a difference."""
+    def _encode_whole(self, full: Weights) -> tuple[Iterable[Blob], ServerModel]:
+        """As `publish`, without a difference."""
         if self._down.exact:
-            return encode_weights(self._down, full, self._layout), Held(full.parameters, full)
+            return encode_weights(self._down, full, self._layout), ServerModel(full.parameters, full)
         parts = [*encode_weights(self._down, full, self._layout)]
-        return parts, Held(full.parameters, decode_weights(self._down, parts, self._layout))
+        return parts, ServerModel(full.parameters, decode_weights(self._down, parts, self._layout))
 
     def step(
         self,
         version: int,
-        base: Held,
+        base: ServerModel,
         parts: Sequence[tuple[Vector, Vector]],
         samples: Sequence[int],
         staleness: Sequence[int] = (),
-    ) -> Held:
-        """The version with this number, which comes after `base`.
+    ) -> ServerModel:
+        """Compute and publish version `version` from `base` in one call.
 
         Args:
-            parts: the version's decoded updates (d,), each with its buffers (b,), in the order of units.
-            samples: how many samples each stands for.
-            staleness: how many versions before `base` each was computed on; none: all on `base`.
+            parts: the decoded updates (d,), each with its buffers (b,), in the order of units.
+            samples: number of samples in each update.
+            staleness: each update's staleness in versions; empty: all were computed on `base`.
         """
         updates, moved = zip(*parts, strict=True)
         buffers = Mean(sum(samples))
@@ -160,4 +170,6 @@ class Steps:
             return (update[self._layout.buckets[index]] for update in updates)
 
         master = self.optimizer.step(base.master, self.combine(read, samples, staleness))
-        return self.publish(Weights(master, *self.others(buffers.value, base.weights)), base.weights, version)[1]
+        return self.publish(
+            Weights(master, *self.next_buffers(buffers.value, base.published)), base.published, version
+        )[1]

@@ -18,7 +18,7 @@ from api.scheduler.dispatcher import Dispatcher
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
-from computeshare.reducer import job_reducer, round_loop
+from computeshare.reducer import job_reducer, round_handler
 from computeshare.settings import Settings
 from tests.support.event_stream import Feed
 from tests.support.full_disk import fill, read_only, small_disk
@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reducers try a disk again at once."""
-    monkeypatch.setattr(job_reducer, "HELD_S", 0.0)
+    monkeypatch.setattr(job_reducer, "DISK_RETRY_S", 0.0)
 
 
 def written(folder: Path) -> set[Path]:
@@ -150,7 +150,7 @@ def test_a_job_on_a_disk_that_turned_read_only_is_not_told_to_make_room(redis: R
 def test_a_full_disk_is_noticed_before_a_checkpoint_is_due(
     redis: Redis, job_id: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_loop, "DISK_LOOK_S", 0.0)
+    monkeypatch.setattr(round_handler, "DISK_CHECK_S", 0.0)
     job = Job(redis, job_id, spec_of(rounds=50, checkpoint_every=0), disk)
     hand = job.hand("solo")
     job.round(hand)

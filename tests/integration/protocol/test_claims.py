@@ -13,9 +13,9 @@ from redis.exceptions import ConnectionError
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore
 from computeshare.reducer import process
+from computeshare.reducer.next_version import NextVersion
 from computeshare.reducer.process import Reducer
-from computeshare.reducer.round_loop import RoundLoop
-from computeshare.reducer.version_step import VersionStep
+from computeshare.reducer.round_handler import RoundHandler
 from computeshare.transport.connections import connect
 from computeshare.types import Blob, Token
 from computeshare.up.embedded_broker import EmbeddedBroker
@@ -59,15 +59,15 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
 
 def test_no_job_waits_for_the_step_of_another(redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, quick = (left_to_others(Job(redis, name, spec_of(), tmp_path)) for name in ("slow", "quick"))
-    step, is_stepping, may_go_on = VersionStep.step, threading.Event(), threading.Event()
+    step, is_stepping, may_go_on = NextVersion.step, threading.Event(), threading.Event()
 
-    def stepped(self: VersionStep, *arguments: Any) -> Any:
+    def stepped(self: NextVersion, *arguments: Any) -> Any:
         if self._rounds.job_id == "slow":
             is_stepping.set()
             assert may_go_on.wait(60)
         return step(self, *arguments)
 
-    monkeypatch.setattr(VersionStep, "step", stepped)
+    monkeypatch.setattr(NextVersion, "step", stepped)
     slow_hand, quick_hand = slow.hand("solo"), quick.hand("solo")
     with running(Reducer(redis, tmp_path, threading.Event())) as reducer:
         wait_until(lambda: len(reducer.jobs) == 2)
@@ -156,13 +156,13 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
     job = left_to_others(Job(redis, "asleep", spec_of(), tmp_path))
     hand = job.hand("solo")
     with running(Reducer(job.redis, job.root, threading.Event())) as reducer:
-        wait_until(lambda: any(thread.job.loop and thread.job.loop.current for thread in reducer.jobs.values()))
+        wait_until(lambda: any(thread.job.handler and thread.job.handler.current for thread in reducer.jobs.values()))
         (held,) = reducer.jobs.values()
-        version, looks = held.job.loop.current, list[None]()
+        version, looks = held.job.handler.current, list[None]()
         with monkeypatch.context() as patch:
             patch.setattr(Claim, "look", lambda *_: (looks.append(None), away()))
             wait_until(lambda: len(looks) > 1)
-            assert [*reducer.jobs.values()] == [held] and held.job.loop.current is version
+            assert [*reducer.jobs.values()] == [held] and held.job.handler.current is version
         hand.send(hand.pull())
         wait_until(lambda: version_of(job.store) == 1)
         assert [*reducer.jobs.values()] == [held]
@@ -186,7 +186,7 @@ def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
         running(Reducer(redis, tmp_path, threading.Event())) as second,
     ):
         threads = lambda: [*first.jobs.values(), *second.jobs.values()]  # noqa: E731
-        wait_until(lambda: any(thread.job.loop and thread.job.loop.current for thread in threads()))
+        wait_until(lambda: any(thread.job.handler and thread.job.handler.current for thread in threads()))
         assert len(events(job.store, "reducer")) == 2  # the first of them is the test's own
 
 
@@ -217,7 +217,7 @@ def test_a_fault_of_the_reducers_own_fails_its_job_with_its_traceback(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = left_to_others(Job(redis, "faulty", spec_of(), tmp_path))
-    monkeypatch.setattr(RoundLoop, "resume", lambda self, state: 1 / 0)
+    monkeypatch.setattr(RoundHandler, "resume", lambda self, state: 1 / 0)
     with running(Reducer(job.redis, job.root, threading.Event())) as reducer:
         wait_until(lambda: events(job.store, "failed"))
         wait_until(lambda: not reducer.jobs)

@@ -64,7 +64,7 @@ def test_a_part_that_was_put_in_the_place_of_another_is_refused_unread(
     redis: Redis, job_id: str, tmp_path: Path, micro_batches: int
 ) -> None:
     job, hand = make(redis, job_id, tmp_path, micro_batches)
-    job.reducer.loop.expected = []
+    job.reducer.handler.expected = []
     grant = hand.pull()
     assert hand.send(grant) == "accepted"
     grow(redis, job.store.keys.update(grant.token, grant.micro_batches[-1]))
@@ -76,7 +76,7 @@ def test_a_part_that_was_put_in_the_place_of_another_is_refused_unread(
 
 def test_a_part_that_is_read_ahead_is_refused_unread(redis: Redis, job_id: str, tmp_path: Path) -> None:
     job, hand = make(redis, job_id, tmp_path, 4)
-    assert job.reducer.loop.expected
+    assert job.reducer.handler.expected
     grant = hand.pull()
     grow(redis, job.store.keys.update(grant.token, grant.micro_batches[-1]))
     assert grown_bytes(job.reducer.advance) < BOUND_BYTES  # it looks, and the round is not full
@@ -92,7 +92,7 @@ def test_a_bucket_that_is_longer_than_its_values_is_its_senders_fault(
     """The message as a whole is not longer than an update may be."""
     monkeypatch.setattr(layout, "BUCKET", 5000)
     job, hand = make(redis, job_id, tmp_path, 1)
-    job.reducer.loop.expected = []
+    job.reducer.handler.expected = []
 
     def swell(message: list[Any]) -> list[Any]:
         return [bytes(30_000), b"CSF\0....", *message[2:]]

@@ -19,8 +19,8 @@ from computeshare.protocol import channel, reducer_session
 from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant
-from computeshare.reducer import gather, round_loop
-from computeshare.reducer.round_loop import RoundLoop
+from computeshare.reducer import gather, round_handler
+from computeshare.reducer.round_handler import RoundHandler
 from computeshare.strategies import averages
 from computeshare.tensors import layout
 from computeshare.types import Token
@@ -75,7 +75,7 @@ def test_the_weights_are_those_of_a_plain_loop(start: Callable[..., Job]) -> Non
 
 def dies_before_the_state(patch: pytest.MonkeyPatch) -> None:
     """Have reducers commit, and keep no state."""
-    patch.setattr(round_loop, "armed", lambda _: True)  # else it goes with the commit
+    patch.setattr(round_handler, "armed", lambda _: True)  # else it goes with the commit
     patch.setattr(Claim, "store_state", lambda *_: None)
 
 
@@ -370,15 +370,15 @@ def test_a_lossy_downlink_publishes_what_workers_hold_and_steps_on_full_precisio
     hand = job.hand("solo")
     job.round(hand)
     hand.pull()
-    current = job.reducer.loop.current
+    current = job.reducer.handler.current
     assert current is not None
-    published = current.held.weights.parameters
+    published = current.model.published.parameters
     assert np.array_equal(published, published.astype(np.float16).astype(np.float32))
-    assert not np.array_equal(published, current.held.master)
+    assert not np.array_equal(published, current.model.master)
     job.reducer = job.new_reducer()
     assert job.reducer.advance()
-    assert job.reducer.loop.current is not None
-    assert np.array_equal(job.reducer.loop.current.held.master, current.held.master)
+    assert job.reducer.handler.current is not None
+    assert np.array_equal(job.reducer.handler.current.model.master, current.model.master)
 
 
 # A quorum
@@ -454,7 +454,7 @@ def test_one_who_takes_over_a_closed_round_reduces_exactly_that(
 ) -> None:
     job, quick, slow = quorum_job(start)
     with monkeypatch.context() as patch:
-        patch.setattr(RoundLoop, "_reduce", lambda *_: None)  # dies just after it has closed the round
+        patch.setattr(RoundHandler, "_reduce", lambda *_: None)  # dies just after it has closed the round
         late, sent = half_round(job, quick, slow)
     assert (state := job.store.read()) and state.closed
     assert slow.send(late) == "lease_lost"
@@ -470,11 +470,11 @@ def test_one_who_takes_over_after_a_quorum_repeats_the_step_from_its_list(
     with monkeypatch.context() as patch:
         dies_before_the_state(patch)
         half_round(job, quick, slow)
-    before = b"".join(job.reducer.loop.job.steps.optimizer.dump())
-    assert job.reducer.loop.current is not None
+    before = b"".join(job.reducer.handler.job.server_step.optimizer.dump())
+    assert job.reducer.handler.current is not None
     job.reducer = job.new_reducer()
     job.reducer.advance()
-    assert b"".join(job.reducer.loop.job.steps.optimizer.dump()) == before
+    assert b"".join(job.reducer.handler.job.server_step.optimizer.dump()) == before
     assert (state := job.store.read()) and state.version == 3
     assert job.redis.exists(job.store.keys.state(str(state.token)))
 

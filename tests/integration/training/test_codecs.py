@@ -15,7 +15,7 @@ from computeshare.tasks.images import models
 from computeshare.tasks.images.datasets import open_split
 from computeshare.tasks.metrics import score
 from computeshare.training.replica import Replica
-from computeshare.training.server_step import Steps
+from computeshare.training.server_step import ServerStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDS = 1875  # two epochs
@@ -39,18 +39,19 @@ def accuracy(folder: Path, codec: str, fed_back: bool = True) -> float:
     train, test = (open_split("mnist", part, folder, SPEC.shape) for part in ("train", "test"))
     module, judge = (models.build(SPEC.model, SPEC.shape, 10, SPEC.seed) for _ in range(2))
     layout, up = modules.layout_of(module), CODECS[codec]
-    steps, encoder = Steps(SPEC, layout), UpdateEncoder(up, layout, feedback_of(up, layout) if fed_back else None)
-    held = steps.load(modules.weights_of(module, layout), b"")
+    server_step = ServerStep(SPEC, layout)
+    encoder = UpdateEncoder(up, layout, feedback_of(up, layout) if fed_back else None)
+    model = server_step.load(modules.weights_of(module, layout), b"")
     replica = Replica(module, layout, SPEC.plan, train, torch.device("cpu"))
     reached = []
     for version in range(1, ROUNDS + 1):
         unit = version - 1
-        replica.load(held.weights)
+        replica.load(model.published)
         update = replica.compute(unit)
         message = encoder.whole(update.vector, update.buffers, SPEC.plan.generator_seed(unit))
-        held = steps.step(version, held, [decode_update(up, message, layout)], [SPEC.plan.size(unit)])
+        model = server_step.step(version, model, [decode_update(up, message, layout)], [SPEC.plan.size(unit)])
         if version in LAST:
-            reached.append(score(judge, layout, held.weights, test).accuracy)
+            reached.append(score(judge, layout, model.published, test).accuracy)
     return float(np.mean(reached))
 
 

@@ -15,7 +15,7 @@ from computeshare.strategies.base import Contributions
 from computeshare.strategies.signsgd import SignStrategy
 from computeshare.tasks.images import models
 from computeshare.tensors.layout import Weights
-from computeshare.training.server_step import Steps
+from computeshare.training.server_step import ServerStep
 from computeshare.types import Vector
 
 RNG = np.random.default_rng(0)
@@ -90,10 +90,10 @@ def test_a_step_moves_each_weight_by_the_rate() -> None:
     layout = models.layout_for(spec)
     none = np.empty(0, np.float32)
     start = Weights(np.zeros(layout.parameters, np.float32), none, np.empty(0, np.int64))
-    steps = Steps(spec, layout)
+    server_step = ServerStep(spec, layout)
     updates = votes(3, layout.parameters)
-    held = steps.step(1, steps.load(start, b""), [(one, none) for one in updates], [32] * 3)
-    np.testing.assert_allclose(held.master, -0.01 * np.float32(loop(updates)), rtol=1e-6)
+    model = server_step.step(1, server_step.load(start, b""), [(one, none) for one in updates], [32] * 3)
+    np.testing.assert_allclose(model.master, -0.01 * np.float32(loop(updates)), rtol=1e-6)
 
 
 def test_the_optimizer_follows_from_the_strategy() -> None:

@@ -1,4 +1,4 @@
-"""From a full round to the next version: combine the updates, step, compute the digest, and send the weights on."""
+"""The next version of a complete round: combine the updates, step, compute the digest, begin to send the weights."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, Future
@@ -12,16 +12,16 @@ from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.version_chain import Chain
 from computeshare.reducer.gather import RoundUpdates
 from computeshare.reducer.job_setup import JobContext
-from computeshare.reducer.recovery import behind
+from computeshare.reducer.recovery import staleness
 from computeshare.tensors.layout import Digest, Weights
 from computeshare.types import Blob, Token, Vector
 
 if TYPE_CHECKING:
-    from computeshare.training.server_step import Held
+    from computeshare.training.server_step import ServerModel
 
 
-class VersionStep:
-    """One job's step from version to version; large weights are hashed and sent in a thread beside it."""
+class NextVersion:
+    """Turns one job's rounds into versions; a helper thread hashes and sends large weights meanwhile."""
 
     def __init__(self, job: JobContext, rounds: Claim, helper: Executor) -> None:
         self.job, self._rounds, self._helper = job, rounds, helper
@@ -37,25 +37,26 @@ class VersionStep:
         Returns: the gradient (d,), the mean of the updates' buffers (b,), and each update's staleness in versions.
         Raises: Refused: some updates were refused; Diverged.
         """
-        staleness = [behind(parts[m].base, base.token) for m in sorted(parts)]
+        ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
         updates = RoundUpdates(self.job.gatherer, base, parts, sum(samples))
         try:
-            gradient = self.job.steps.combine(updates.read, samples, staleness)
+            gradient = self.job.server_step.combine(updates.read, samples, ages)
         finally:
             self.job.gatherer.settle()
-        return gradient, updates.buffers.value, staleness
+        return gradient, updates.buffers.value, ages
 
     def step(
-        self, version: int, held: "Held", gradient: Vector, buffers: Vector
+        self, version: int, model: "ServerModel", gradient: Vector, buffers: Vector
     ) -> tuple[Weights, "Future[str] | None"]:
-        """Compute the full-precision weights of the version after `version`, whose weights are `held`.
+        """Compute the full-precision weights of the version after `version`, which is `model`.
 
-        Their digest is computed bucket by bucket beside the step, where the weights have several buckets and workers
-        get them as they are; else None. Raises Diverged: the step produced NaN or infinity.
+        Returns: the weights, and their digest, which the helper computes bucket by bucket during the step; None if
+        there is a single bucket or the codec down is lossy (the digest is of the published weights).
+        Raises: Diverged: the step produced NaN or infinity.
         """
-        layout, steps = self.job.layout, self.job.steps
-        others = steps.others(buffers, held.weights)
-        digest = Digest(layout, *others) if steps.is_exact and len(layout.buckets) > 1 else None
+        layout, server_step = self.job.layout, self.job.server_step
+        others = server_step.next_buffers(buffers, model.published)
+        digest = Digest(layout, *others) if server_step.is_exact and len(layout.buckets) > 1 else None
 
         def ready(parameters: Vector) -> None:
             if not np.isfinite(parameters).all():
@@ -63,15 +64,17 @@ class VersionStep:
             if digest:
                 self._helper.submit(digest.add, parameters)
 
-        master = steps.move(held, gradient, ready)
+        master = server_step.next_parameters(model, gradient, ready)
         return Weights(master, *others), self._helper.submit(digest.hexdigest) if digest else None
 
-    def begin(
+    def begin_sending(
         self, parts: Iterable[Blob], weights: Weights, digest: "Future[str] | None"
     ) -> tuple[Sequence[Blob], str]:
-        """Begin to send the next version's weights, if they are large, while their digest is computed.
+        """Begin to send the next version's weights, if they have several buckets, while their digest is computed.
 
-        Returns: what is left to send, and the digest.
+        Args:
+            parts: the encoded weights.
+        Returns: the parts left to send, and the digest of `weights`.
         """
         layout = self.job.layout
         if len(layout.buckets) == 1:
@@ -79,15 +82,15 @@ class VersionStep:
         digest = digest or self._helper.submit(layout.digest, weights)
         return self._rounds.begin(parts), digest.result()
 
-    def link(self, chain: Chain, token: Token, held: "Held", delta: Iterable[Blob]) -> Link | None:
-        """Add a version that is published as a difference to its chain; None: versions are published whole."""
-        steps = self.job.steps
-        if not steps.chained:
+    def link(self, chain: Chain, token: Token, model: "ServerModel", delta: Iterable[Blob]) -> Link | None:
+        """Add a version to the chain of differences; None if versions are published whole."""
+        server_step = self.job.server_step
+        if not server_step.chained:
             return None
         chain.add(token, sum(map(len, delta)))
         if not chain.wants_snapshot:
             return Link()
         outdated = chain.outdated
-        whole = steps.blob(held.master, held.weights)[0]
+        whole = server_step.publish_whole(model)[0]
         chain.renew(token, sum(map(len, whole)))
         return Link(whole, len(chain.tokens) - 1, outdated)
