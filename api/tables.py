@@ -478,3 +478,6 @@ class Machine(SQLModel, table=True):
     """When a user removed the worker. The row stays, because the process may reconnect before it has read the order."""
     tallies: list[list[int]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     """Pairs `[time, samples counted for the worker by then]`, every few minutes of the last hour, oldest first."""
+
+
+JOB, WORKER = table(Job), table(WorkerStat)

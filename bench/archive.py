@@ -13,7 +13,7 @@ from api.database import Database
 from api.jobs.service import Jobs
 from api.projection import archive
 from api.projection.checkpoint_restore import Restored, restore
-from api.projection.projection_store import load, save
+from api.projection.row_store import load_job, save_job
 from bench.ledger import digest, fill
 from computeshare.checkpoints.branch import Branch
 from computeshare.jobspec.spec import JobSpec
@@ -32,11 +32,11 @@ def restore_ms(database: Database, job_id: str, version: int, incarnation: int) 
     token = Token(incarnation, version, digest(version)[:16])
     started = time.perf_counter()
     with database.writing() as connection:
-        state = load(connection, job_id)
+        state = load_job(connection, job_id)
         assert state is not None
         branch = Branch(incarnation, {1: version}, version)
         restore(connection, state, Restored(token, 2_000_000_000_000), branch, [])
-        save(connection, state)
+        save_job(connection, state)
     return round(1000 * (time.perf_counter() - started), 1)
 
 

@@ -21,10 +21,12 @@ from starlette.testclient import TestClient
 from api.database import Database
 from api.jobs.service import Jobs
 from api.main import create_app
-from api.projection.event_parser import Entry
-from api.projection.event_projection import Fold
-from api.projection.projection_store import JOB, load, store
+from api.projection.events.handlers import apply
+from api.projection.events.job_projection import JobProjection
+from api.projection.events.parser import StreamEvent
 from api.projection.rates import Rates
+from api.projection.row_store import load_job, store_changes
+from api.tables import JOB
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 
@@ -43,7 +45,7 @@ def token_of(version: int) -> str:
     return f"1.{version}.{digest(version)[:16]}"
 
 
-def events(job_id: str, plan: Any, first: int, last: int) -> list[Entry]:
+def events(job_id: str, plan: Any, first: int, last: int) -> list[StreamEvent]:
     """The events of the versions after `first` up to `last`, with a checkpoint and its score every 100 versions."""
     found = []
     for version in range(first + 1, last + 1):
@@ -62,14 +64,15 @@ def events(job_id: str, plan: Any, first: int, last: int) -> list[Entry]:
                 "worker": worker,
             }
             data |= {"nonce": f"n{m}", "micro_batches": [m], "bytes_up": 1, "bytes_down": 1, "seconds": SECONDS}
-            found.append(Entry(f"{at_ms}-{m - done.first}", "submission", at_ms, data))
+            found.append(StreamEvent(f"{at_ms}-{m - done.first}", "submission", at_ms, data))
         about = {"token": token, "version": version, "sha256": digest(version)}
         seconds = {name: round(rng.uniform(0.0005, 0.02), 6) for name in LAPS}
         rest = {"epoch": done.epoch, "loss": rng.random(), "counted": counted, "seconds": seconds}
-        found.append(Entry(f"{at_ms}-90", "version", at_ms, about | rest))
+        found.append(StreamEvent(f"{at_ms}-90", "version", at_ms, about | rest))
         if version % 100 == 0:
-            found.append(Entry(f"{at_ms}-91", "checkpoint", at_ms, about | {"bytes": 400}))
-            found.append(Entry(f"{at_ms}-92", "scored", at_ms, about | {"loss": 0.5, "accuracy": 0.9, "samples": 360}))
+            found.append(StreamEvent(f"{at_ms}-91", "checkpoint", at_ms, about | {"bytes": 400}))
+            score = {"loss": 0.5, "accuracy": 0.9, "samples": 360}
+            found.append(StreamEvent(f"{at_ms}-92", "scored", at_ms, about | score))
     return found
 
 
@@ -78,15 +81,15 @@ def fill(database: Database, job_id: str, versions: int) -> float:
     rates, took, count = Rates(), 0.0, 0
     for first in range(0, versions, BATCH):
         with database.writing() as connection:
-            state = load(connection, job_id)
+            state = load_job(connection, job_id)
             assert state is not None
             batch = events(job_id, state.plan, first, min(versions, first + BATCH))
             started = time.process_time()
-            fold = Fold(state, rates)
-            for entry in batch:
-                fold.take(entry)
-            fold.finish(lambda: True)
-            store(connection, state, fold.changes, state["status"])
+            projection = JobProjection(state, rates)
+            for event in batch:
+                apply(projection, event)
+            projection.finish(lambda: True)
+            store_changes(connection, state, projection.changes, state["status"])
             took, count = took + time.process_time() - started, count + len(batch)
     return 100_000 * took / count
 

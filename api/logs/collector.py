@@ -17,9 +17,9 @@ from sqlalchemy import select
 from sqlalchemy.dialects.sqlite import insert
 
 from api.database import Database
-from api.projection.event_parser import LATEST_MS, Row
-from api.projection.projection_store import JOB
+from api.projection.events.parser import LATEST_MS, Row
 from api.projection.row_retention import LINES, thin_lines
+from api.tables import JOB
 from computeshare.protocol.keys import JobKeys
 from computeshare.runtime.log_lines import (
     LEVELS,

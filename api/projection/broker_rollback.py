@@ -4,9 +4,8 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from api.projection.archive import samples_of_workers, unpack
 from api.projection.epochs import recount
-from api.projection.event_projection import JobState
-from api.projection.projection_store import WORKER
-from api.tables import Event, LedgerEntry, Submission, VersionRow, table
+from api.projection.events.job_projection import JobState
+from api.tables import WORKER, Event, LedgerEntry, Submission, VersionRow, table
 from computeshare.types import Token
 
 LEDGER = table(LedgerEntry)

@@ -10,13 +10,14 @@ from sqlalchemy import Connection, insert, select, update
 from api.projection.archive import unpack
 from api.projection.broker_rollback import recount_workers
 from api.projection.epochs import recount
-from api.projection.event_parser import Entry
-from api.projection.event_projection import Fold, JobState
-from api.projection.projection_store import WORKER, add_versions
+from api.projection.events.handlers import apply
+from api.projection.events.job_projection import JobProjection, JobState
+from api.projection.events.parser import StreamEvent
 from api.projection.rates import Rates
-from api.tables import Event, Score, Submission, VersionRow, table
+from api.projection.row_store import add_versions
+from api.tables import WORKER, Event, Score, Submission, VersionRow, table
 from computeshare.checkpoints.branch import ALL, Branch
-from computeshare.protocol.ledger import Entry as Saved
+from computeshare.protocol.ledger import Entry as SavedVersion
 from computeshare.protocol.ledger import lineage
 from computeshare.types import Token
 
@@ -26,7 +27,7 @@ _STANDS = """(version <= COALESCE(
 """SQL: whether a row belongs to a branch, as `Branch.holds` decides for a token."""
 _WRONG = f"job_id = :job AND instr(token, '~') = 0 AND voided = {_STANDS}"
 """SQL: rows voided though in the branch, or standing though not in the branch; without renamed rows (`~`)."""
-_TURN = "SELECT token, epoch FROM version WHERE " + _WRONG
+_WRONG_VERSIONS = "SELECT token, epoch FROM version WHERE " + _WRONG
 _LEDGER = f"""UPDATE ledger_entry SET voided = NOT {_STANDS}
 WHERE job_id = :job AND token IN (SELECT value FROM json_each(:tokens))"""
 _UNREADABLE = "SELECT json_extract(data, '$.token') FROM event WHERE job_id = :job AND type = 'damaged'"
@@ -47,7 +48,7 @@ class Restored:
 
 
 def restore(
-    connection: Connection, state: JobState, restored: Restored, branch: Branch, saved: Iterable[Saved]
+    connection: Connection, state: JobState, restored: Restored, branch: Branch, saved: Iterable[SavedVersion]
 ) -> None:
     """Void the rows of lost versions, let the versions that led to the restored version stand, and recompute the job's
     columns from these.
@@ -77,31 +78,31 @@ def _align(connection: Connection, state: JobState, branch: Branch) -> int:
     """Let the rows of the branch's versions stand and void all others; returns the first epoch with a changed row."""
     names = {"job": state.id, "ends": json.dumps(branch.ends), "incarnation": branch.incarnation}
     names |= {"others": branch.others, "all": ALL}
-    wrong = connection.exec_driver_sql(_TURN, names).all()
+    wrong = connection.exec_driver_sql(_WRONG_VERSIONS, names).all()
     connection.exec_driver_sql(_LEDGER, names | {"tokens": json.dumps([row.token for row in wrong])})
     for statement in _OTHERS:
         connection.exec_driver_sql(statement, names)
     return min((row.epoch for row in wrong), default=ALL)
 
 
-def _recover(connection: Connection, state: JobState, restored: Restored, led: Iterable[Saved]) -> int:
+def _recover(connection: Connection, state: JobState, restored: Restored, led: Iterable[SavedVersion]) -> int:
     """Add the versions whose events were lost with the broker, from the ledgers beside the checkpoints.
 
     Returns the first epoch whose ledger may have changed.
     """
-    fold = Fold(JobState(state.id, state.plan, dict(state.columns)), Rates())
+    projection = JobProjection(JobState(state.id, state.plan, dict(state.columns)), Rates())
     for entry in led:
         try:
-            fold.take(Entry("", "version", min(int(entry["at"]), restored.at_ms), entry["data"]))
+            apply(projection, StreamEvent("", "version", min(int(entry["at"]), restored.at_ms), entry["data"]))
         except (KeyError, TypeError, ValueError) as error:
             log.warning("entry of a checkpoint's ledger passed over", job=state.id, error=repr(error)[:200])
-    recovered = add_versions(connection, fold.changes)
+    recovered = add_versions(connection, projection.changes)
     if recovered:
         data = {"version": restored.token.version, "micro_batches": recovered}
         event = {"job_id": state.id, "type": "recovered", "at_ms": restored.at_ms, "data": data}
         connection.execute(insert(table(Event)), event)
     first = restored.token.version // state.plan.rounds_per_epoch
-    return min((int(row["epoch"]) for row in fold.changes.ledger), default=first) if recovered else first
+    return min((int(row["epoch"]) for row in projection.changes.ledger), default=first) if recovered else first
 
 
 def _recount_workers(connection: Connection, job_id: str, at_ms: int) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from sqlalchemy import Connection, delete, insert, select, update
 
 from api.database import Database, now_ms
-from api.projection.event_projection import Fold
-from api.projection.projection_store import JOB, is_scored, load, store
+from api.projection.events.job_projection import JobProjection
+from api.projection.events.versions import add_checkpoint, add_score
 from api.projection.rates import Rates
-from api.tables import CheckpointRow, Event, Score, table
+from api.projection.row_store import is_scored, load_job, store_changes
+from api.tables import JOB, CheckpointRow, Event, Score, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.protocol.round_store import RoundStore
@@ -27,21 +28,21 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
         gone, news = _differences(connection, artifacts, job_id)
         rows = table(CheckpointRow)
         connection.execute(delete(rows).where(rows.c.job_id == job_id, rows.c.token.in_(gone)))
-        state = load(connection, job_id)
+        state = load_job(connection, job_id)
         if state is None:
             return  # deleted meanwhile
-        was, fold, now = state["status"], Fold(state, Rates()), now_ms()
+        was, projection, now = state["status"], JobProjection(state, Rates()), now_ms()
         for token in news:
             if token.version > state["version"]:
                 continue  # its events are still to come
             try:
-                fold.saved(artifacts.manifest(token).model_dump(), now)
+                add_checkpoint(projection, artifacts.manifest(token).model_dump(), now)
             except ArtifactError:
                 continue
             if score := artifacts.score(token):
-                fold.rated({**score, "token": str(token)}, now)
-        fold.finish(lambda: is_scored(connection, state, fold.changes))
-        store(connection, state, fold.changes, was)
+                add_score(projection, {**score, "token": str(token)}, now)
+        projection.finish(lambda: is_scored(connection, state, projection.changes))
+        store_changes(connection, state, projection.changes, was)
 
 
 def _differences(connection: Connection, artifacts: Artifacts, job_id: str) -> tuple[set[str], list[Token]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-Row = dict[str, Any]
+from api.projection.events.parser import Row
 
 _STANDING = """SELECT micro_batch, token, samples, voided FROM ledger_entry
 WHERE job_id = :job AND epoch = :epoch AND micro_batch IN (SELECT value FROM json_each(:numbers))"""

@@ -3,8 +3,7 @@
 from sqlalchemy import ColumnElement, Connection, LargeBinary, Table, cast, func, or_, select, true
 
 from api.database import Database
-from api.projection.projection_store import JOB
-from api.tables import Event, LogLine, Submission, table
+from api.tables import JOB, Event, LogLine, Submission, table
 
 KEPT = 100_000
 LINES_KEPT, LINE_BYTES_KEPT = 20_000, 10_000_000

@@ -14,8 +14,7 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, delete, select, update
 
 from api.database import Database, now_ms
-from api.projection.projection_store import JOB, WORKER
-from api.tables import ACTIVE, IdempotencyKey, Outbox, SeatRow, table
+from api.tables import ACTIVE, JOB, WORKER, IdempotencyKey, Outbox, SeatRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound
 from computeshare.protocol.keys import JobKeys

@@ -8,8 +8,7 @@ from sqlalchemy.dialects.sqlite import insert
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.jobs.service import find
-from api.projection.projection_store import JOB, WORKER
-from api.tables import Event, Outbox, WorkerStat
+from api.tables import JOB, WORKER, Event, Outbox, WorkerStat
 
 OVER = ("completed", "cancelled")
 """Statuses of jobs that no worker will join again."""

@@ -6,13 +6,12 @@ from typing import Any, Self
 
 from sqlalchemy import Engine, func, select
 
-from api.projection.projection_store import JOB, WORKER
 from api.publication.outbox import SEAT
 from api.publication.publication import Published
 from api.scheduler.seat_planner import Demand
 from api.scheduler.seat_writer import seats_wanted
 from api.stored_specs import spec_of
-from api.tables import ACTIVE
+from api.tables import ACTIVE, JOB, WORKER
 from computeshare.types import ENDED
 
 PAST_MS = 120_000

@@ -20,7 +20,6 @@ from api.database import Database, now_ms
 from api.jobs.service import Jobs
 from api.projection.archive import compact
 from api.projection.disk_reconcile import contradiction, give_up, reconcile
-from api.projection.projection_store import JOB, WORKER
 from api.projection.row_retention import thin
 from api.publication.outbox import SEAT, Courier
 from api.publication.publication import Published, Publisher, look_up
@@ -31,7 +30,7 @@ from api.scheduler.reasons import STARTING_MS, Situation, reason
 from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past, QueueShare, decide_seats, fair_shares
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
-from api.tables import ACTIVE
+from api.tables import ACTIVE, JOB, WORKER
 from computeshare.checkpoints.store import Artifacts
 from computeshare.protocol import handshake
 from computeshare.protocol.keys import EVALUATOR

@@ -7,10 +7,9 @@ from functools import lru_cache
 
 from sqlalchemy import Connection, func, select
 
-from api.projection.projection_store import JOB, WORKER
 from api.scheduler.seat_planner import Pair
 from api.scheduler.start_backoff import Try, failing
-from api.tables import ACTIVE, TELLING, Event, SeatRow, table
+from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, SeatRow, table
 from computeshare import errors
 from computeshare.jobspec.memory_estimate import device_type, does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec

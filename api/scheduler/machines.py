@@ -8,9 +8,8 @@ from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from api.database import Database
-from api.projection.projection_store import WORKER
 from api.scheduler.bans import pass_on
-from api.tables import Machine, table
+from api.tables import WORKER, Machine, table
 from computeshare.queue import WorkerInfo
 
 MACHINE = table(Machine)

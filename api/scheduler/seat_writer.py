@@ -3,10 +3,9 @@
 import structlog
 from sqlalchemy import Connection, func, insert, select, update
 
-from api.projection.projection_store import JOB
 from api.publication.outbox import OUTBOX, SEAT
 from api.scheduler.seat_planner import Action, Close, Issue, Leave
-from api.tables import ACTIVE, Event, table
+from api.tables import ACTIVE, JOB, Event, table
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import Seat
 

@@ -16,8 +16,7 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from api.database import Database, now_ms
-from api.projection.projection_store import JOB
-from api.tables import Delivery, Webhook, table
+from api.tables import JOB, Delivery, Webhook, table
 from api.webhooks.http_delivery import GONE, Outcome, Poster
 from api.webhooks.signature import signed
 from api.webhooks.webhook_events import DELIVERY, EVENT, EVENTS, PING, Notices, drop, newest_event, pause_ms

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import select
 
 from api.database import Database
-from api.projection.projection_store import table
+from api.tables import table
 
 
 def rows(database: Database, model: Any) -> list[Any]:

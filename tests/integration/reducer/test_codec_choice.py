@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from api.projection.event_parser import Entry
-from api.projection.event_projection import Fold, JobState
+from api.projection.events.handlers import apply
+from api.projection.events.job_projection import JobProjection, JobState
+from api.projection.events.parser import StreamEvent
 from api.projection.rates import Rates
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.measured_link import Coded, MeasuredLink
@@ -121,11 +122,12 @@ def test_the_control_plane_takes_the_choice_over_once(claim: Claim, tmp_path: Pa
     (event,) = events(claim, "chosen")
     columns: dict[str, Any] = {"spec": SPEC.model_dump_json(), "rounds_total": SPEC.rounds_total, "chosen": None}
     state = JobState(claim.job_id, SPEC.plan, columns)
-    Fold(state, Rates()).take(Entry("1-0", "chosen", 0, event))
+    apply(JobProjection(state, Rates()), StreamEvent("1-0", "chosen", 0, event))
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
     assert state["chosen"] == event["reason"]
-    Fold(state, Rates()).take(Entry("2-0", "chosen", 0, event | {"codec": {"up": "float32"}, "reason": "later"}))
+    later = event | {"codec": {"up": "float32"}, "reason": "later"}
+    apply(JobProjection(state, Rates()), StreamEvent("2-0", "chosen", 0, later))
     assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]
     assert json.loads(state["spec"])["codec"] == {"up": "int8", "down": "int8"}
 

@@ -17,10 +17,9 @@ from sqlalchemy import select
 from api.database import Database
 from api.jobs.history import History
 from api.jobs.service import Jobs
-from api.projection.projection_store import table
 from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
-from api.tables import Submission, VersionRow
+from api.tables import Submission, VersionRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import FailpointError
 from computeshare.jobspec.spec import JobSpec

@@ -18,14 +18,13 @@ from api.errors import Conflict, NotFound
 from api.fleet.service import Fleet
 from api.jobs.history import History
 from api.jobs.service import Jobs
-from api.projection.projection_store import JOB
 from api.scheduler import seat_planner
 from api.scheduler.dispatcher import Dispatcher
 from api.scheduler.fair_share import Want, shares
 from api.scheduler.machines import HOUR_MS, KEPT_MS, MACHINE, NOTED_MS, TALLY_MS, last_hour
 from api.scheduler.seat_planner import REBALANCE_MS, TAKE_OVER_MS, Leave
 from api.scheduler.seat_writer import place
-from api.tables import WorkerStat
+from api.tables import JOB, WorkerStat
 from computeshare.protocol import keys
 from computeshare.protocol.handshake import PROTOCOL
 from computeshare.protocol.keys import JobKeys

@@ -13,9 +13,8 @@ from redis import Redis
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from api.projection.projection_store import table
 from api.projection.projector import Projector
-from api.tables import VersionRow
+from api.tables import VersionRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.spec import JobSpec

@@ -249,7 +249,7 @@ class Deaths:
 def deaths(monkeypatch: pytest.MonkeyPatch) -> Deaths:
     """A control plane that may die before it stores, in the transaction, or before it trims what it stored."""
     deaths = Deaths()
-    for name in ("_trim", "save", "_unknown"):
+    for name in ("_trim", "save_job", "without_stored"):
         unaltered = getattr(projector_module, name)
 
         def may_die(*arguments: Any, unaltered: Any = unaltered) -> Any:

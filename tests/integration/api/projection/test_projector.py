@@ -112,7 +112,7 @@ def test_a_crash_before_storing_loses_nothing(
     feed.open()
     feed.commit()
     with monkeypatch.context() as patch:
-        patch.setattr(projector_module, "save", crash)
+        patch.setattr(projector_module, "save_job", crash)
         with pytest.raises(RuntimeError):
             Projector(database).step(redis)
     assert (jobs.show(job).version, rows(database, Submission)) == (0, [])
@@ -133,7 +133,7 @@ def test_events_delivered_again_change_nothing(
     redis.delete(feed.keys.events())
     for stream_id, fields in entries[:-1]:  # the broker came back with an older copy of the stream, its end lost
         redis.xadd(feed.keys.events(), fields, id=stream_id)
-    for _ in range(projector_module.REWIND_TURNS):
+    for _ in range(projector_module.STREAM_CHECK_TURNS):
         projector.step(redis)
     second = jobs.show(job)
     assert redis.xlen(feed.keys.events()) == 0
@@ -151,7 +151,7 @@ def test_a_stream_that_begins_anew_with_lower_ids_is_read_from_its_start(
     redis.delete(feed.keys.events())
     fields: Any = {"type": "reducer", "at": 5, "data": '{"host": "after-the-clock-went-back", "pid": 7}'}
     redis.xadd(feed.keys.events(), fields, id="1000-0")
-    for _ in range(projector_module.REWIND_TURNS):
+    for _ in range(projector_module.STREAM_CHECK_TURNS):
         projector.step(redis)
     reducer = jobs.show(job).reducer
     assert reducer is not None and reducer.host == "after-the-clock-went-back"

@@ -13,13 +13,13 @@ from api.database import Database
 from api.errors import Conflict
 from api.jobs.history import History
 from api.jobs.service import Jobs
-from api.projection.projection_store import JOB
 from api.projection.projector import Projector
 from api.publication import outbox
 from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
 from api.scheduler.dispatcher import Dispatcher
 from api.scheduler.seat_planner import LEAVE_MS
+from api.tables import JOB
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys

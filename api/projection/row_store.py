@@ -1,4 +1,4 @@
-"""Loads a job for folding, and stores the rows that follow from a batch of events; repeated rows change nothing.
+"""Loads a job, and stores the rows that follow from a batch of its events; repeated rows change nothing.
 
 A fast job makes hundreds of events a second beside the training: the statements that run for every batch are plain SQL,
 made once from the tables' columns.
@@ -15,14 +15,14 @@ from sqlmodel import SQLModel
 
 from api.database import now_ms
 from api.projection.epochs import growth
-from api.projection.event_parser import OUTCOMES, Row
-from api.projection.event_projection import Changes, JobState
+from api.projection.events.job_projection import Changes, JobState
+from api.projection.events.parser import OUTCOMES, Row
 from api.stored_specs import plan_of
 from api.tables import (
+    WORKER,
     CheckpointRow,
     EpochStat,
     Event,
-    Job,
     LedgerEntry,
     Outbox,
     Score,
@@ -37,8 +37,6 @@ from computeshare.types import ENDED
 
 MOST_KINDS = 10
 """The most kinds of machine stored for a worker; the oldest kind is dropped first."""
-
-JOB, WORKER = table(Job), table(WorkerStat)
 
 
 def _inserting(model: type[SQLModel], verb: str = "INSERT OR IGNORE", without: Sequence[str] = ()) -> str:
@@ -89,7 +87,7 @@ _LEAVE = (
 )
 
 
-def load(connection: Connection, job_id: str) -> JobState | None:
+def load_job(connection: Connection, job_id: str) -> JobState | None:
     """The stored job; None if it was deleted."""
     row = connection.exec_driver_sql("SELECT * FROM job WHERE id = ?", (job_id,)).mappings().one_or_none()
     return JobState(job_id, _plan(row["spec"]), dict(row)) if row else None
@@ -100,7 +98,7 @@ def _plan(spec: str) -> Plan:
     return plan_of(json.loads(spec))
 
 
-def store(connection: Connection, state: JobState, changes: Changes, was: str) -> None:
+def store_changes(connection: Connection, state: JobState, changes: Changes, was: str) -> None:
     """Store a batch's rows and the job's changed columns; `was` is the status before, so that an end is noted once."""
     _drop_repeated(connection, state.id, changes)
     if changes.ledger:
@@ -125,7 +123,7 @@ def store(connection: Connection, state: JobState, changes: Changes, was: str) -
         _refuse(connection, state, refusal)
     if state["status"] in ENDED and was not in ENDED:
         _note_end(connection, state)
-    save(connection, state)
+    save_job(connection, state)
 
 
 def is_scored(connection: Connection, state: JobState, changes: Changes) -> bool:
@@ -149,7 +147,7 @@ def add_versions(connection: Connection, changes: Changes) -> int:
     return connection.exec_driver_sql(_INSERTS["ledger"], changes.ledger).rowcount if changes.ledger else 0
 
 
-def save(connection: Connection, state: JobState) -> None:
+def save_job(connection: Connection, state: JobState) -> None:
     """Store the changed columns of the job."""
     if not state.changed:
         return

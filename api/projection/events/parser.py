@@ -16,6 +16,8 @@ from pydantic_core import from_json
 from computeshare.types import Kind, Outcome, Token
 
 Row = dict[str, Any]
+RawEntry = tuple[bytes, dict[bytes, bytes]]
+"""An entry of a stream as the broker returns it: its id and its fields."""
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "stale", "duplicate", "lease_lost", "fenced", "refused")
 NAME_LENGTH, TEXT_LENGTH, TRACE_LENGTH = 100, 500, 20_000
 LARGEST = 2**40
@@ -26,8 +28,8 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A stream entry, parsed and checked for its outer shape."""
+class StreamEvent:
+    """An event, parsed and checked for its outer shape; its data is checked by its handler."""
 
     stream_id: str
     type: str
@@ -35,15 +37,15 @@ class Entry:
     data: Row
 
 
-def read_entry(stream_id: bytes, fields: dict[bytes, bytes]) -> Entry:
-    """Parse a stream entry. Raises KeyError, TypeError or ValueError where it is malformed."""
+def read_event(stream_id: bytes, fields: dict[bytes, bytes]) -> StreamEvent:
+    """Parse an entry of a stream. Raises KeyError, TypeError or ValueError where it is malformed."""
     data = from_json(fields[b"data"])
     if not isinstance(data, dict):
         raise TypeError("the event's data is no object")
     at_ms = int(float(fields[b"at"]))
     if not 0 <= at_ms < LATEST_MS:
         raise ValueError("the event's time is out of range")
-    return Entry(stream_id.decode(), fields[b"type"].decode(), at_ms, data)
+    return StreamEvent(stream_id.decode(), fields[b"type"].decode(), at_ms, data)
 
 
 def text_of(value: object, length: int = TEXT_LENGTH) -> str:
@@ -111,3 +113,14 @@ def optional_of(value: object) -> float | None:
         raise TypeError("not a number")
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def memory_of(data: Row) -> int | None:
+    """The bytes of memory that a worker reports for its seat; None if it reports none."""
+    return count_of(data.get("memory_bytes", 0)) or None
+
+
+def stream_position(stream_id: str) -> tuple[int, int]:
+    """A stream id as its milliseconds and its sequence number, which order a stream."""
+    milliseconds, sequence = stream_id.split("-")
+    return int(milliseconds), int(sequence)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.projection.event_parser import Entry, read_entry
-from api.projection.event_projection import Fold, JobState
+from api.projection.events.handlers import apply
+from api.projection.events.job_projection import JobProjection, JobState
+from api.projection.events.parser import StreamEvent, read_event
 from api.projection.rates import Rates
 from api.tables import Job
 from computeshare.jobspec.sampling_plan import Plan
@@ -22,11 +23,11 @@ def state() -> JobState:
     return JobState("abcdefgh", PLAN, job.model_dump())
 
 
-def fold(*events: tuple[str, dict[str, Any]]) -> Fold:
-    folded = Fold(state(), Rates())
+def projected(*events: tuple[str, dict[str, Any]]) -> JobProjection:
+    projection = JobProjection(state(), Rates())
     for number, (kind, data) in enumerate(events):
-        folded.take(Entry(f"{number}-0", kind, 1000 * number, data))
-    return folded
+        apply(projection, StreamEvent(f"{number}-0", kind, 1000 * number, data))
+    return projection
 
 
 def version(number: int, incarnation: int = 1) -> tuple[str, dict[str, Any]]:
@@ -35,54 +36,54 @@ def version(number: int, incarnation: int = 1) -> tuple[str, dict[str, Any]]:
 
 
 def test_version_of_an_older_incarnation_changes_no_column() -> None:
-    folded = fold(version(1, incarnation=2), version(2, incarnation=1))
-    assert (folded.state["version"], folded.state["incarnation"]) == (1, 2)
+    projection = projected(version(1, incarnation=2), version(2, incarnation=1))
+    assert (projection.state["version"], projection.state["incarnation"]) == (1, 2)
 
 
 def test_samples_per_s_is_that_of_the_steps_between_versions() -> None:
-    folded = fold(version(1), version(2), version(3))
-    assert [row["samples_per_s"] for row in folded.changes.versions] == [0.0, 20.0, 20.0]
+    projection = projected(version(1), version(2), version(3))
+    assert [row["samples_per_s"] for row in projection.changes.versions] == [0.0, 20.0, 20.0]
 
 
 def test_loss_that_is_not_finite_is_kept_as_none() -> None:
     kind, data = version(1)
-    assert fold((kind, {**data, "loss": float("nan")})).state["loss"] is None
+    assert projected((kind, {**data, "loss": float("nan")})).state["loss"] is None
 
 
 def test_best_version_is_the_first_with_the_highest_accuracy() -> None:
     def scored(number: int, accuracy: float) -> tuple[str, dict[str, Any]]:
         return "scored", {"token": f"1.{number}.{number:016x}", "loss": 1.0, "accuracy": accuracy, "samples": 5}
 
-    folded = fold(scored(1, 0.5), scored(3, 0.9), scored(2, 0.9), scored(4, 0.1))
-    columns = folded.state
+    projection = projected(scored(1, 0.5), scored(3, 0.9), scored(2, 0.9), scored(4, 0.1))
+    columns = projection.state
     assert (columns["best_version"], columns["best_accuracy"]) == (3, 0.9)
     assert (columns["scored_version"], columns["accuracy"]) == (4, 0.1)
 
 
 def test_leases_freed_by_a_worker_that_left_count_as_reassigned() -> None:
     left = {"worker": "w1", "session": "s", "reason": "not heard of any more", "freed": [9, 10]}
-    folded = fold(("left", left))
-    assert folded.state["reassigned"] == 2
-    assert {epoch: row["reassigned"] for epoch, row in folded.changes.epochs.items()} == {0: 10, 1: 10}
+    projection = projected(("left", left))
+    assert projection.state["reassigned"] == 2
+    assert {epoch: row["reassigned"] for epoch, row in projection.changes.epochs.items()} == {0: 10, 1: 10}
 
 
 def test_what_is_reassigned_is_counted_in_samples_of_whole_units() -> None:
     plan = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=8, inner_steps=4)  # 40, 40 and 20
-    folded = Fold(replace(state(), plan=plan), Rates())
+    projection = JobProjection(replace(state(), plan=plan), Rates())
     left = {"worker": "w1", "session": "s", "reason": "left", "freed": [2, 3]}
-    folded.take(Entry("0-0", "left", 0, left))
-    assert {epoch: row["reassigned"] for epoch, row in folded.changes.epochs.items()} == {0: 20, 1: 40}
+    apply(projection, StreamEvent("0-0", "left", 0, left))
+    assert {epoch: row["reassigned"] for epoch, row in projection.changes.epochs.items()} == {0: 20, 1: 40}
 
 
 def test_event_of_an_unknown_type_is_passed_over() -> None:
-    folded = fold(("surprise", {"x": 1}))
-    assert not folded.state.changed and not folded.changes.events
+    projection = projected(("surprise", {"x": 1}))
+    assert not projection.state.changed and not projection.changes.events
 
 
 @given(fields=st.dictionaries(st.sampled_from([b"type", b"at", b"data"]), st.binary()))
 def test_entry_is_read_or_refused(fields: dict[bytes, bytes]) -> None:
     try:
-        entry = read_entry(b"1-0", fields)
+        entry = read_event(b"1-0", fields)
     except (KeyError, TypeError, ValueError, OverflowError):
         return
     assert isinstance(entry.data, dict)
@@ -94,29 +95,29 @@ def joined(kind: object) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("up", "resets"), [("topk", 2), ("int8", 0)], ids=["with error feedback", "without"])
 def test_error_feedback_that_begins_at_zero_in_mid_job_is_counted(up: str, resets: int) -> None:
-    folded = Fold(state(), Rates())
-    folded.state["spec"] = json.dumps({"codec": {"up": up, "down": "float32"}})
+    projection = JobProjection(state(), Rates())
+    projection.state["spec"] = json.dumps({"codec": {"up": up, "down": "float32"}})
     for number, (kind, data) in enumerate([joined({}), version(1), joined({}), version(2), joined({})]):
-        folded.take(Entry(f"{number}-0", kind, 1000 * number, data))
-    assert folded.state["residual_resets"] == resets
+        apply(projection, StreamEvent(f"{number}-0", kind, 1000 * number, data))
+    assert projection.state["residual_resets"] == resets
 
 
 def test_the_kind_of_machine_of_a_worker_and_of_a_reducer_is_in_the_log() -> None:
     kind = {"device": "cpu", "threads": 2}
     opened = {"token": f"1.0.{0:016x}", "sha256": "aa", "parameters": 1, "restored": False, "kind": kind}
-    folded = fold(joined(kind), ("opened", opened))
-    assert folded.changes.presence[0]["kind"] == kind
-    assert [event["data"]["kind"] for event in folded.changes.events] == [kind, kind]
-    assert folded.state["reducer_kind"] == '{"device":"cpu","threads":2}'
+    projection = projected(joined(kind), ("opened", opened))
+    assert projection.changes.presence[0]["kind"] == kind
+    assert [event["data"]["kind"] for event in projection.changes.events] == [kind, kind]
+    assert projection.state["reducer_kind"] == '{"device":"cpu","threads":2}'
 
 
 @pytest.mark.parametrize("kind", [[], "cpu", {"threads": 2.5}, {"threads": True}, {"threads": -1}, {"device": {}}])
 def test_a_kind_that_is_none_is_refused(kind: object) -> None:
     with pytest.raises((TypeError, ValueError)):
-        fold(joined(kind))
+        projected(joined(kind))
 
 
 def test_a_kind_is_bounded() -> None:
     huge = {"x" * 500 + str(n): "y" * 10_000 for n in range(500)}
-    (row,) = fold(joined(huge)).changes.presence
+    (row,) = projected(joined(huge)).changes.presence
     assert len(row["kind"]) <= 12 and all(len(k) <= 100 and len(v) <= 100 for k, v in row["kind"].items())

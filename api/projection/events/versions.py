@@ -1,0 +1,132 @@
+"""Events about versions, their checkpoints and their scores."""
+
+from pydantic_core import to_json
+
+from api.projection.events.job_projection import JobProjection
+from api.projection.events.parser import (
+    Row,
+    StreamEvent,
+    count_of,
+    finite_of,
+    kind_of,
+    name_of,
+    numbers_of,
+    optional_of,
+    text_of,
+)
+
+
+def opened(projection: JobProjection, event: StreamEvent) -> None:
+    """The first weights are published. (After a restore, the projector voids the rows of lost versions.)"""
+    data, state = event.data, projection.state
+    token, sha256 = projection.token(data["token"]), name_of(data["sha256"])
+    parameters, kind = count_of(data["parameters"]), kind_of(data.get("kind", {}))
+    shown = {"version": token.version, "incarnation": token.incarnation, "restored": bool(data["restored"])}
+    projection.add_event(event, shown | {"parameters": parameters, "kind": kind})
+    state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
+    state["weights_sha256"], state["parameters"] = sha256, parameters
+    state["reducer_kind"] = to_json(kind).decode()
+
+
+def version(projection: JobProjection, event: StreamEvent) -> None:
+    data, state = event.data, projection.state
+    token = projection.token(data["token"])
+    epoch, loss = count_of(data["epoch"]), optional_of(data["loss"])
+    counted = [(count_of(m), name_of(worker), count_of(samples)) for m, worker, samples in data["counted"]]
+    staleness = [count_of(late) for late in data.get("staleness", [])] or [0] * len(counted)
+    samples = sum(part[2] for part in counted)
+    projection.rates.job.add(event.at_ms, samples)
+    rate = round(projection.rates.job.value(event.at_ms), 1)
+    about = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+    projection.changes.versions.append(
+        {
+            **about,
+            "epoch": epoch,
+            "loss": loss,
+            "sha256": name_of(data["sha256"]),
+            "samples": samples,
+            "samples_per_s": rate,
+            "bytes_up": state["bytes_up"],
+            "bytes_down": state["bytes_down"],
+            "seconds": {str(k)[:20]: finite_of(v) for k, v in list(data["seconds"].items())[:10]},
+            "at_ms": event.at_ms,
+            "voided": False,
+        }
+    )
+    for (micro_batch, worker, size), late in zip(counted, staleness, strict=True):
+        row = {"micro_batch": micro_batch, "epoch": epoch, "worker": worker, "samples": size, "voided": False}
+        projection.changes.ledger.append(about | row | {"staleness": late})
+        projection.worker_row(worker)["samples"] += size
+    shown = {"version": token.version, "token": str(token), "epoch": epoch, "loss": loss, "samples": samples}
+    if any(staleness):
+        shown["staleness"] = round(sum(staleness) / len(staleness), 3)
+    if doubled := numbers_of(data.get("doubled", [])):
+        shown["doubled"] = len(doubled)
+        projection.count_reassigned(doubled)
+    projection.add_event(event, shown | {"samples_per_s": rate})
+    if token.incarnation < state["incarnation"]:
+        return  # of a branch that was lost meanwhile
+    state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
+    state["epoch"], state["loss"], state["weights_sha256"] = epoch, loss, name_of(data["sha256"])
+    state["samples_per_s"] = rate
+    if state["pause_after"] is not None and token.version >= state["pause_after"]:
+        _pause_as_asked(projection, event)
+
+
+def _pause_as_asked(projection: JobProjection, event: StreamEvent) -> None:
+    """Pause a job once the round that its user wanted finished is done; after the last round, let it complete."""
+    state = projection.state
+    state["pause_after"] = None
+    if state["status"] == "running" and state["version"] < state["rounds_total"]:
+        state["status"], state["paused_ms"] = "paused", event.at_ms
+        state["reason"] = "Paused by a user, once the round was done"
+        shown = {"job_id": state.id, "stream_id": None, "at_ms": event.at_ms, "data": {"by": "a user"}}
+        projection.changes.events.append({**shown, "type": "paused"})
+
+
+def checkpoint(projection: JobProjection, event: StreamEvent) -> None:
+    add_checkpoint(projection, event.data, event.at_ms)
+
+
+def add_checkpoint(projection: JobProjection, data: Row, at_ms: int) -> None:
+    """A version is on disk."""
+    state, token = projection.state, projection.token(data["token"])
+    row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+    row |= {"sha256": name_of(data["sha256"]), "bytes": count_of(data["bytes"]), "at_ms": at_ms, "voided": False}
+    projection.changes.checkpoints.append(row)
+    state["durable_version"] = max(state["durable_version"], token.version)
+
+
+def scored(projection: JobProjection, event: StreamEvent) -> None:
+    add_score(projection, event.data, event.at_ms)
+
+
+def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
+    """A version was scored: loss and accuracy on the test set."""
+    state, token = projection.state, projection.token(data["token"])
+    loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"])
+    row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+    row |= {"loss": loss, "accuracy": accuracy, "samples": count_of(data["samples"])}
+    projection.changes.scores.append({**row, "at_ms": at_ms, "voided": False})
+    if state["scored_version"] is None or token.version >= state["scored_version"]:
+        state["scored_version"], state["accuracy"] = token.version, accuracy
+    if state["best_accuracy"] is None or accuracy > state["best_accuracy"]:
+        state["best_version"], state["best_accuracy"] = token.version, accuracy
+
+
+def damaged(projection: JobProjection, event: StreamEvent) -> None:
+    """A checkpoint cannot be read: the job no longer waits for its score, and users cannot download it."""
+    token = projection.token(event.data["token"])
+    projection.changes.damaged.append({"job_id": projection.state.id, "token": str(token)})
+    shown = {"version": token.version, "token": str(token), "error": text_of(event.data["error"])}
+    projection.add_event(event, shown)
+
+
+def doubted(projection: JobProjection, event: StreamEvent) -> None:
+    """A worker read weights that do not match their version's digest."""
+    projection.add_event(event, {"version": count_of(event.data["version"]), "worker": name_of(event.data["worker"])})
+
+
+def republished(projection: JobProjection, event: StreamEvent) -> None:
+    """The reducer replaced a version's damaged weights with its own copy."""
+    projection.add_event(event, {"version": count_of(event.data["version"])})
