@@ -1,4 +1,4 @@
-"""A job's checkpoints while its rounds go on: written beside them, one at a time, with what led to them."""
+"""Writes a running job's checkpoints, one at a time, each with the ledger of the versions before it."""
 
 import functools
 import time
@@ -24,18 +24,23 @@ CHECKPOINT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a checkpoint holds of a version."""
+    """A version as a checkpoint stores it."""
 
     token: Token
     weights: Weights
     sha256: str
-    """The weights' digest; empty: not known."""
+    """Digest of the weights; empty: not computed yet."""
     state: Sequence[Blob]
+    """Parts of `ServerStep.dump`."""
     following: Round
+    """The round that starts from this version."""
 
 
 class Checkpointer:
-    """Writes one job's checkpoints in a thread of its own, and tells of them."""
+    """Writes one job's checkpoints in a thread and announces them to the control plane.
+
+    A checkpoint that could not be written is kept in memory until `retry` succeeds.
+    """
 
     def __init__(self, rounds: Claim, artifacts: Artifacts) -> None:
         self.rounds, self.artifacts = rounds, artifacts
@@ -51,22 +56,22 @@ class Checkpointer:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the last one could not be written, and is kept to be tried again."""
+        """Whether the last checkpoint could not be written, and waits for `retry`."""
         return self._unsaved is not None and self._writing is None
 
     @property
     def is_due(self) -> bool:
-        """Whether the last one began so long ago that another is due whatever the job asks for."""
+        """Whether the last checkpoint began `CHECKPOINT_S` ago: another is due whatever the job asks for."""
         return not self.is_writing and time.monotonic() - self._begun >= CHECKPOINT_S
 
     def begin(self, layout: Layout, snapshot: Snapshot, retention: Retention) -> None:
-        """Write a checkpoint; the disk is waited for beside the rounds. Nothing of the snapshot is held after this.
+        """Write a checkpoint's data, and let the thread make it durable.
 
-        Raises OSError: there is no room for it, or the one before could not be written. Then it is held until `retry`:
-        what the state is a view of must stay as it is.
+        After a normal return the snapshot is no longer used. After an OSError (no room, or the checkpoint before could
+        not be written) it is kept until `retry`: the memory that its weights and state view must not change.
 
         Args:
-            retention: removes what is not kept any more once this one is durable.
+            retention: removes outdated checkpoints once this checkpoint is durable.
         """
         self.wait()
         self._begun = time.monotonic()
@@ -74,32 +79,30 @@ class Checkpointer:
         self._unsaved()
 
     def wait(self) -> None:
-        """Until the one that is being written is durable. Raises OSError; it is kept to be tried again."""
+        """Wait until the checkpoint being written is durable. Raises OSError: it could not be written; use `retry`."""
         if self._writing:
             writing, self._writing = self._writing, None
             writing.result()
             self._unsaved = None
 
     def notice(self) -> None:
-        """Hear of what became of one that is not being written any more. Raises OSError as `wait`."""
+        """Raise the error of a checkpoint that the thread has finished with; as `wait`, without waiting."""
         if not self.is_writing:
             self.wait()
 
     def retry(self) -> None:
-        """Write what could not be written. Raises OSError."""
+        """Write the checkpoint that could not be written, and wait for it. Raises OSError."""
         assert self._unsaved is not None
         self._unsaved()
         self.wait()
 
     def announce(self, manifest: Manifest) -> bool:
-        """Tell the control plane of a durable checkpoint, which may have been told before; False if another reducer has
-        taken over.
-        """
+        """Announce a durable checkpoint, for the first time or again; False if another reducer has taken over."""
         event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
         return self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
 
     def close(self) -> None:
-        """Let the one that is being written finish; one that cannot be written is let go of."""
+        """Wait for the checkpoint being written; discard a checkpoint that cannot be written."""
         self._disk.shutdown(wait=True)
         if self._staged:
             self._staged.discard()
@@ -129,9 +132,9 @@ class Checkpointer:
         retention.prune(staged.token)
 
     def _stands(self, token: Token) -> None:
-        """Look once more, after the disk was waited for, whether the broker has gone back behind a version.
+        """Raise LostClaim if the broker has gone back to a version before `token` while the disk was written.
 
-        Raises LostClaim: it has. One that is away, or was emptied, takes nothing from what is complete on the disk.
+        A broker that is away or empty does not count: the checkpoint on disk is valid all the same.
         """
         try:
             state = self.rounds.read()
@@ -141,15 +144,15 @@ class Checkpointer:
             raise LostClaim(f"the broker has gone back to version {state.version}, before checkpoint {token}")
 
     def _ledger(self, token: Token) -> list[Entry]:
-        """What led to this version, as far as the control plane may not have stored it yet.
+        """The ledger's entries for the versions up to `token` that the control plane may not have stored yet.
 
-        Raises LostClaim: the broker has lost the job meanwhile, and with it a part of that.
+        Raises LostClaim: the broker has lost the job, and with it some of the entries.
         """
         entries, opened = self.rounds.commits(token.incarnation)
-        state = self.rounds.read()  # after what it vouches for
+        state = self.rounds.read()  # read after the commits, so that it proves them complete
         if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
             raise LostClaim(f"the broker has lost what led to version {token}")
-        if opened:  # then it may not have read either what the checkpoint brought that the job was restored from
+        if opened:  # the control plane may not have read the entries in the checkpoint that was restored, either
             before = [saved for saved in self.artifacts.tokens() if saved.version < token.version][-1:]
             entries = [entry for saved in before for entry in self.artifacts.ledger(saved)] + entries
         return lineage(entries, token)

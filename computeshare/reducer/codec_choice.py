@@ -1,4 +1,4 @@
-"""Has what a job leaves open chosen, once: waits for the workers' measurements, keeps the choice, publishes it."""
+"""Chooses the codecs and inner steps of a job with `codec: auto`, once: waits for measurements, stores, publishes."""
 
 import time
 from dataclasses import asdict
@@ -15,25 +15,25 @@ from computeshare.protocol.reducer_session import Claim
 from computeshare.reducer.codec_policy import Choice, choose
 
 GRACE_S = 2.0
-"""How long the others may still measure once there are as many workers as the job waits for."""
+"""How long other workers may still measure once `workers.min` have reported, in seconds."""
 log = structlog.get_logger()
 
 
 class Undecided(Exception):
-    """Workers are still measuring."""
+    """Too few workers have reported their measurements yet."""
 
 
 class Decider:
-    """One job's choice, in the hands of the reducer that is about to open it."""
+    """Makes one job's choice, for the reducer that is about to open the job."""
 
     def __init__(self, rounds: Claim, artifacts: Artifacts) -> None:
         self._rounds, self._artifacts = rounds, artifacts
         self._enough_at: float | None = None
 
     def decide(self, spec: JobSpec) -> JobSpec:
-        """The specification with everything chosen.
+        """The specification with its codecs and inner steps chosen.
 
-        A choice that was made before holds, whatever the broker has lost since. Raises Undecided, LostClaim, OSError.
+        A choice stored on disk holds, even if the broker has lost it. Raises Undecided, LostClaim, OSError.
         """
         if spec.codec != "auto":
             return spec
@@ -70,6 +70,6 @@ class Decider:
 
 
 def _told(choice: Choice) -> dict[str, Any]:
-    """A choice as the event and the file have it."""
+    """A choice as a JSON object, for the event and the file."""
     told = asdict(choice) | {"codec": choice.codec.model_dump(), "slowest": choice.slowest.model_dump()}
     return told | {"reason": choice.reason}

@@ -28,7 +28,7 @@ class Choice:
 
     codec: CodecSpec
     inner_steps: int | None
-    """None where the strategy does not let them grow."""
+    """None if the strategy fixes them."""
     sending: float
     """Share of its time that the most delayed worker spends on communication."""
     slowest: MeasuredLink

@@ -1,4 +1,4 @@
-"""A round's updates in a reducer: read in pieces, checked one by one, refused where they are not right."""
+"""Reads a round's updates bucket by bucket, decodes and checks each, and refuses the invalid ones."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,25 +20,25 @@ from computeshare.tensors.layout import Layout
 from computeshare.types import Message, Token, Vector
 
 ROOM_BYTES = 4096
-"""For the headers of a bucket's frames."""
+"""Bytes for the headers of a bucket's frames."""
 PIECE_BYTES = 1 << 20
-"""Smaller updates are read several at a time, as many as are together of this size."""
+"""Smaller updates are read together, up to this many bytes per exchange."""
 NOT_FINITE_TIMES = 3
-"""A micro-batch sent this often with values that are not finite by the only worker there is nobody's fault."""
+"""If the only worker sends NaN or infinity for a micro-batch this often, training has diverged."""
 log = structlog.get_logger()
 
 
 class Refused(Exception):
-    """Some of a round's updates were refused: the round goes on."""
+    """Some of a round's updates were refused; their units are leased again."""
 
 
 class Gatherer:
-    """Reads one job's updates."""
+    """Reads and checks one job's updates."""
 
     def __init__(
         self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, helper: Executor, sharers: int = 0
     ) -> None:
-        """`helper`: reads ahead; `sharers`: as in `Terms`."""
+        """`helper`: thread that reads ahead; `sharers`: as in `Terms`."""
         self.rounds, self.codec, self.layout, self.plan, self.sharers = rounds, codec, layout, plan, sharers
         self.tolerated = tolerated(sharers)
         """Number of malicious or faulty workers that the job's strategy tolerates."""
@@ -47,19 +47,19 @@ class Gatherer:
         self._values = np.empty(longest, np.float32)
         self._room_bytes = min(self.limit, 4 * (longest + layout.buffers) + ROOM_BYTES)
         self._rooms = [self._room() for _ in range(2)]
-        """For what is being decoded, and for what is read meanwhile."""
+        """Memory for the frames being decoded, and for the frames read meanwhile."""
         self._reading = _ReadAhead(self._read, helper)
         self.ahead: dict[tuple[str, int], Message] = {}
-        """Messages that were read already."""
+        """Messages read already, by base token and unit."""
 
     def checked(self, base: RoundState, parts: dict[int, Received], bucket: int, buffers: Mean) -> Iterator[Vector]:
-        """This bucket of the updates in the order of units, each checked before it is given out; with the last bucket,
-        `buffers` adds up their buffers.
+        """Yield one bucket of each update, in the order of units, decoded and checked.
 
-        One vector serves for all of them: what is given out holds until the next is asked for.
+        All share one vector: a yielded vector is valid until the next. With the last bucket, `buffers` also sums the
+        updates' buffers.
 
-        Raises Refused: some were not what they should be (this bucket of every one has been looked at by then);
-        Diverged: that is nobody's fault.
+        Raises: Refused: some updates were invalid and were refused, after this bucket of every update was checked;
+            Diverged: their values are not finite through no worker's fault.
         """
         beyond = self._above_limits(parts, base.total)
         for m, reason in beyond.items():
@@ -80,9 +80,9 @@ class Gatherer:
             raise Refused
 
     def _above_limits(self, parts: dict[int, Received], total: int) -> dict[int, str]:
-        """The updates that the job's terms do not allow, ascending, with the reason.
+        """The units whose updates break the job's terms, ascending, with the reason.
 
-        `submit.lua` lets none of them in, but whoever has the broker's password can write past it.
+        `submit.lua` rejects such updates, but a worker could write to the broker without it.
         """
         share = largest_share(total, self.sharers or 1)
         counts, found = Counter[str](), dict[int, str]()
@@ -105,8 +105,9 @@ class Gatherer:
         return None if frames is None else self._decoded(frames, bucket)[0]
 
     def _frames(self, parts: Sequence[Received], bucket: int) -> Iterator[tuple[int, Message | CodecError | None]]:
-        """The frames of this bucket of each update, until the next are asked for; None where none is there, an error
-        where they are longer than they can be.
+        """Yield each update's unit with its frames of this bucket; None if missing, CodecError if too long.
+
+        The frames are valid until the next are read.
         """
         missing = [part for part in parts if (part.base, part.micro_batch) not in self.ahead]
         if not missing:
@@ -121,7 +122,7 @@ class Gatherer:
             yield from ((micro_batch, message) for (_, micro_batch), message in zip(one.names, messages, strict=True))
 
     def settle(self) -> None:
-        """Have done with reading: what was read ahead is not asked for."""
+        """Stop reading ahead, and drop the frames that were read ahead."""
         self._reading.settle()
 
     def _read(self, wanted: "_Wanted") -> list[Message | CodecError | None]:
@@ -163,7 +164,7 @@ class Gatherer:
             )
 
     def expected(self, base: Token, following: Round) -> list[tuple[str, int]]:
-        """The updates that are worth asking for before it is known that they have come."""
+        """The updates (base token, unit) of the next round that are small enough to be read as they are found."""
         if self.limit * following.total > PIECE_BYTES:
             return []
         return [(str(base), unit) for unit in following.units]
@@ -175,7 +176,7 @@ def _pick(message: Message, wanted: range) -> Message:
 
 
 def _pieces(parts: Sequence[Received], buckets: int) -> Iterator[list[Received]]:
-    """The updates whose bucket is read at once, of updates that have so many."""
+    """Group updates of `buckets` buckets so that one bucket of a group is about `PIECE_BYTES`."""
     some: list[Received] = []
     for part in parts:
         if some and sum(one.size for one in some) + part.size > buckets * PIECE_BYTES:
@@ -187,7 +188,7 @@ def _pieces(parts: Sequence[Received], buckets: int) -> Iterator[list[Received]]
 
 
 def is_divergence(found: Suspicion, tolerated_workers: int) -> bool:
-    """Whether values that are not finite are nobody's fault: workers agree on them, or nobody is there to disagree.
+    """Whether values that are not finite mean divergence, not a bad worker: workers agree, or there is only one.
 
     Args:
         tolerated_workers: number of bad workers that the job tolerates (0: unknown); if more workers than these sent
@@ -201,34 +202,34 @@ class RoundUpdates:
     """A round's updates, read bucket by bucket, and the mean of their buffers."""
 
     def __init__(self, gatherer: Gatherer, base: RoundState, parts: dict[int, Received], samples: int) -> None:
-        """`samples`: of all the updates together."""
+        """`samples`: total of all the updates."""
         self._gatherer, self._base, self._parts, self._samples = gatherer, base, parts, samples
         self.buffers = Mean(samples)
-        """Complete once the last bucket was read; buckets may be read more than once."""
+        """Mean of the updates' buffers (b,); complete once the last bucket was read, even if buckets are read again."""
 
     def read(self, bucket: int) -> Iterator[Vector]:
-        """As `Gatherer.checked`."""
+        """`Gatherer.checked` for this round."""
         self.buffers = Mean(self._samples)
         return self._gatherer.checked(self._base, self._parts, bucket, self.buffers)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A bucket of some updates, named as in `Claim.updates`."""
+    """A bucket of some updates, each named by base token and unit."""
 
     bucket: int
     names: tuple[tuple[str, int], ...]
 
 
 class _ReadAhead:
-    """Reads what is asked for next while what was asked for last is worked on."""
+    """Reads the next bucket in a helper thread while the caller works on the current bucket."""
 
     def __init__(self, read: Callable[[_Wanted], list[Message | CodecError | None]], helper: Executor) -> None:
         self._read, self._helper = read, helper
         self._coming: tuple[_Wanted, Future[list[Message | CodecError | None]]] | None = None
 
     def take(self, wanted: _Wanted, following: _Wanted | None) -> list[Message | CodecError | None]:
-        """What is wanted; what will be wanted next is read from now on."""
+        """Return the frames for `wanted`, and begin to read those for `following`."""
         coming = self._coming
         if coming is None or coming[0] != wanted:
             self.settle()
@@ -241,14 +242,14 @@ class _ReadAhead:
         return found
 
     def settle(self) -> None:
-        """Wait until nothing is being read."""
+        """Wait for the read in progress and drop its result."""
         if self._coming:
             wait([self._coming[1]])
         self._coming = None
 
 
 class _Invalid(Exception):
-    """What is wrong with an update, and whose fault that is."""
+    """An update is invalid; `fault` decides whether its sender gets a strike."""
 
     def __init__(self, reason: str, fault: Fault) -> None:
         super().__init__(reason)

@@ -103,7 +103,7 @@ class RoundHandler:
         log.info("took over", job=self.rounds.job_id, version=state.version)
 
     def save_if_wanted(self, state: RoundState) -> None:
-        """Write the current version's checkpoint if it wants one: the reducer before may have died before it did."""
+        """Write the current version's checkpoint if the job wants it: the last reducer may have died too early."""
         assert self.current is not None
         if self.job.spec.wants_checkpoint(state.version):
             self._checkpoint(self.current, self._next_round(state.version, state.carried))
