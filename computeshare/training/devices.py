@@ -1,4 +1,4 @@
-"""Which device a worker computes on. Importing this module imports no torch."""
+"""Chooses and describes the device that a worker computes on. Importing this module does not import torch."""
 
 import contextlib
 import platform
@@ -23,9 +23,9 @@ def guess() -> Literal["cuda", "mps", "cpu"]:
 
 
 def choose(preference: str | None = None) -> "torch.device":
-    """The device asked for ('cpu', 'mps', 'cuda', 'cuda:1'), else CUDA, else MPS, else the CPU.
+    """The preferred device ('cpu', 'mps', 'cuda', 'cuda:1'); without a preference CUDA, else MPS, else the CPU.
 
-    Raises: SettingsError: the device asked for is unknown or not there.
+    Raises: SettingsError: the preferred device is unknown or missing.
     """
     import torch
 
@@ -42,7 +42,7 @@ def choose(preference: str | None = None) -> "torch.device":
 
 
 def check(preference: str) -> None:
-    """Find out whether the device asked for is there, in a process of its own: torch would stay in this one's memory.
+    """Check that the preferred device exists, in a subprocess, which keeps torch out of this process's memory.
 
     Raises: SettingsError, as `choose`.
     """
@@ -66,9 +66,9 @@ def describe(device: "torch.device") -> str:
 
 
 def kind(device: "torch.device") -> Kind:
-    """What decides a micro-batch's bits beside the job itself: machines for which this is equal give the same ones.
+    """The machine's kind: machines of equal kind compute the same bits for the same micro-batch.
 
-    `threads` and `instructions` stand for the CPU only, as `torch.set_num_threads` has left them.
+    `threads` (the current `torch.get_num_threads`) and `instructions` are present only for the CPU.
     """
     import torch
 
@@ -88,9 +88,9 @@ def kind(device: "torch.device") -> Kind:
 
 
 def make_deterministic(device: "torch.device") -> None:
-    """Have cuDNN choose the same, deterministic kernels every time; process-wide, before the first computation.
+    """Make cuDNN use deterministic kernels, for the whole process; call before the first computation.
 
-    The CPU, at a given number of threads, needs no telling. `torch.use_deterministic_algorithms` would add 4 s of
+    The CPU is deterministic for a given number of threads. `torch.use_deterministic_algorithms` would add 4 s of
     imports and refuse models over operations that have no such kernel.
     """
     import torch
@@ -101,7 +101,7 @@ def make_deterministic(device: "torch.device") -> None:
 
 
 def processor() -> str:
-    """The processor's model, as far as the system tells it."""
+    """The processor's model name, or its architecture if the system does not name the model."""
     name = ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if sys.platform == "darwin":
@@ -114,7 +114,7 @@ def processor() -> str:
 
 
 def _counts() -> dict[str, int]:
-    """How many devices of each kind are there, the best kind first."""
+    """The number of devices of each kind, the fastest kind first."""
     import torch
 
     mps = int(torch.backends.mps.is_available())

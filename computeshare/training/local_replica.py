@@ -1,4 +1,4 @@
-"""A replica of local SGD: weights in, several steps of an inner optimizer, and how far they led out."""
+"""A replica of local SGD: takes inner optimizer steps from a version's weights, and returns the pseudo-gradient."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,9 +20,9 @@ from computeshare.types import Blob, Vector
 class LocalReplica:
     """Takes inner steps through micro-batches of `plan` on `split`, from the weights loaded last.
 
-    With `kept` false the inner optimizer starts afresh with every unit. Then what a unit yields depends on the weights
-    and its micro-batches alone, on one kind of machine. With `kept` true the inner state goes on from unit to unit,
-    whichever those are, and can be handed over. It takes `module` over.
+    With `kept` false the inner optimizer starts afresh with every unit; then a unit's update depends only on the
+    weights and its micro-batches, on one kind of machine. With `kept` true the optimizer's state carries over from unit
+    to unit, and can be handed to another worker. The replica takes over `module`, which must not be used elsewhere.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LocalReplica:
 
     @property
     def kept(self) -> "LocalReplica | None":
-        """Itself, where the inner state goes on from unit to unit."""
+        """The replica itself if it keeps the inner state from unit to unit; else None."""
         return self if self._keep else None
 
     @property
@@ -60,7 +60,7 @@ class LocalReplica:
             np.copyto(self._base, weights.parameters)
 
     def prefetch(self, micro_batches: Iterable[int]) -> None:
-        """Nothing: the batches of whole units would be too many to hold."""
+        """Do nothing: the batches of whole units would take too much memory."""
 
     def compute(
         self,
@@ -81,15 +81,14 @@ class LocalReplica:
         return update
 
     def walk(self, micro_batches: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> Update:
-        """One step on each micro-batch, in the order given.
-
-        Returns: the loaded parameters minus those after the last step; the buffers after it, having moved with every
-        step; the mean loss over the samples, each at the step that it was used in.
+        """Take one inner step on each micro-batch, in the given order.
 
         Args:
-            micro_batches: those of a unit (`Plan.micro_batches`), or the first of them; at least one.
-            goes_on: asked before every step.
-        Raises Interrupted: `goes_on` was false; a kept inner state stays as far as it got.
+            micro_batches: a unit's (`Plan.micro_batches`) or the first of them; at least one.
+            goes_on: checked before every step.
+        Returns: the loaded parameters minus the parameters after the last step; the buffers after the last step; the
+            mean over samples of the losses at each step.
+        Raises: Interrupted: `goes_on` returned false; a kept inner state includes the steps taken so far.
         """
         replica, optimizer, losses = self._replica, self._optimizer(), []
         replica.parameters.fill(self._base)
@@ -106,13 +105,13 @@ class LocalReplica:
         return Update(vector, replica.buffers.read(), loss)
 
     def dump(self) -> list[Blob] | None:
-        """The inner state for another worker to go on from, in the safetensors format; None if none is kept."""
+        """The inner state in safetensors format, for another worker to continue from; None if no state is kept."""
         return None if self._state is None else dump_state(self._inner.name, self._state)
 
     def restore(self, state: Blob) -> None:
-        """Go on from what another worker's `dump` gave, with this job's own settings.
+        """Continue from another worker's `dump`, with this job's hyperparameters.
 
-        Raises: ArtifactError: it is none of this optimizer and model, or not finite; the inner state is as it was then.
+        Raises: ArtifactError: the state is of another optimizer or model, or not finite; the inner state is unchanged.
         """
         optimizer = self._fresh()
         settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
@@ -122,7 +121,7 @@ class LocalReplica:
         self._state = optimizer
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ArtifactError where the state is not like one that a step on copies of the tensors leaves."""
+        """Compare the state's form with the state after a step on copies of the parameters. Raises ArtifactError."""
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
@@ -142,9 +141,11 @@ class LocalReplica:
         return optimizer
 
     def _fresh(self) -> torch.optim.Optimizer:
-        return build(self._inner, 1.0, self._parameters)  # not a cleared one: some make their state when they are built
+        return build(
+            self._inner, 1.0, self._parameters
+        )  # built anew, not cleared: some optimizers create state in their constructor
 
 
 def _forms(state: dict[str, Any]) -> dict[str, object]:
-    """Shape and kind of number of each tensor, type of everything else."""
+    """Each tensor's shape and dtype; the type of every other value."""
     return {k: (v.shape, v.dtype) if isinstance(v, torch.Tensor) else type(v) for k, v in state.items()}

@@ -1,4 +1,4 @@
-"""How much memory this process takes, of what its device computes with."""
+"""Memory use of this process: resident memory, and the device's memory."""
 
 import resource
 import sys
@@ -8,21 +8,21 @@ import torch
 
 
 def resident_bytes() -> int:
-    """What this process has resident now."""
+    """Current resident set size of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:
-    """The most that this process has had resident."""
+    """Peak resident set size of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has taken so far of what its device computes with.
+    """Peak use of the memory that the device computes with.
 
-    That is resident memory for the CPU, and what torch has allocated on a CUDA device. Metal tells no peak: there it is
-    what the driver has allocated now, which torch hardly ever gives back.
+    CPU: peak resident memory. CUDA: torch's peak allocation on the device. MPS reports no peak: the driver's current
+    allocation, which torch hardly ever returns.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -32,14 +32,14 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def room_bytes(device: torch.device) -> int:
-    """What the machine has of it in all."""
+    """Total memory that the device computes with: the GPU's with CUDA, else the machine's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
 
 
 def used_bytes(device: torch.device) -> int:
-    """What this process takes now: on a CUDA device or by Metal, and resident beside it; what grows if it leaks."""
+    """Current use: resident memory, plus the device's allocation with CUDA or MPS. A leak makes it grow."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device)) + resident_bytes()
     if device.type == "mps":

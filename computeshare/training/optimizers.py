@@ -1,4 +1,4 @@
-"""The server's optimizer: any of the catalog's, stepping on flat vectors, its state as bytes that hold no code."""
+"""The server's optimizer: any `torch.optim` optimizer of the catalog, on flat vectors, with a safetensors state."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,47 +19,47 @@ _NOTHING = torch.empty(0)
 BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
-"""Optimizers that treat every value alike, whichever tensor it is of."""
+"""Element-wise optimizers: the tensor that a value belongs to does not matter."""
 Ready = Callable[[Vector], None]
-"""Takes the next parameters of a step as they are done, some at a time, in their order."""
+"""Called with consecutive pieces of the new parameters during a step, as each piece is ready."""
 
 
 class ServerOptimizer:
-    """A `torch.optim` optimizer over the tensors of a layout, on the CPU, with no module.
+    """A `torch.optim` optimizer over the tensors of a layout, on the CPU, without a module.
 
-    During a step the parameters are views into one flat vector and their gradients into another; between steps it
-    holds its state alone. Where an optimizer's work is the same for every value, they are the layout's buckets, which
-    take their step one after the other: many small ones take longer, and a large one goes through memory several times.
-    The first one made in a process takes seconds: `torch.optim` imports `torch._dynamo`.
+    During a step the parameters are views into one flat vector and the gradients into another; between steps only the
+    optimizer's state stays in memory. For an element-wise optimizer the parameters are the layout's buckets, stepped
+    one after the other: many small tensors take longer, and one large vector goes through memory several times.
+    The first instance in a process takes seconds, because `torch.optim` imports `torch._dynamo`.
     """
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, lr_factor: float = 1.0) -> None:
-        """`lr_factor` multiplies the rate. Raises SpecError with torch's words where it refuses the arguments."""
+        """`lr_factor` multiplies the learning rate. Raises SpecError with torch's message: it refuses the arguments."""
         try_out(spec, lr_factor)
         self._name = spec.name
         self._shape = (layout.parameters,)
         self._places = [(t.start, t.stop, t.shape) for t in layout.tensors if t.kind == "parameter"]
-        self._turns = [slice(None)]  # which parameters take a step together
+        self._turns = [slice(None)]  # the parameters that take a step together
         if spec.name in BY_VALUE:
             self._places = [(b.start, b.stop, (b.stop - b.start,)) for b in layout.buckets]
             self._turns = [slice(i, i + 1) for i in range(len(self._places))]
         self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
-        with self._bound(torch.empty(self._shape)):  # some make their state at once
+        with self._bound(torch.empty(self._shape)):  # some optimizers create state in their constructor
             self._optimizer = build(spec, lr_factor, self._parameters)
 
     def step(
         self, parameters: Vector, gradient: Vector, in_place: bool = False, ready: Ready = lambda values: None
     ) -> Vector:
-        """The next parameters (d,) from these and their gradient (d,). Raises ShapeError.
+        """Take a step: the new parameters (d,) from `parameters` (d,) and their `gradient` (d,). Raises ShapeError.
 
         Args:
-            in_place: write them over these, unless those are read-only; else they are a new array.
-            ready: is given the next parameters piece by piece, in order, each once it is done.
+            in_place: overwrite `parameters` if they are writable; else the result is a new array.
+            ready: called with each piece of the new parameters, in order.
         """
         if not parameters.shape == gradient.shape == self._shape:
             raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
         following = parameters if in_place and parameters.flags.writeable else parameters.copy()
-        gradient = gradient if gradient.flags.writeable else gradient.copy()  # torch warns of anything else
+        gradient = gradient if gradient.flags.writeable else gradient.copy()  # torch warns about read-only arrays
         gradients = torch.from_numpy(gradient)
         with self._bound(torch.from_numpy(following)):
             for turn in self._turns:
@@ -68,25 +68,25 @@ class ServerOptimizer:
                     parameter.grad = gradients[start:stop].view(shape)
                 self._optimizer.step()
                 for parameter in self._parameters[turn]:
-                    parameter.grad = None  # the others' turns leave it alone
+                    parameter.grad = None  # so that the other turns' steps skip it
                 ready(following[places[0][0] : places[-1][1]] if places else following)
         return following
 
     def dump(self) -> list[Blob]:
-        """Everything that later steps depend on beside the parameters, as `dump_state` gives it."""
+        """The optimizer's state, as by `dump_state`."""
         return dump_state(self._name, self._optimizer)
 
     def load(self, blob: Blob) -> None:
-        """Go on from what `dump` gave, of the same optimizer over the same layout. Raises ArtifactError.
+        """Restore the state from `dump`, of the same optimizer over the same layout. Raises ArtifactError.
 
-        Where `blob` is writable the state stays there, and the next step writes over it.
+        If `blob` is writable, the state stays in its memory, and the next step overwrites it.
         """
         with self._bound(torch.empty(self._shape)):
             load_state(self._name, self._optimizer, blob)
 
     @contextmanager
     def _bound(self, values: Tensor) -> Iterator[None]:
-        """Make the parameters views of this vector for a while."""
+        """Make the parameters views of this vector within the block."""
         for parameter, (start, stop, shape) in zip(self._parameters, self._places, strict=True):
             parameter.data = values[start:stop].view(shape)
         try:
@@ -97,9 +97,9 @@ class ServerOptimizer:
 
 
 def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
-    """Everything that later steps depend on beside the parameters, in the safetensors format, in pieces.
+    """An optimizer's state in safetensors format, in pieces.
 
-    The larger of them are views of the optimizer's own tensors: they hold until its next step.
+    Large pieces are views of the optimizer's tensors, valid until its next step.
     """
     (group,) = optimizer.param_groups
     tensors: dict[str, Tensor] = {}
@@ -116,11 +116,11 @@ def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
-    """Go on from what `dump_state` gave, of the same optimizer over tensors of the same shapes.
+    """Restore the state from `dump_state`, of the same optimizer over tensors of the same shapes.
 
-    Where `blob` is writable, the optimizer works in its memory; else it gets copies.
+    If `blob` is writable, the optimizer works in its memory; else it gets copies.
 
-    Raises: ArtifactError: it is damaged, or of another optimizer or number of tensors.
+    Raises: ArtifactError: the state is damaged, or of another optimizer or model.
     """
     parameters = optimizer.param_groups[0]["params"]
     try:
@@ -145,13 +145,13 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
 
 
 def _fits(state: dict[str, Any], parameter: Tensor) -> bool:
-    """Whether every tensor of the state is a number, or has a number for each of the parameter's."""
+    """Whether every tensor of the state is a scalar or has as many values as the parameter."""
     sizes = {value.numel() for value in state.values() if isinstance(value, Tensor) and value.ndim}
     return sizes <= {parameter.numel()}
 
 
 def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """A parameter's state where `torch.optim` expects it: beside the parameter, but for the count of steps."""
+    """A parameter's state, moved to the parameter's device as `torch.optim` expects, except for the step count."""
     return {
         key: value.to(parameter.device) if isinstance(value, Tensor) and key != "step" else value
         for key, value in state.items()
@@ -159,7 +159,7 @@ def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
 
 
 def build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The `torch.optim` optimizer over one group of parameters, its rate multiplied by `lr_factor`."""
+    """Build the `torch.optim` optimizer over one group of parameters, its learning rate multiplied by `lr_factor`."""
     arguments = {key: _tuples(value) for key, value in spec.arguments.items()}
     known = catalog().optimizers[spec.name].arguments
     rate = arguments.pop("lr", known["lr"].default)
@@ -169,15 +169,15 @@ def build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter])
 
 
 def try_out(spec: OptimizerSpec, lr_factor: float) -> None:
-    """One step on one number: some arguments are refused by the constructor, some only by a step."""
+    """Take a step on a single value, since torch refuses some arguments only in a step. Raises SpecError."""
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     try:
         build(spec, lr_factor, [parameter]).step()
-    except Exception as error:  # torch checks few arguments itself; the others fail as they may
+    except Exception as error:  # torch checks few arguments; others fail with any exception
         raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists are tuples in torch.optim."""
+    """Turn JSON's lists into tuples, as torch.optim expects."""
     return tuple(value) if isinstance(value, list) else value

@@ -20,18 +20,18 @@ from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Vector
 
 FEW = 8
-"""How many weights a convolution has for each value of its input, from where on rearranging those costs more."""
+"""Ratio of a convolution's weights to its input's values above which rearranging the weights costs more."""
 Take = Callable[[int, Vector], None]
-"""Takes a bucket of an update, by its number; the values may change once it returns."""
+"""Called with a bucket's number and its values, which may change after the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a unit yields.
+    """A unit's update.
 
-    `vector` (d,) is what is sent: the gradient of `loss`, the mean cross-entropy over the unit's samples, or how far
-    steps led; `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32, and copies
-    of their own. Where the buckets of a gradient were taken as they became ready, `vector` is empty.
+    `vector` (d,) is the gradient of `loss` (the mean cross-entropy over the unit's samples), or the pseudo-gradient of
+    local steps; `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32 copies.
+    `vector` is empty if a gradient's buckets were passed to `take` as they became ready.
     """
 
     vector: Vector
@@ -40,14 +40,15 @@ class Update:
 
 
 class Replica:
-    """Computes micro-batches of `plan` on `split` with the weights loaded last (at first, the module's own).
+    """Computes micro-batches of `plan` on `split` with the weights loaded last (initially the module's own).
 
-    What a micro-batch yields depends on the weights and its number alone, on one kind of machine: not on what was
-    computed before. To that end this seeds torch's global generators. It takes `module` over.
+    On one kind of machine, an update depends only on the weights and the micro-batch's number, not on earlier
+    computations; for this, torch's global generators are seeded. The replica takes over `module`, which must not be
+    used elsewhere.
     """
 
     kept: None = None
-    """Nothing goes on from one micro-batch to the next."""
+    """No state carries over from one micro-batch to the next."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Replica:
         device: torch.device,
         sent: Callable[[Vector], Vector] = lambda values: values,
     ) -> None:
-        """`sent`: what is sent of a bucket of the gradient, or of all of it."""
+        """`sent`: turns a gradient, or a bucket of it, into the values to send."""
         self._layout, self._plan, self._split, self._device, self._sent = layout, plan, split, device, sent
         self._module = module.to(device).train()
         parameters = _of_kind(module, "parameter")
@@ -80,8 +81,8 @@ class Replica:
 
     @property
     def room(self) -> Vector | None:
-        """Where the parameters (d,) of weights may be put before these are loaded, which saves a copy; None if they do
-        not lie in one vector.
+        """The model's parameters as one vector (d,); weights decoded into it are loaded without a copy. None on an
+        accelerator.
         """
         return self.parameters.view() if self.parameters.are_views else None
 
@@ -92,12 +93,12 @@ class Replica:
         self._loaded_buffers, self._loaded_counters = weights.buffers.copy(), weights.counters.copy()
 
     def prefetch(self, micro_batches: Iterable[int]) -> None:
-        """Assemble the batches of micro-batches ahead, while waiting for weights, instead of those that were assembled
-        before; and do what else can be done then. Changes no result.
+        """Prepare to compute these micro-batches while waiting for weights: assemble their batches, and drop other
+        batches assembled earlier. Does not affect results.
         """
         self._ahead = {m: self._ahead.get(m) or self._batch(m) for m in micro_batches}
         for m in self._ahead:
-            self._plan.generator_seed(m)  # which remembers it
+            self._plan.generator_seed(m)  # fills its cache
         self._clean()
 
     def compute(
@@ -125,20 +126,21 @@ class Replica:
         return Update(np.empty(0, np.float32), self.buffers.read(), loss.item())
 
     def walk(self, micro_batches: Sequence[int]) -> Update:
-        """Each of them, at least one; returns the last one's update."""
+        """Compute each micro-batch, at least one; returns the update of the last."""
         for micro_batch in micro_batches[:-1]:
             self.compute(micro_batch)
         return self.compute(micro_batches[-1])
 
     def rewind(self) -> None:
-        """Set buffers and counters to those loaded."""
+        """Reset buffers and counters to the loaded values."""
         self.buffers.fill(self._loaded_buffers)
         self.counters.fill(self._loaded_counters)
 
     def backward(self, micro_batch: int) -> Tensor:
-        """Leave the gradient in the parameters' `grad`, and return the mean loss, a number on the device.
+        """Forward and backward pass: leaves the gradient in the parameters' `grad`, returns the mean loss, a scalar on
+        the device.
 
-        Starts from parameters, buffers and counters as they are; the forward pass moves the latter two.
+        Uses the current parameters, buffers and counters; the forward pass updates buffers and counters.
         """
         images, labels = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._batch(micro_batch)
         self._clean()
@@ -161,20 +163,20 @@ class Replica:
 
 
 def pixel_by_pixel(images: Tensor) -> Tensor:
-    """The images with a pixel's channels side by side in memory, as oneDNN's convolutions work.
+    """A copy of the images in channels-last memory order, which oneDNN's convolutions use.
 
-    By strides, since for one channel torch cannot tell `channels_last` from its usual order, which costs a small
-    network a fifth of its time.
+    The strides are set explicitly: with one channel, torch cannot tell `channels_last` from the default order, and a
+    small network becomes a fifth slower.
     """
     n, c, h, w = images.shape
     return torch.empty_strided((n, c, h, w), (c * h * w, 1, w * c, c), dtype=images.dtype).copy_(images)
 
 
 def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a convolution takes, in torch's usual order where it has many more weights than its input has values.
+    """A convolution's input, in torch's default order if the convolution has many more weights than input values.
 
-    Those would be brought into the input's order for each pass, forward and back: a ResNet-18 on small images takes 6 %
-    longer.
+    Otherwise each pass, forward and backward, would reorder the weights to match the input: a ResNet-18 on small images
+    takes 6 % longer.
     """
     (images,) = inputs
     weights = convolution.get_parameter("weight").numel()
@@ -182,11 +184,11 @@ def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ten
 
 
 class FlatTensors:
-    """Tensors that are filled from, and read as, one flat vector on the host.
+    """Tensors that are written and read as one flat vector on the host.
 
-    On the CPU they become views into that vector: filling and reading is one copy, and adding up gradients gathers
-    them (by `torch.cat` instead, a ResNet-18 takes 20 ms more, mostly page faults). `apart`, they keep storage of their
-    own, aligned as an accelerator's kernels want it, and it is one copy and one transfer.
+    On the CPU they become views into that vector, so that writing and reading is one copy, and the backward pass writes
+    gradients into it (gathering them with `torch.cat` takes a ResNet-18 20 ms more, mostly page faults). With `apart`
+    they keep their own storage, aligned for an accelerator's kernels; writing and reading is one copy and one transfer.
     """
 
     def __init__(self, tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device, apart: bool) -> None:
@@ -215,7 +217,7 @@ class FlatTensors:
 
     @property
     def are_views(self) -> bool:
-        """Whether the tensors lie in one vector."""
+        """Whether the tensors are views into one vector."""
         return not self._apart
 
     def view(self) -> npt.NDArray[Any]:
@@ -230,10 +232,9 @@ class FlatTensors:
 
 
 class _Buckets:
-    """Hands over the buckets of a gradient as a backward pass fills them: the last layers' come first.
+    """Passes on the buckets of a gradient as a backward pass fills them, the last layers' first.
 
-    Where the gradients do not lie in one vector they are handed over after the pass: to fetch some from an accelerator
-    would hold up the others.
+    On an accelerator the buckets are passed on after the backward pass, because fetching a bucket would delay the rest.
     """
 
     def __init__(self, layout: Layout, parameters: Sequence[Tensor], gradient: FlatTensors) -> None:
@@ -254,7 +255,7 @@ class _Buckets:
 
     @contextmanager
     def given_to(self, take: Take) -> Iterator[None]:
-        """Give `take` each bucket of the backward pass in this block once."""
+        """Call `take` once with each bucket of the backward pass in this block."""
         self._take, self._missing = take, [*self._counts]
         try:
             yield
@@ -277,7 +278,7 @@ def _of_kind(module: nn.Module, kind: str) -> list[Tensor]:
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators a forward pass can draw from: `torch.manual_seed` for one device, and 100 times faster."""
+    """Seed the generators of the CPU and `device`; 100 times faster than `torch.manual_seed`, which seeds them all."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -1,12 +1,12 @@
-"""Whether a device computes a model's gradient as the CPU does, found out before anything it computes counts.
+"""Self-test of a device: compares its gradient of a model with the CPU's before its updates count.
 
 A device can be wrong without an error: an accelerator's convolution that is off by a percent trains a model that is
 merely worse. Some such faults begin with the second call, so the same gradient is computed three times.
 
 Two correct devices differ, too: a deep network may magnify rounding a thousandfold (BatchNorm over few values), and a
-ReLU whose input is zero but for rounding passes a gradient on one device alone. Where a device's gradient is far from
-the CPU's, the CPU is asked how far apart its own are for inputs that differ by rounding, and batches for which those
-are not close either prove nothing.
+ReLU whose input is zero but for rounding passes a gradient on only one of the devices. If a device's gradient is far
+from the CPU's, the CPU's own gradients for inputs that differ by rounding are compared; if these are far apart as well,
+the batch proves nothing, and another batch is tried.
 """
 
 import contextlib
@@ -36,26 +36,26 @@ from computeshare.types import Vector
 
 TIMES = 3
 SAMPLES = 8
-"""Of the batch: few, so that it takes a small part of a micro-batch's time."""
+"""Samples in the batch: few, so that the test takes a small part of a micro-batch's time."""
 TOLERANCE = 1e-3
-"""How far a device's gradient may be from the CPU's, as relative L2 distance in float32."""
+"""Largest allowed relative L2 distance between a device's gradient and the CPU's, in float32."""
 LEAST_SHARE = 0.01
 """A tensor's distance is taken relative to this part of the whole gradient's norm at least: a gradient that is zero but
 for rounding (of a bias before a BatchNorm) has no relative distance of its own."""
 BATCHES = 4
-"""How many batches are tried at most until one can tell a wrong device from rounding."""
+"""Most batches to try until a batch tells a wrong device from rounding."""
 NUDGE, NUDGES = 1e-6, 3
-"""By how much inputs of about 1 are changed to see what rounding does, and how often."""
+"""Size of the noise added to inputs of about 1 to measure the effect of rounding, and number of trials."""
 _RANDOM_LAYERS = ("Dropout", "StochasticDepth")
 FOLDER = "selftests"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a self-test found.
+    """The result of a self-test.
 
-    `error` is the largest relative distance of a tensor's gradient, `saved_bytes` what the forward pass keeps for the
-    backward pass for each sample, `trouble` what is wrong with the device, empty for one that passed.
+    `error` is the largest relative distance of a tensor's gradient; `saved_bytes` the bytes per sample that the forward
+    pass saves for the backward pass; `trouble` a description of the fault, empty if the device passed.
     """
 
     error: float
@@ -66,7 +66,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model to test: as it is initialised, on the CPU, and what it maps to what."""
+    """The model to test, initialized on the CPU; it maps images of `shape` to `classes` classes."""
 
     name: str
     module: nn.Module
@@ -77,7 +77,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class TrialBatch:
-    """A fixed batch of noise; with `nudge`, one that differs from it by rounding."""
+    """Names a fixed batch of noise; a `nudge` above 0 names a variant that differs by rounding."""
 
     number: int = 0
     nudge: int = 0
@@ -86,14 +86,14 @@ class TrialBatch:
 Compute = Callable[[], Vector]
 """Computes the gradient (d,) of one batch."""
 Make = Callable[[Subject, torch.device, TrialBatch], Compute]
-"""Prepares that on a device."""
+"""Builds a `Compute` on a device."""
 CPU = torch.device("cpu")
 
 
 def check(subject: Subject, device: torch.device, home: Path | None = None) -> Trial:
-    """Test a device with a model, once: a trial that was passed is remembered in `home`.
+    """Test a device with a model, or return the passed trial stored in `home`.
 
-    A trial that was not passed is not remembered, so that whoever mends the machine can have it tested anew.
+    Failed trials are not stored, so that a repaired machine is tested again.
     """
     path = home / FOLDER / f"{_identity(subject, device)}.json" if home else None
     if path and (known := _remembered(path)):
@@ -109,7 +109,7 @@ def run(subject: Subject, device: torch.device, make: Make | None = None) -> Tri
     """Test a device with a model.
 
     Args:
-        make: by default, as a worker computes.
+        make: builds the computation; by default a worker's.
     """
     started, make = time.perf_counter(), make or gradient_of
     with _in_float32(), _saved(subject) as sizes:
@@ -126,7 +126,7 @@ def run(subject: Subject, device: torch.device, make: Make | None = None) -> Tri
 
 
 def gradient_of(subject: Subject, device: torch.device, batch: TrialBatch) -> Compute:
-    """The gradient of a copy of the model, without what is random in it."""
+    """Build the gradient of a copy of the model, with its random layers switched off."""
     module = copy.deepcopy(subject.module)
     replica = Replica(module, subject.layout, Plan(0, SAMPLES, SAMPLES, 1), _split(subject, batch), device)
     for layer in module.modules():
@@ -136,7 +136,7 @@ def gradient_of(subject: Subject, device: torch.device, batch: TrialBatch) -> Co
 
 
 def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, str]:
-    """Whether a computation gives the bits that it gave `first` again; the distance, and what is wrong, if anything."""
+    """Check that a computation repeats the bits of `first`. Returns the distance and the fault, empty if none."""
     if not np.isfinite(first).all():
         return math.inf, "the first of its gradients is not finite"
     for call in range(2, TIMES + 1):
@@ -148,8 +148,10 @@ def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, st
 
 
 def compared(subject: Subject, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
-    """Whether a device's gradients are the CPU's, of which `reference` is that of the first batch; the distance, and
-    what is wrong, if anything.
+    """Compare a device's gradients with the CPU's. Returns the distance and the fault, empty if none.
+
+    Args:
+        reference: the CPU's gradient (d,) of the first batch.
     """
     found = []
     for number in range(BATCHES):
@@ -167,12 +169,12 @@ def compared(subject: Subject, device: torch.device, reference: Vector, make: Ma
 
 
 def _rounding(subject: Subject, batch: TrialBatch, reference: Vector, make: Make) -> float:
-    """How far the CPU's gradient is from `reference` once its inputs were changed by about as much as rounding does."""
+    """Distance of the CPU's gradient from `reference` if noise the size of rounding is added to the inputs."""
     return distance(make(subject, CPU, batch)(), reference, subject.layout)[0]
 
 
 def agreement(compute: Compute, reference: Vector, layout: Layout) -> tuple[float, str]:
-    """Whether a computation gives `reference` each time; the largest distance, and what is wrong, if anything."""
+    """Check that each of several computations is close to `reference`. Returns the largest distance and the fault."""
     worst = 0.0
     for call in range(1, TIMES + 1):
         error, tensor = distance(compute(), reference, layout)
@@ -184,7 +186,7 @@ def agreement(compute: Compute, reference: Vector, layout: Layout) -> tuple[floa
 
 
 def distance(found: Vector, reference: Vector, layout: Layout) -> tuple[float, str]:
-    """The largest relative L2 distance of a tensor's gradient, infinite where it is not finite; the tensor's name."""
+    """The largest relative L2 distance of a tensor's gradient (infinite if not finite), and the tensor's name."""
     floor = LEAST_SHARE * float(np.linalg.norm(reference))
     worst, name = 0.0, ""
     for tensor in layout.tensors:
@@ -203,7 +205,7 @@ def _apart(error: float) -> str:
 
 
 def _split(subject: Subject, batch: TrialBatch) -> Split:
-    """The batch's samples: the same noise for everybody."""
+    """The batch's samples: the same noise on every machine."""
     source = np.random.Generator(np.random.PCG64(batch.number))
     images = source.integers(0, 256, (SAMPLES, *subject.shape), np.uint8)
     labels = source.integers(0, subject.classes, SAMPLES, np.int64)
@@ -217,7 +219,7 @@ def _split(subject: Subject, batch: TrialBatch) -> Split:
 
 @contextmanager
 def _in_float32() -> Iterator[None]:
-    """Have CUDA compute in float32 proper: by default its convolutions round what they multiply to 10 bits (TF32)."""
+    """Make CUDA compute in full float32; by default its convolutions round their factors to 10 bits (TF32)."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32, matmul.allow_tf32 = False, False
@@ -229,7 +231,9 @@ def _in_float32() -> Iterator[None]:
 
 @contextmanager
 def _saved(subject: Subject) -> Iterator[list[int]]:
-    """Bytes of what forward passes within the block keep for the backward pass, but for the parameters."""
+    """Collect the sizes in bytes of tensors that forward passes in the block save for the backward pass, except
+    parameters.
+    """
     sizes: list[int] = []
     seen: set[int] = set()
     model = 4 * subject.layout.parameters
@@ -246,7 +250,7 @@ def _saved(subject: Subject) -> Iterator[list[int]]:
 
 
 def _identity(subject: Subject, device: torch.device) -> str:
-    """Names what a trial depends on: model, input, kind of device, versions of what computes."""
+    """Hash of everything that a trial depends on: model, input, kind of device, versions of the software."""
     about = [subject.name, subject.shape, subject.classes, __version__, devices.kind(device)]
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 

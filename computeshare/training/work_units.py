@@ -1,4 +1,4 @@
-"""What computes a job's units, as its strategy has it: micro-batches one by one, or replicas of local SGD."""
+"""The replica that computes a job's units: a gradient per micro-batch, or steps of local SGD, by the strategy."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -15,7 +15,7 @@ from computeshare.types import Blob, Vector
 
 
 class InnerState(Protocol):
-    """What goes on from unit to unit, and from a worker that leaves to another: as in `LocalReplica`."""
+    """The inner optimizer's state, kept from unit to unit and handed over by workers that leave; see `LocalReplica`."""
 
     def dump(self) -> list[Blob] | None: ...
     def restore(self, state: Blob) -> None: ...
@@ -30,7 +30,7 @@ class AnyReplica(Protocol):
 
     @property
     def kept(self) -> InnerState | None:
-        """The inner state, where the strategy keeps it."""
+        """The inner state, if the strategy keeps it."""
 
     def load(self, weights: Weights) -> None: ...
 
@@ -50,11 +50,11 @@ class AnyReplica(Protocol):
         """
 
     def walk(self, micro_batches: Sequence[int]) -> Update:
-        """What some micro-batches end with, at least one: the last one's update, or where their steps led."""
+        """Compute at least one micro-batch: returns the last gradient, or the pseudo-gradient of all steps."""
 
 
 def replica_of(spec: JobSpec, module: nn.Module, layout: Layout, split: Split, device: torch.device) -> AnyReplica:
-    """What computes this job's units; it takes `module` over."""
+    """Build the replica for this job's strategy; it takes over `module`, which must not be used elsewhere."""
     strategy = spec.strategy
     if strategy.inner is None:
         return Replica(module, layout, spec.plan, split, device, strategy.sent)
