@@ -56,7 +56,7 @@ class Round:
         return len(self.carried) + self.count
 
     def behind(self, cursor: int) -> "Round":
-        """What of a window begins at the unit with this number."""
+        """The rest of a window, from unit `cursor` on."""
         return replace(self, first=cursor, count=self.first + self.count - cursor)
 
     @property

@@ -1,4 +1,5 @@
-"""How a job's model is moved: one class for each kind of strategy, with its fields and all that depends on the kind.
+"""Training strategies: one class per kind, with the kind's fields and all behaviour that differs between kinds.
 
-Pure: arrays in, arrays out. Combinations run in the order of units, so their bits do not depend on who computed what.
+Pure: arrays in, arrays out. Updates are combined in the order of units, so the result's bits do not depend on which
+worker computed which update.
 """

@@ -1,4 +1,4 @@
-"""Averages of vectors, with their bits fixed by the order given."""
+"""Averages of vectors; the order of the vectors determines the result's bits."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,22 +9,22 @@ from computeshare.tensors.layout import BUCKET
 from computeshare.types import Vector
 
 PIECE = 1 << 17
-"""Values added up at a time, so that they stay in the processor's cache."""
+"""Values processed at a time, few enough for the processor's cache."""
 TRIMMED = 0.2
-"""Least share of the values that `trimmed_mean` leaves out at each end of every coordinate."""
+"""Smallest share of values that `trimmed_mean` drops at each end of every coordinate."""
 
 
 class Mean:
-    """A mean weighted by samples, added up in the order given; holds one vector, and works on it piece by piece."""
+    """A mean weighted by samples, accumulated in the order of `add` into a single vector."""
 
     def __init__(self, total: int, out: Vector | None = None) -> None:
-        """`total`: samples of all the vectors to come; `out`: where to add them up."""
+        """`total`: samples of all vectors to be added; `out`: array to accumulate in, by default a new array."""
         self._total, self._out = total, out
         self._sum: Vector | None = None
         self._scratch: Vector | None = None
 
     def add(self, vector: Vector, samples: float) -> None:
-        """Count `vector` as `samples` of the total; a fraction where some of them count less."""
+        """Add `vector` with the weight `samples / total`; discounted updates have fractional samples."""
         weight = np.float32(samples / self._total)
         if self._sum is None or self._scratch is None:
             self._sum = np.multiply(vector, weight, out=self._out)
@@ -42,7 +42,7 @@ class Mean:
 
 
 def mean(updates: Iterable[Vector], samples: Sequence[int], out: Vector | None = None) -> Vector:
-    """The mean weighted by samples, added up in the order given, in `out` if that is given."""
+    """The mean of vectors (d,), weighted by samples, accumulated in order; in `out` if given."""
     total = Mean(sum(samples), out)
     for update, count in zip(updates, samples, strict=True):
         total.add(update, count)
@@ -50,7 +50,7 @@ def mean(updates: Iterable[Vector], samples: Sequence[int], out: Vector | None =
 
 
 def median(updates: Vector) -> Vector:
-    """The coordinate-wise median of (n, d), which is sorted in place."""
+    """The coordinate-wise median (d,) of `updates` (n, d), which is sorted in place."""
     updates.sort(axis=0)
     middle = len(updates) // 2
     if len(updates) % 2:
@@ -61,8 +61,11 @@ def median(updates: Vector) -> Vector:
 
 
 def trimmed_mean(updates: Vector, bad: int = 0) -> Vector:
-    """The coordinate-wise mean of (n, d), which is sorted in place, without the largest and smallest 20 %, or without
-    as many as may be `bad` if those are more (Yin et al., arXiv:1803.01498).
+    """The coordinate-wise trimmed mean (d,) of `updates` (n, d), which is sorted in place.
+
+    Drops the largest and smallest 20 % of each coordinate, or `bad` values at each end if these are more.
+
+    Source: Yin et al., arXiv:1803.01498.
     """
     cut = max(int(TRIMMED * len(updates)), bad)
     updates.sort(axis=0)
@@ -71,7 +74,7 @@ def trimmed_mean(updates: Vector, bad: int = 0) -> Vector:
 
 
 def stacked(updates: Iterable[Vector], count: int) -> Vector:
-    """The updates as rows, in a matrix that is the only one of its size."""
+    """The updates (d,) as the rows of one matrix (count, d)."""
     rows: Vector | None = None
     for index, update in enumerate(updates):
         if rows is None:
@@ -83,15 +86,15 @@ def stacked(updates: Iterable[Vector], count: int) -> Vector:
 
 
 def square(bucket: Vector) -> float:
-    """The squared Euclidean norm of a bucket; an update's is the sum over its buckets, in their order."""
+    """The squared Euclidean norm of a bucket; summed over buckets in order, the squared norm of an update."""
     return float(np.dot(bucket, bucket))
 
 
 def clipped(updates: Iterable[Vector], max_norm: float, norms: Sequence[float] = ()) -> Iterator[Vector]:
-    """The updates, those longer than `max_norm` scaled to that.
+    """The updates, scaled down to the Euclidean norm `max_norm` if longer.
 
     Args:
-        norms: of the whole updates, where these are buckets of them.
+        norms: norms of the whole updates, if `updates` are buckets.
     """
     for index, update in enumerate(updates):
         length = norms[index] if norms else norm(update)

@@ -1,6 +1,7 @@
-"""The protocol that every strategy implements: all that the rest of the code wants to know of the kind of a job.
+"""The interface of strategies: everything that the rest of the code asks about a job's kind.
 
-Knows no torch: what a strategy has workers do is data (`inner`) and NumPy (`sent`), which `computeshare.training` runs.
+Free of torch: a strategy describes the workers' part as data (`inner`) and NumPy code (`sent`), which
+`computeshare.training` runs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,20 +18,20 @@ from computeshare.strategies.load_balancer import Divider
 from computeshare.types import Vector
 
 LARGEST_ROUND = 4096
-"""Most updates that a version may be made of."""
+"""Largest number of updates combined in a version."""
 LARGEST_LOCAL_ROUND = 100_000
-"""Most micro-batches in all the units of a round."""
+"""Largest number of micro-batches in a round of local SGD."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """What is known of the updates that a version is made of, each in the order of units.
+    """Facts about the updates that are combined into a version; sequences are in the order of units.
 
     Args:
-        samples: how many samples each stands for.
-        staleness: how many versions each one's weights were behind; none: all are fresh.
-        workers: the fewest that share the round, of which fewer than half may be bad.
-        norms: Euclidean norms of the whole updates, where buckets of them are combined and `needs_norms`; else none.
+        samples: number of samples of each update.
+        staleness: staleness of each update in versions; empty: all are fresh.
+        workers: smallest number of workers that share the round; fewer than half of them may be bad.
+        norms: Euclidean norm of each whole update if buckets are combined and `needs_norms` holds; else empty.
     """
 
     samples: Sequence[int]
@@ -40,10 +41,10 @@ class Contributions:
 
 
 class Strategy(Part):
-    """How versions are made. A kind is a class with the kind's fields, listed in `registry`.
+    """How a round's updates become the next version. Each kind is a subclass with its own fields, listed in `registry`.
 
-    What is answered here holds of strategies whose units are micro-batches, each sent as a gradient, and whose rounds
-    wait for all of them; a kind overrides what is different. All answers are pure.
+    The defaults describe a strategy whose units are micro-batches, sent as gradients, and whose rounds wait for all
+    units; a kind overrides the differences. All methods are pure.
     """
 
     kind: Annotated[str, Control(ROUND, None)] = Field(title="Strategy")
@@ -52,30 +53,30 @@ class Strategy(Part):
     # The JobSpec
 
     suits: ClassVar[str]
-    """What to take it for, in a few words."""
+    """The use case, in a few words, for the user interfaces."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """For each field of the JobSpec that is `implied`, what the user sets in its place."""
+    """For each `implied` field of the JobSpec: advice on the field to set instead."""
     units_from: ClassVar[str] = "micro_batches_per_round"
-    """The field that says how many units a round has, and so how many workers can work on it at a time."""
+    """The field with the number of units in a round, which is the most workers that can share the round."""
     rate_field: ClassVar[str] = "optimizer.lr"
     """The learning rate that users tune."""
     unit: ClassVar[str] = "micro-batch"
-    """What a unit of a round is called."""
+    """Name of a unit, for users."""
     units: ClassVar[str] = "micro-batches"
     lease: ClassVar[str] = "micro-batch"
-    """What a worker's work is called."""
+    """Name of a worker's lease, for users."""
 
     @property
     def implied(self) -> dict[str, Any]:
-        """Fields of the JobSpec that follow from the strategy, and what they are."""
+        """Fields of the JobSpec that the strategy determines, with their values."""
         return {}
 
     def check(self, plan: Plan, fewest: int) -> None:
-        """Compare the strategy with its job.
+        """Check that the strategy suits the job.
 
         Args:
-            fewest: the workers that the job waits for.
-        Raises: ValidationError, ValueError: they do not go together.
+            fewest: the number of workers that the job waits for (`workers.min`).
+        Raises: ValidationError, ValueError: it does not.
         """
 
     # The plan of a round
@@ -83,7 +84,7 @@ class Strategy(Part):
     steps_may_grow: ClassVar[bool] = False
     """Whether `codec: auto` may choose more steps for a unit."""
     takes_any: ClassVar[bool] = False
-    """Whether a version is made of whichever units of its epoch come first, late ones among them."""
+    """Whether a version combines the first updates to arrive, of any units of the epoch, stale updates included."""
 
     @property
     def steps(self) -> int:
@@ -91,17 +92,15 @@ class Strategy(Part):
         return 1
 
     def with_steps(self, steps: int | None) -> Self:
-        """The strategy with the steps that were chosen for it, if any were."""
+        """The strategy with `steps` micro-batches per unit, as chosen for `codec: auto`; None changes nothing."""
         return self
 
     def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:
-        """The round that starts from `version`, with what the one before left over."""
+        """The round that starts from `version`, with the units carried over from the round before."""
         return plan.round(version, carried)
 
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
-        """The units of the round that starts from `version`, as far as they are known before it opens: workers assemble
-        their batches ahead.
-        """
+        """The units of the round that starts from `version`, if known before it opens; workers prefetch them."""
         return plan.round(version).units
 
     def divider(self) -> Divider | None:
@@ -115,27 +114,27 @@ class Strategy(Part):
     # Who makes a version, and when it closes
 
     most_unmeasured: ClassVar[int] = 0
-    """Units that a worker of unknown speed is leased at most at once; 0: no limit."""
+    """Most units in one lease of a worker of unknown speed; 0: no limit."""
 
     @property
     def waits_for_slowest(self) -> bool:
-        """Whether a round takes as long as the slowest worker's part of it."""
+        """Whether a round lasts until the slowest worker has finished its part."""
         return True
 
     @property
     def recent(self) -> int:
-        """From how many versions, the current one among them, a submission may start."""
+        """Number of recent versions, including the current one, that an accepted update may be computed on."""
         return 1
 
     def quorum_of(self, is_last: bool) -> float:
-        """The share of a round that closes it past its deadline; `is_last`: of its epoch, or of all."""
+        """Share of a round's units that suffices past the deadline; `is_last`: in the last round of an epoch or job."""
         return 1.0
 
     def sharers(self, fewest: int) -> int:
-        """How many workers must share a round for its combination to bear bad ones; 0: any number may make it.
+        """Number of workers that must share each round so that the strategy tolerates bad workers; 0: no such need.
 
         Args:
-            fewest: the workers that the job waits for.
+            fewest: the number of workers that the job waits for (`workers.min`).
         """
         return 0
 
@@ -143,40 +142,40 @@ class Strategy(Part):
 
     @property
     def inner(self) -> OptimizerSpec | None:
-        """The optimizer with which a worker steps through a unit, to send how far that led; None: it sends the unit's
-        gradient.
+        """The optimizer with which a worker steps through a unit to send a pseudo-gradient; None: workers send
+        gradients.
         """
         return None
 
     @property
     def keeps_inner(self) -> bool:
-        """Whether `inner`'s state goes on from unit to unit, and is handed over by workers that leave."""
+        """Whether the state of `inner` is kept from unit to unit, and handed over by workers that leave."""
         return False
 
     @property
     def extra_vectors(self) -> int:
-        """Vectors of the model's size that a worker holds beside weights, gradient and what travels."""
+        """Vectors of the model's size in a worker's memory besides weights, gradient and messages."""
         return 0
 
     def sent(self, values: Vector) -> Vector:
-        """What a worker sends of a bucket of an update; the bucket is left as it is."""
+        """The values that a worker sends for a bucket of its update; `values` is not changed."""
         return values
 
     # The combination
 
     @property
     def needs_norms(self) -> bool:
-        """Whether `gradient` needs the norms of whole updates where it is given buckets."""
+        """Whether `gradient` needs the norms of whole updates when it combines buckets."""
         return False
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
-        """The gradient that the server's optimizer steps on, or a bucket of it from that bucket of the updates.
+        """Combine updates, or one bucket of each, into the gradient for the server's optimizer.
 
-        Runs in the order of units, so that its bits do not depend on who computed what.
+        Adds in the order of units, so that the bits do not depend on which worker computed which update.
 
         Args:
-            updates: one update per unit, shape (d,) float32; read once, and each holds until the next is asked for.
-            out: where to put it, if that is given and of use.
-        Returns: shape (d,), float32.
+            updates: one update per unit, shape (d,), float32; iterated once, each valid until the next.
+            out: array (d,) that may receive the result.
+        Returns: shape (d,), float32; `out` or a new array.
         """
         raise NotImplementedError

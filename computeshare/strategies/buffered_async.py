@@ -1,4 +1,4 @@
-"""Buffered asynchronous SGD: a version from the updates that came first, the late ones at a discount."""
+"""Buffered asynchronous SGD: combines the first updates to arrive, with less weight for stale updates."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,8 +14,8 @@ from computeshare.types import Vector
 
 
 class AsyncStrategy(Strategy):
-    """Buffered asynchronous SGD (FedBuff, arXiv:2106.06639): a version is made of the `buffer` updates that arrive
-    first, also of those computed on an earlier version.
+    """Buffered asynchronous SGD (FedBuff, arXiv:2106.06639): a version combines the first `buffer` updates to arrive,
+    including updates computed on earlier versions.
     """
 
     suits: ClassVar[str] = "unequal machines"
@@ -40,34 +40,33 @@ class AsyncStrategy(Strategy):
 
     @property
     def implied(self) -> dict[str, Any]:
-        """The buffer is the round."""
+        """A round has as many micro-batches as the buffer."""
         return {"micro_batches_per_round": self.buffer}
 
     def round(self, plan: Plan, version: int, carried: Sequence[int]) -> Round:
-        """Any units of the epoch, as many as are buffered."""
+        """A window of the epoch's units, any `buffer` of which make the version."""
         return plan.window(version)
 
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
-        """None: which units will be left depends on who is how fast."""
+        """Empty: the units left to a round depend on the workers' speeds."""
         return ()
 
     @property
     def waits_for_slowest(self) -> bool:
-        """It waits for nobody."""
+        """False: the first updates to arrive make the version."""
         return False
 
     @property
     def recent(self) -> int:
-        """The versions that an update may be late by, and the current one."""
+        """`max_staleness` versions and the current one."""
         return 1 + self.max_staleness
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
         """The sum of weight x samples x update, over the sum of samples.
 
-        The weights are not in the divisor: a buffer of updates that are all late makes a shorter step, one that they
-        agree on as much as on their direction. Divided by the sum of the weights, late updates among themselves would
-        count in full. (FedBuff divides by the number of updates, which are of one size there.) Buffers are no steps:
-        their mean is weighted by samples alone.
+        The divisor leaves out the staleness weights, so that a buffer full of stale updates makes a shorter step;
+        divided by the sum of the weights, it would make a full step. (FedBuff divides by the number of updates, which
+        have the same size there.) Staleness does not discount the model's buffers: their mean is weighted by samples.
         """
         total = Mean(sum(about.samples), out)
         staleness = about.staleness or [0] * len(about.samples)

@@ -1,4 +1,4 @@
-"""Local SGD and DiLoCo: workers step by themselves, and how far they went is the gradient of one outer step."""
+"""Local SGD and DiLoCo: workers take local steps; the mean pseudo-gradient makes one outer step on the server."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -15,8 +15,8 @@ from computeshare.types import Vector
 
 
 class LocalStrategy(Strategy):
-    """Local SGD and DiLoCo (arXiv:2311.08105): each of `replicas` takes `inner_steps` steps of its own, a micro-batch
-    each, from the version's weights; the mean of how far they went is one step of an outer Nesterov momentum.
+    """Local SGD and DiLoCo (arXiv:2311.08105): each of `replicas` takes `inner_steps` steps from the version's weights,
+    a micro-batch each; the server steps on their mean pseudo-gradient, with Nesterov momentum.
 
     An outer rate of 1 and a momentum of 0 give plain local SGD: the mean of the replicas' weights.
     """
@@ -74,7 +74,7 @@ class LocalStrategy(Strategy):
 
     @property
     def outer_optimizer(self) -> OptimizerSpec:
-        """The server's optimizer: its gradient is the mean pseudo-gradient."""
+        """The server's optimizer, which steps on the mean pseudo-gradient."""
         nesterov = self.outer_momentum > 0
         return OptimizerSpec(name="SGD", lr=self.outer_lr, momentum=self.outer_momentum, nesterov=nesterov)
 
@@ -86,15 +86,15 @@ class LocalStrategy(Strategy):
 
     @property
     def steps(self) -> int:
-        """The inner steps: a micro-batch each."""
+        """Inner steps of a unit, a micro-batch each."""
         return self.inner_steps
 
     def with_steps(self, steps: int | None) -> Self:
-        """With so many inner steps."""
+        """The strategy with `steps` inner steps; None changes nothing."""
         return self.model_copy(update={"inner_steps": steps or self.inner_steps})
 
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
-        """None: a unit's batches are too many to hold."""
+        """Empty: prefetching a unit's batches would take too much memory."""
         return ()
 
     def divider(self) -> Divider | None:
@@ -117,19 +117,18 @@ class LocalStrategy(Strategy):
 
     @property
     def keeps_inner(self) -> bool:
-        """Whether replicas go on with their optimizers' states."""
+        """Whether replicas keep the inner optimizer's state from round to round."""
         return self.inner_state == "kept"
 
     @property
     def extra_vectors(self) -> int:
-        """The weights at the beginning, how far they led, and the inner state."""
+        """The starting weights, the pseudo-gradient, and one or two vectors of inner state."""
         return 2 + (1 if self.inner_optimizer.name == "SGD" else 2)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
         """The mean of the pseudo-gradients (the version's weights minus a replica's), for the outer optimizer.
 
-        Weighted by samples: a replica that took fewer steps, at an epoch's end, went less far, and counts for less of
-        the mean.
+        Weighted by samples: a replica that took fewer steps, at an epoch's end, has moved less and gets less weight.
 
         Source: DiLoCo, arXiv:2311.08105; with an outer rate of 1 and no momentum FedAvg, arXiv:1602.05629.
         """

@@ -1,4 +1,4 @@
-"""The kinds of strategies there are, and the strategy that a document names."""
+"""The list of strategies, and the parser of the JobSpec's `strategy` field."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, get_args
@@ -14,22 +14,22 @@ from computeshare.strategies.signsgd import SignStrategy
 from computeshare.strategies.sync import SyncStrategy
 
 AnyStrategy: TypeAlias = SyncStrategy | AsyncStrategy | LocalStrategy | SignStrategy
-"""A new strategy is added here, and nowhere else."""
+"""The only list of strategies: add new kinds here."""
 KINDS: Mapping[str, type[AnyStrategy]] = {one.model_fields["kind"].default: one for one in get_args(AnyStrategy)}
 DEFAULT = SyncStrategy()
 
 
 def parse(value: Any) -> AnyStrategy:
-    """The strategy of the kind that `value`, an object or a strategy, names; the default's where it names none.
+    """Parse a strategy from an object with a `kind` (by default the default strategy's), or return a parsed one.
 
-    Raises: ValidationError, ValueError: it is none that a job may ask for.
+    Raises: ValidationError, ValueError: the kind or one of its fields is invalid.
     """
     if isinstance(value, AnyStrategy):
         return value
     if not isinstance(value, dict):
         raise ValueError("strategy must be an object with a kind and that kind's fields")
     kind = value.get("kind", DEFAULT.kind)
-    if kind not in list(KINDS):  # a list, for what cannot be hashed
+    if kind not in list(KINDS):  # a list, because `kind` may not be hashable
         expected = ", ".join(f"'{name}'" for name in KINDS)
         error = InitErrorDetails(type="literal_error", loc=("kind",), input=kind, ctx={"expected": expected})
         raise ValidationError.from_exception_data("strategy", [error])
@@ -41,11 +41,11 @@ def parse(value: Any) -> AnyStrategy:
 
 
 Named: TypeAlias = Annotated[AnyStrategy, BeforeValidator(parse)]
-"""A field for a strategy: told apart by `kind`, of which errors speak alone."""
+"""A pydantic field for a strategy. Errors mention the fields of the named kind only."""
 
 
 def stored(spec: Mapping[str, Any]) -> Strategy:
-    """The strategy of a stored job's specification; unchecked where another release wrote what this one refuses."""
+    """The strategy of a stored job's specification; not validated if this release rejects it but another wrote it."""
     document = spec.get("strategy", {})
     try:
         return parse(document)
@@ -54,7 +54,7 @@ def stored(spec: Mapping[str, Any]) -> Strategy:
 
 
 def implied_by(document: Any) -> dict[str, Any]:
-    """The fields of the JobSpec that follow from a strategy; none where it is none that this release knows."""
+    """The fields of the JobSpec that a strategy determines; empty if this release does not know the strategy."""
     try:
         return parse(document).implied
     except ValueError:

@@ -14,10 +14,10 @@ from computeshare.types import Vector
 
 
 class SignStrategy(Strategy):
-    """SignSGD with majority vote (arXiv:1802.05880, 1810.05291): of each micro-batch's gradient only the signs are
-    sent, and each weight moves by `lr` against the sign that most of them have.
+    """SignSGD with majority vote (arXiv:1802.05880, 1810.05291): workers send only the signs of each micro-batch's
+    gradient, and each weight moves by `lr` against the majority's sign.
 
-    The votes are micro-batches, not workers: what is voted does not depend on who takes part.
+    Micro-batches vote, not workers: the outcome does not depend on which workers take part.
     """
 
     suits: ClassVar[str] = "signs alone, by majority"
@@ -34,7 +34,7 @@ class SignStrategy(Strategy):
 
     @property
     def implied(self) -> dict[str, Any]:
-        """Plain steps of `lr`, whatever the number of votes."""
+        """Plain SGD with the rate `lr`, whatever the number of votes."""
         return {"optimizer": OptimizerSpec(name="SGD", lr=self.lr), "lr_scaling": "none"}
 
     def sent(self, values: Vector) -> Vector:
@@ -42,9 +42,9 @@ class SignStrategy(Strategy):
         return np.sign(values)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
-        """The sign of the sum of the votes; 0 where they are tied, so that the weight stays.
+        """The sign of the sum of the votes; 0 for a tie, which leaves the weight unchanged.
 
-        Signs are taken again, since a codec that loses something, or a bad worker, may send other numbers.
+        Votes are reduced to signs again, because a lossy codec or a bad worker may send other numbers.
         """
         total: Vector | None = None
         for update in updates:

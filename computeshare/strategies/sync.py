@@ -1,4 +1,4 @@
-"""Synchronous SGD: one combined gradient from all micro-batches of a round."""
+"""Synchronous SGD: combines the gradients of all micro-batches of a round."""
 
 from collections.abc import Iterable
 from typing import ClassVar, Literal
@@ -13,8 +13,8 @@ from computeshare.types import Vector
 
 
 class SyncStrategy(Strategy):
-    """Synchronous SGD: every version is made of the micro-batches of its round; with a quorum below 1, those that are
-    late are carried over to the next.
+    """Synchronous SGD: a version combines all micro-batches of its round. With a quorum below 1, late micro-batches are
+    carried over to the next round.
     """
 
     suits: ClassVar[str] = "as one machine"
@@ -27,7 +27,7 @@ class SyncStrategy(Strategy):
     max_norm: float | None = Field(None, gt=0, description="clip each update to this Euclidean norm")
 
     def check(self, plan: Plan, fewest: int) -> None:
-        """Refuse a robust combination that would not keep what it promises."""
+        """Refuse a robust `combine` if the job's rounds let bad workers outvote the others. Raises ValueError."""
         per_round, sharers = plan.micro_batches_per_round, self.sharers(fewest)
         if not sharers:
             return
@@ -47,20 +47,20 @@ class SyncStrategy(Strategy):
                 )
 
     def quorum_of(self, is_last: bool) -> float:
-        """The job's quorum, but for last rounds, whose late micro-batches nothing could carry over."""
+        """The quorum; 1 for last rounds, whose late micro-batches no round could take over."""
         return 1.0 if is_last else self.quorum
 
     def sharers(self, fewest: int) -> int:
-        """All that the job waits for, where the combination is robust and some of them may be bad."""
+        """`fewest` if `combine` is robust and tolerates at least one bad worker; else 0."""
         return fewest if self.combine != "mean" and tolerated(fewest) else 0
 
     @property
     def needs_norms(self) -> bool:
-        """Whether updates are clipped."""
+        """Whether updates are clipped to `max_norm`."""
         return self.max_norm is not None
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
-        """The updates' mean, weighted by samples, or their coordinate-wise median or trimmed mean."""
+        """The mean of the updates weighted by samples, or their coordinate-wise median or trimmed mean."""
         count = len(about.samples)
         if self.max_norm is not None:
             updates = clipped(updates, self.max_norm, about.norms)
