@@ -1,4 +1,4 @@
-"""A seat's leases while it computes and sends: a thread and a connection of their own keep them."""
+"""Extends a seat's leases from a thread with its own connection, while the seat computes and sends."""
 
 import threading
 
@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 class LeaseKeeper:
-    """Keeps the leases that a seat works on, and hears meanwhile that the job ends or others have done the work."""
+    """Extends the leases that a seat works on, and learns from the replies whether the work is still wanted."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -30,20 +30,20 @@ class LeaseKeeper:
         self._over.set()
 
     def begin(self, micro_batches: tuple[int, ...], nonce: str) -> None:
-        """Keep the leases on these from now on, and what has been sent of them ahead of the submission `nonce`."""
+        """Begin to extend the leases on these units, and the life of parts staged for the submission `nonce`."""
         with self._lock:
             self._status, self._nonce, self._work = "running", nonce, micro_batches
 
     def end(self) -> None:
-        """Let the others run out, should there be any that the seat does not know of."""
+        """Stop extending leases; any that are left expire."""
         self._work = ()
 
     def goes_on(self) -> bool:
-        """Whether there is any use in going on with the work, as far as is known."""
+        """Whether the work is still wanted, by the last reply."""
         return self._status == "running"
 
     def takes_more(self) -> bool:
-        """Whether there is any use in sending what was done: a lease is over once its submission is taken, too."""
+        """Whether to go on sending. A lost lease does not stop it: an accepted submission ends its lease as well."""
         return self._status in ("running", "lost")
 
     def _keep(self) -> None:
@@ -55,5 +55,5 @@ class LeaseKeeper:
                     log.warning("leases not extended", error=str(error))
                     continue
                 with self._lock:
-                    if self._work is work:  # else it was said of what came before
+                    if self._work is work:  # else the reply is about earlier work
                         self._status = status

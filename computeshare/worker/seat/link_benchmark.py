@@ -1,4 +1,4 @@
-"""What a worker measures before a job's codecs are chosen: its link to the broker, its speed, what an update takes."""
+"""Measures a worker before a job's codecs are chosen: link to the broker, computing speed, cost of each codec."""
 
 import os
 import time
@@ -20,12 +20,12 @@ LONG_ENOUGH_S = 1.0
 MOST_MICRO_BATCHES = 64
 
 Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
-"""The update (d,) and buffers (b,) that some micro-batches end with."""
+"""Computes some micro-batches; returns the update (d,) and the buffers (b,)."""
 
 
 def measure(member: Member, compute: Compute, layout: Layout) -> MeasuredLink:
-    """Compute micro-batches, encode and decode what they end with by every candidate, and try the link."""
-    compute([0])  # the first one takes longer
+    """Time micro-batches, every candidate codec on the resulting update, and the link. Takes a few seconds."""
+    compute([0])  # warm-up
     count, took = 1, 0.0
     while took < LONG_ENOUGH_S and count < MOST_MICRO_BATCHES:
         count *= 4
@@ -38,7 +38,7 @@ def measure(member: Member, compute: Compute, layout: Layout) -> MeasuredLink:
 
 
 def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Coded:
-    """An update (d,) with its buffers (b,) encoded and decoded: the second time, as what comes first takes longer."""
+    """Size and times of encoding and decoding an update (d,) with its buffers (b,), after a warm-up."""
     encoder, out = UpdateEncoder(codec, layout, feedback_of(codec, layout)), np.empty_like(vector)
     for _ in range(2):
         began = time.perf_counter()
@@ -50,7 +50,7 @@ def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Code
 
 
 def link(member: Member) -> tuple[float, float]:
-    """Bytes per second to the broker and back: ever larger probes, until one takes long enough to tell."""
+    """Bytes per second to and from the broker, by growing probes until sending takes `LONG_ENOUGH_S`."""
     data = memoryview(os.urandom(LARGEST_PROBE))
     size, took = SMALLEST_PROBE, 0.0
     while True:

@@ -1,4 +1,4 @@
-"""A seat's process tells its worker how it gets on: small lines of JSON down a pipe, dropped where nobody reads."""
+"""A seat's progress, sent to its worker process as short JSON lines through a pipe; dropped if the pipe is full."""
 
 import contextlib
 import json
@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 DESCRIPTOR = "COMPUTESHARE_TELL"
-"""Variable that names the pipe's end to the seat's process."""
+"""Environment variable with the file descriptor of the seat's end of the pipe."""
 EVERY_S = 0.5
 LONGEST = 500
-"""Bytes of a line: a pipe takes so many in one piece or not at all, on every system."""
+"""Most bytes in a line: on every system a pipe takes this many atomically."""
 LONGEST_TITLE = 60
 WINDOW_S = 8.0
-"""Over how long speeds are taken."""
+"""Seconds over which speeds are averaged."""
 _LONGEST_WORDS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class SeatProgress:
-    """How a seat gets on: bytes and samples since it began."""
+    """A seat's progress; bytes and samples count from its start."""
 
     state: str
     """`loading`, `waiting` or `working`."""
@@ -36,13 +36,13 @@ class SeatProgress:
     bytes_down: int = 0
 
     def encode(self) -> bytes:
-        """One line, `LONGEST` bytes at most."""
+        """Encode as one line of JSON, at most `LONGEST` bytes."""
         title = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in self.title[:LONGEST_TITLE])
         return json.dumps(asdict(self) | {"title": title}, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def decode(cls, line: bytes) -> "SeatProgress | None":
-        """What a line says; None if that is nothing."""
+        """Decode a line; None if it is invalid."""
         try:
             values = json.loads(line)
             numbers = [int(values[name]) for name in ("version", "rounds", "samples", "bytes_up", "bytes_down")]
@@ -53,7 +53,7 @@ class SeatProgress:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Per second, over the last few seconds."""
+    """Samples and bytes per second, averaged over the last `WINDOW_S` seconds."""
 
     samples: float = 0.0
     bytes_up: float = 0.0
@@ -61,9 +61,9 @@ class Speed:
 
 
 class Teller:
-    """The seat's side: tells twice a second what `look` finds, and at once when asked to; never waits.
+    """The seat's end of the pipe: sends `look()` twice a second and on `tell`, without ever blocking.
 
-    Does nothing in a process that no worker listens to.
+    Does nothing in a process without a listening worker.
     """
 
     def __init__(self, look: Callable[[], SeatProgress]) -> None:
@@ -75,9 +75,9 @@ class Teller:
             threading.Thread(target=self._keep, name="telling", daemon=True).start()
 
     def tell(self) -> None:
-        """Tell it now, if there is room for it."""
+        """Send the progress now, if the pipe has room."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # full, or the worker is gone, of which others take note
+            with contextlib.suppress(OSError):  # the pipe is full, or the worker is gone, which is noticed elsewhere
                 os.write(self._descriptor, self._look().encode())
 
     def _keep(self) -> None:
@@ -87,9 +87,9 @@ class Teller:
 
 
 class SeatLink:
-    """The worker's side: what its seat told last, and how fast it is.
+    """The worker's end of the pipe: the seat's latest progress, and its speed.
 
-    `echo`, where it is set, takes what the seat's process prints, line by line; else that goes where the worker's does.
+    `echo`, if set, is called with each line that the seat's process prints; else the seat shares the worker's output.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,20 +97,20 @@ class SeatLink:
         self.echo: Callable[[str], None] | None = None
         self._clock = clock
         self._heard: deque[tuple[float, SeatProgress]] = deque(maxlen=64)
-        self._seat = 0  # grows with each: what one told last may be read after it has ended
+        self._seat = 0  # number of the current seat: a late line of an earlier seat is ignored
 
     @property
     def is_loading(self) -> bool:
-        """Whether the seat has not come to its job yet."""
+        """Whether the seat is still loading, or has not reported yet."""
         return self.progress is None or self.progress.state == "loading"
 
     def hear(self, progress: SeatProgress) -> None:
-        """Take note of what was told."""
+        """Record a report."""
         self._heard.append((self._clock(), progress))
         self.progress = progress
 
     def speed(self) -> Speed:
-        """How fast the seat is, by what it told in the last `WINDOW_S` seconds."""
+        """The seat's speed, from its reports of the last `WINDOW_S` seconds."""
         now = self._clock()
         recent = [(at, progress) for at, progress in list(self._heard) if now - at <= WINDOW_S]
         if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
@@ -122,7 +122,7 @@ class SeatLink:
 
     @contextmanager
     def ends(self) -> Iterator[tuple[dict[str, str], list[Any]]]:
-        """Variables and file actions for the process that is started within the block."""
+        """Environment variables and `posix_spawn` file actions for the process that is started within the block."""
         self.over()
         seat = self._seat
         reading, writing = os.pipe()
@@ -143,7 +143,7 @@ class SeatLink:
                 threading.Thread(target=_read, args=(descriptor, take), name="listening", daemon=True).start()
 
     def over(self) -> None:
-        """The seat's process has ended."""
+        """Forget the seat, whose process has ended."""
         self._seat += 1
         self.progress = None
         self._heard.clear()
@@ -154,7 +154,7 @@ class SeatLink:
 
 
 def _read(descriptor: int, take: Callable[[bytes], None]) -> None:
-    """Hand on line by line until the other side is gone."""
+    """Pass on each line until the other end is closed."""
     with open(descriptor, "rb") as lines:
         while line := lines.readline(_LONGEST_WORDS):
             take(line)

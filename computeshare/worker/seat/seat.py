@@ -1,6 +1,6 @@
 """One seat: a worker's participation in one job, in a process of its own.
 
-Loads the job, agrees on its codecs, joins, has `SeatLoop` take part, and leaves.
+Loads the job, measures for its codecs if they are not chosen yet, joins, runs `SeatLoop`, and leaves.
 """
 
 import os
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from computeshare.training.work_units import AnyReplica
 
 ASK_AGAIN_S = 0.5
-"""How often a seat looks whether the codecs have been chosen."""
+"""Seconds between checks that the codecs have been chosen."""
 log = structlog.get_logger()
 
 
 class _Ended(Exception):
-    """The seat's end before it takes part; the message is the reason."""
+    """The seat ends before it joins; the message is the reason."""
 
 
 def serve(seat_id: str) -> str:
     """Run a seat until its job ends, the worker leaves, or another session takes over; returns why it ended."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked so far: the seat would have died of it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # blocked until a handler was set
     if stop.is_set():
         return ASKED
     keep_freed_memory()
@@ -72,7 +72,7 @@ def serve(seat_id: str) -> str:
 
 
 class SeatSession:
-    """A seat's session in the round protocol, from its start to its leave."""
+    """A seat's session in the round protocol, from loading to leaving."""
 
     def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, settings: Settings, stop: threading.Event) -> None:
         self.redis, self.seat, self.spec, self.settings, self.stop = redis, seat, spec, settings, stop
@@ -84,13 +84,13 @@ class SeatSession:
         self.keeper = LeaseKeeper(self.member)
         self.status = SeatStatus()
         self.memory: SeatMemory | None = None
-        """None before the device was chosen."""
+        """None until the device is chosen."""
         self.device = ""
         self.joined = False
         self.teller = Teller(self._progress)
 
     def run(self, device_name: str | None) -> str:
-        """Take part in the job until there is a reason to end, which is returned, and leave."""
+        """Take part in the job, then leave. Returns the reason for the end."""
         reason = "left"
         try:
             reason = self._take_part(device_name)
@@ -103,7 +103,7 @@ class SeatSession:
             self._tell_unfit(reason)
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
-            if not self.joined:  # whoever watches the job is to know why it gets no further
+            if not self.joined:  # the job's page shows why the worker does not join
                 about = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
                 RoundStore(self.redis, self.seat.job).append("left", about)
             raise
@@ -113,7 +113,7 @@ class SeatSession:
         return reason
 
     def _tell_unfit(self, reason: str) -> None:
-        """Tell the control plane not to give this worker a seat in this job again, and why."""
+        """Tell the control plane why this worker must not get a seat in this job again."""
         about: dict[str, Any] = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
         about |= {
             "name": self.name,
@@ -124,7 +124,7 @@ class SeatSession:
         log.error("this machine cannot take part in the job", job=self.seat.job, reason=reason)
 
     def _take_part(self, device_name: str | None) -> str:
-        """Load the job, agree on its codecs, join, and compute until there is a reason to end, which is returned."""
+        """Load the job, await its codecs, join, and compute. Returns the reason for the end."""
         import torch
 
         from computeshare.training import devices
@@ -146,7 +146,7 @@ class SeatSession:
         replica, outbox = context.make_replica(self.spec), UpdateQueue(self.member, encoder)
         inbox = Inbox(self.member, codecs.down, layout, replica.room)
         self.status.is_loaded = True
-        self.teller.tell()  # from here on there may be something to finish
+        self.teller.tell()  # from here on the worker lets the seat finish its work
         self._join({"kind": devices.kind(device), "memory_bytes": memory.needed_bytes})
         self._take_over(replica)
         loop = SeatLoop(
@@ -158,7 +158,7 @@ class SeatSession:
         return reason
 
     def _measure(self, context: SeatContext) -> None:
-        """Measure this machine and its link, by which the job's codecs are chosen, and report it."""
+        """Measure this machine and its link, and report the measurement, by which the reducer chooses the codecs."""
         from computeshare.tasks.modules import weights_of
 
         replica, layout = context.make_replica(self.spec), context.layout
@@ -173,7 +173,7 @@ class SeatSession:
         self.member.report(found.model_dump_json())
 
     def _chosen(self) -> JobSpec:
-        """The specification once its codecs have been chosen. Raises _Ended."""
+        """Wait for the specification with its codecs chosen. Raises _Ended."""
         rounds = RoundStore(self.redis, self.seat.job)
         while not self.stop.wait(ASK_AGAIN_S):
             raw = rounds.spec()
@@ -185,7 +185,7 @@ class SeatSession:
         raise _Ended(ASKED)
 
     def _join(self, about: dict[str, Any]) -> None:
-        """Begin the session once the job is open. Raises _Ended: the job takes no session of this worker."""
+        """Join the job once it is open. Raises _Ended: the job has ended, or does not admit this worker."""
         about = {"name": self.name, "device": self.device, **about}
         while not self.stop.is_set():
             status = when_there_is_room(lambda: self.member.join(self.seat.id, about), self.stop)
@@ -202,7 +202,7 @@ class SeatSession:
         raise _Ended(ASKED)
 
     def _take_over(self, replica: "AnyReplica") -> None:
-        """Go on with a replica whose worker has left, where its inner state is kept."""
+        """Take over the inner state of a worker that has left, if the strategy keeps inner states."""
         if kept := replica.kept:
             try:
                 if state := self.member.take_over():
@@ -211,7 +211,7 @@ class SeatSession:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 
     def _hand_over(self, replica: "AnyReplica") -> None:
-        """Leave the inner state of this seat's replica to another, while the job can still make use of it."""
+        """Hand the replica's inner state over to another worker, if the job is not over."""
         status, kept = self.member.extend(()), replica.kept
         if kept and status in ("running", "paused") and (state := kept.dump()):
             try:
@@ -220,12 +220,12 @@ class SeatSession:
                 log.warning("inner state not handed over", job=self.seat.job, error=str(error))
 
     def _progress(self) -> SeatProgress:
-        """How this seat gets on, for whoever sits before its machine."""
+        """This seat's progress, for the worker's display."""
         status = self.status
         state = ("working" if status.is_working else "waiting") if status.is_loaded else "loading"
         moved = self.wires.bytes_sent, self.wires.bytes_received
         return SeatProgress(state, self.spec.title, status.version, self.spec.rounds_total, status.samples, *moved)
 
     def _is_called_off(self) -> bool:
-        """Whether nobody has any use for what is being sent."""
+        """Whether the update being sent is no longer wanted; interrupts the wire."""
         return self.status.is_working and not self.keeper.takes_more()

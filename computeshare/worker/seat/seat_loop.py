@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from computeshare.training.work_units import AnyReplica
 
 AHEAD = 8
-"""Micro-batches that are assembled ahead, at most: of a longer round it is not known which of them will be leased."""
+"""Longest round, in units, whose batches are assembled ahead: of longer rounds, other workers lease most units."""
 SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 20, 1000
-"""For how long a seat waits for news at a time; a signal to leave is looked at after each."""
+"""Shortest and longest single wait for a new version; a request to leave is checked after each wait."""
 ALL_AT_ONCE_S = 0.25
-"""Computing up to which a lease is taken to be all that the worker gets of a round; after more it asks."""
+"""If a lease took longer to compute, the seat asks for another lease in the same round instead of waiting for the next
+version: slow work is leased in small portions."""
 SLOW_UPLOAD_S = 5.0
 REMARKS = {
     "stale": "too late: another version is current",
@@ -37,24 +38,24 @@ REMARKS = {
     "fenced": "fenced: a newer session of this worker is there",
     "refused": "not taken: what was sent is gone or not whole",
 }
-"""What the outcomes of a submission mean to whoever reads the log."""
+"""Log messages for the outcomes of a submission."""
 ASKED = "the worker was asked to leave"
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class SeatStatus:
-    """How far a seat is, for its worker's display."""
+    """A seat's state, for its worker's display."""
 
     is_loaded: bool = False
     is_working: bool = False
-    """Whether it computes, or sends updates."""
+    """Whether the seat computes or sends updates."""
     version: int = 0
     samples: int = 0
 
 
 class SeatLoop:
-    """Takes part in a job's rounds until there is a reason to end."""
+    """Takes part in a job's rounds until the job or the seat ends."""
 
     def __init__(
         self,
@@ -75,15 +76,15 @@ class SeatLoop:
         self._waiting_s = 0.0
         self._submitted_at = 0.0
         self._usual_wait_s = 0.0
-        """From a submission to the next version; 0: there is more to do before that."""
+        """Seconds from the last submission to the next version; 0: the round had more work for this seat."""
         self._uploading_s = 0.0
-        """Of the submission before: none can report its own."""
+        """Upload time of the last submission, reported with the next."""
         self._doubted = ""
-        """Token of the version whose weights were found damaged last."""
+        """Token of the last version whose weights were damaged."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> str:
-        """Compute and submit until there is a reason to end, which is returned."""
+        """Compute and submit until the job or the seat ends. Returns the reason."""
         loaded = ""
         grant = self.member.lease(loaded)
         while not self.stop.is_set():
@@ -103,7 +104,7 @@ class SeatLoop:
                         grant = self._doubt(grant.token, str(error))
                         continue
                     if grant.answer == "stale":
-                        continue  # superseded while it was on its way
+                        continue  # superseded by a newer version during the download
                     if weights is None:
                         grant = self._superseded(grant.token)
                         continue
@@ -120,7 +121,7 @@ class SeatLoop:
         return ASKED
 
     def _load_news(self, grant: Grant) -> bool:
-        """Load the weights that came with the news of a version; False if they are damaged."""
+        """Load the weights that came with the notice of a version; False if they are damaged."""
         try:
             self.replica.load(self.inbox.decoded(grant))
         except CodecError:
@@ -128,8 +129,8 @@ class SeatLoop:
         return True
 
     def _doubt(self, token: str, error: str = "they do not match its digest") -> Grant:
-        """Tell that a version's weights are damaged, and read them again: at once, or, if that was of no use, once the
-        reducer has published them again.
+        """Report a version's weights as damaged, and read them again: the first time at once, then after the reducer
+        has published them again.
         """
         again, self._doubted = token == self._doubted, token
         log.warning("damaged weights", job=self.member.keys.job_id, version=Token.parse(token).version, error=error)
@@ -140,9 +141,9 @@ class SeatLoop:
         return self.member.lease("")
 
     def _superseded(self, token: str) -> Grant:
-        """The next version, where the weights of one were let go of while they were read.
+        """Lease from the next version, because the weights of version `token` were deleted while they were read.
 
-        Raises JobGone: there is none; the broker has lost them.
+        Raises JobGone: there is no next version; the broker has lost the weights.
         """
         grant = self.member.lease("")
         if grant.answer == "stale" and grant.token == token:
@@ -150,7 +151,7 @@ class SeatLoop:
         return grant
 
     def _wait(self, loaded: str, ask_again_ms: int) -> Grant:
-        """Sleep until the next version, or until it is worth asking for a lease again."""
+        """Wait for the next version, or until it is time to ask for a lease again."""
         started = time.perf_counter()
         self._look_ahead(loaded)
         timeout_ms = min(ask_again_ms, LONGEST_WAIT_MS)
@@ -163,20 +164,20 @@ class SeatLoop:
         return grant
 
     def _waited(self, loaded: str) -> Grant:
-        """What the waiting that was begun with a submission ends with."""
+        """Finish the wait for the next version that began with the submission."""
         started = time.perf_counter()
         grant = self.member.waited(loaded)
         self._waiting_s += time.perf_counter() - started
         return grant
 
     def _look_ahead(self, loaded: str) -> None:
-        """Assemble what may be leased of the next round, while there is nothing else to do."""
+        """Assemble the next round's batches while the seat is idle."""
         if loaded:
             units = self._strategy.foreseen(self._plan, Token.parse(loaded).version + 1)
             self.replica.prefetch(units if len(units) <= AHEAD else ())
 
     def _work(self, grant: Grant) -> Grant | None:
-        """Compute what was leased and submit it; None: waiting for the next version has begun."""
+        """Compute the leased units and submit them. Returns None if the wait for the next version has begun."""
         self._memory.check_taken()
         self.status.version = Token.parse(grant.token).version
         self.outbox.begin()
@@ -191,22 +192,22 @@ class SeatLoop:
             return self._doubt(grant.token)
         except Interrupted:
             self._take_back()
-            return self.member.lease(grant.token)  # which says why
+            return self.member.lease(grant.token)  # its answer gives the reason
         finally:
             self.status.is_working = False
             self.keeper.end()
 
     def _take_back(self) -> None:
-        """Do without the updates that were computed."""
-        self.status.is_working = False  # what follows is not called off
+        """Discard the updates that were computed."""
+        self.status.is_working = False  # so that the wire is not interrupted again
         if self.feedback:
             self.feedback.go_back()
         self.outbox.forget()
 
     def _compute(self, grant: Grant) -> dict[str, float]:
-        """Put the updates of what was leased into the outbox; returns where the time went.
+        """Compute the leased units' updates into the outbox. Returns seconds by activity.
 
-        Raises Interrupted: there is no use in them.
+        Raises Interrupted: the updates are no longer wanted.
         """
         started = time.perf_counter()
         outbox = self.outbox
@@ -247,11 +248,11 @@ class SeatLoop:
         if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
             self.feedback.go_back()
         if waiting and receipt.outcome != "accepted":
-            return self.member.lease(token)  # the next version may not be what comes next
+            return self.member.lease(token)  # the round may still have work for this seat
         return receipt.grant
 
     def _remark(self, receipt: Receipt, token: str) -> None:
-        """Say now and then in the log what went wrong with a submission, or took long."""
+        """Log failed and slow submissions; rate-limited."""
         job = self.member.keys.job_id
         if told := REMARKS.get(receipt.outcome):
             self._remarks.tell(log.warning, told, job=job, version=Token.parse(token).version)
@@ -260,10 +261,10 @@ class SeatLoop:
             self._remarks.tell(log.warning, "slow upload", job=job, seconds=seconds, bytes=sent)
 
     def _expected(self, loaded: str, computed_s: float) -> Waiting | None:
-        """How to wait for the next version right after a submission; None if there may be more to do before.
+        """The wait for the next version to send along with a submission; None if the round may have more work.
 
         Args:
-            computed_s: what the submission took to compute; where that is long, work is leased bit by bit.
+            computed_s: seconds that the submission took to compute.
         """
         more = self._strategy.takes_any or computed_s > ALL_AT_ONCE_S
         if not self.inbox.with_news or not self._usual_wait_s or more or self.stop.is_set():

@@ -1,4 +1,4 @@
-"""A seat's set-up: the device, the data set and the model, tested and within memory, before any work is claimed."""
+"""A seat's set-up before it joins: opens the data set, builds the model, checks memory, tests the device."""
 
 import time
 from collections.abc import Callable
@@ -25,25 +25,25 @@ log = structlog.get_logger()
 
 
 class SeatMemory:
-    """The memory that a seat needs and takes on its device, against what it may take."""
+    """Checks the memory that a seat needs and uses on its device against the limit."""
 
     def __init__(self, spec: JobSpec, device: "torch.device", allowed: int) -> None:
-        """`allowed`: bytes that the worker's owner allows; 0: whatever the device has free."""
+        """`allowed`: limit in bytes set by the worker's owner; 0: all of the device's memory."""
         from computeshare.training import memory
 
         self._spec, self._device, self._allowed = spec, device, allowed
         self._room = allowed or memory.room_bytes(device)
         self.needed_bytes = 0
-        """Estimated, or measured where a seat took too much."""
+        """Estimated bytes; measured bytes if the seat exceeded the limit."""
 
     def peak_bytes(self) -> int:
-        """The most that this process has taken so far."""
+        """Peak memory use of this process on its device."""
         from computeshare.training import memory
 
         return memory.peak_bytes(self._device)
 
     def check(self, saved_bytes: int = 0) -> None:
-        """Raises Unfit: the job does not fit, by estimate.
+        """Estimate the memory that the seat needs. Raises Unfit: it exceeds the limit.
 
         Args:
             saved_bytes: as for `seat_bytes`.
@@ -55,7 +55,7 @@ class SeatMemory:
             raise Unfit(why)
 
     def check_taken(self) -> None:
-        """Raises Unfit: the seat has taken more than its worker's owner allows."""
+        """Raise Unfit if the seat's peak use exceeds the owner's limit."""
         taken = self.peak_bytes()
         if self._allowed and (why := does_not_fit(taken, self._allowed, measured=True, by_flag=True)):
             self.needed_bytes = taken
@@ -77,7 +77,7 @@ def set_up(
     """Open the data set, build the model, and test the device with it.
 
     Args:
-        home: folder that remembers the tests passed.
+        home: folder with the results of passed self-tests.
     Raises: Unfit: the job does not fit, or the device computes wrongly; DatasetError; SpecError.
     """
     import torch

@@ -1,4 +1,4 @@
-"""A worker's updates on their way: large ones are sent part by part while the rest is computed."""
+"""Sends a worker's updates; parts of large updates are sent while the rest is computed."""
 
 import time
 import uuid
@@ -15,15 +15,15 @@ from computeshare.protocol.worker_session import Member, Receipt, Waiting
 from computeshare.types import Blob, Vector
 
 AHEAD_BYTES = 256 << 10
-"""A part that is smaller goes with the submission: an exchange of its own would cost more than it saves."""
+"""Smallest part to send ahead; smaller parts go with the submission, which saves an exchange."""
 log = structlog.get_logger()
 
 
 class UpdateQueue:
-    """The updates of what was leased together, from the first bucket that is ready to their submission.
+    """The updates of one lease, from the first finished bucket to their submission.
 
-    Those of several buckets are sent by a thread while they are computed: until `submit` or `drop` it alone may use the
-    member's wire.
+    If updates have several buckets, a thread sends finished buckets ahead; until `submit` or `drop`, only this thread
+    may use the member's wire.
     """
 
     def __init__(self, member: Member, encoder: UpdateEncoder) -> None:
@@ -33,22 +33,22 @@ class UpdateQueue:
         self.begin()
 
     def begin(self) -> None:
-        """Have done with the updates before."""
+        """Start a new submission, with a new nonce."""
         self.nonce = uuid.uuid4().hex
-        """What they are to be submitted under."""
+        """Nonce of the submission."""
         self.encoding_s = 0.0
         self.bytes = 0
-        """Of what was encoded."""
+        """Encoded bytes."""
         self._messages: dict[int, list[Blob]] = {}
         self._losses: dict[int, float] = {}
         self._arrived: set[tuple[int, int]] = set()
         self._goes_ahead = self._helper is not None
 
     def taker(self, unit: int, seed: int) -> Callable[[int, Vector], None]:
-        """What takes a unit's buckets as they become ready; they may change once it returns.
+        """A function that encodes a unit's buckets as they become ready, and sends large ones ahead.
 
         Args:
-            seed: the unit's.
+            seed: seed for the codec's random rounding.
         """
         message = self._messages[unit] = [b""] * self._encoder.parts
 
@@ -63,18 +63,20 @@ class UpdateQueue:
         return take
 
     def complete(self, unit: int, buffers: Vector, loss: float) -> None:
-        """Take what a unit has beside its buckets."""
+        """Complete a unit's message with its buffers (b,) and its loss."""
         part = self._messages[unit][-1] = self._encoder.buffers(buffers)
         self.bytes += len(part)
         self._losses[unit] = loss
 
     def submit(self, token: str, report: dict[str, Any], waiting: Waiting | None) -> Receipt:
-        """Submit all of them, without the parts that have arrived; where the broker has no room, with these the next
-        time: whoever holds parts there while waiting for room would hold up others that do.
+        """Submit the updates, without the parts that were sent ahead.
+
+        If the broker has no room, the parts sent ahead are deleted and sent again with the next attempt, so that
+        workers that wait for room do not take room from one another.
 
         Args:
             waiting: begin to wait for the next version; None: ask for a lease.
-        Raises OutOfMemoryError: the broker has no room; Interrupted.
+        Raises: OutOfMemoryError: the broker has no room; Interrupted.
         """
         self._settle()
         updates = [
@@ -88,13 +90,13 @@ class UpdateQueue:
             raise
 
     def drop(self) -> None:
-        """Give them up; what is being sent is waited for, unless the wire is interrupted."""
+        """Give the updates up: wait for the part being sent, and send no others."""
         self._goes_ahead = False
         wait(self._sending)
         self._sending = []
 
     def forget(self) -> None:
-        """Have the broker let go of what has arrived."""
+        """Delete the parts sent ahead from the broker."""
         if units := {unit for unit, _ in self._arrived}:
             self._member.unstage(self.nonce, units)
         self._arrived.clear()
@@ -112,6 +114,6 @@ class UpdateQueue:
         try:
             self._member.stage(self.nonce, unit, bucket, part)
             self._arrived.add((unit, bucket))
-        except (RedisError, Interrupted) as error:  # what is left goes with the submission, or is of no use any more
+        except (RedisError, Interrupted) as error:  # the rest goes with the submission, if it is still wanted
             self._goes_ahead = False
             log.info("not sent ahead", micro_batch=unit, error=str(error))

@@ -1,4 +1,4 @@
-"""A worker's weights on their way: a version whole, or by the differences that lead to it."""
+"""Receives a version's weights: whole, or as a chain of differences."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,29 +11,29 @@ from computeshare.types import Blob, Vector
 
 
 class Inbox:
-    """The versions of one job as a worker gets them; of those that come as differences it keeps the last weights.
+    """Reads and decodes the versions of one job; keeps the last weights if versions are published as differences.
 
-    Each is compared with the digest in its token, in a thread, while the worker computes on it.
+    A thread compares each version with the digest in its token while the worker computes on it.
     """
 
     def __init__(self, member: Member, codec: str, layout: Layout, into: Vector | None = None) -> None:
-        """`into`: where parameters (d,) of versions that come whole are decoded; by default each gets a vector."""
+        """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each."""
         self._into = into
         self._member, self._codec, self._layout = member, CODECS[codec], layout
         self._chained = self._codec.differences
         self._room = weights_room(layout)
         self._held: Weights | None = None
         self._token = ""
-        """Of the version held."""
+        """Token of the weights kept."""
         self._helper = ThreadPoolExecutor(1, "digest")
         self._digest: tuple[str, Future[str]] | None = None
-        """Of the weights that came last, with their token."""
+        """Token and digest of the last weights received."""
         self.parts = weights_parts(layout)
-        """How many a version's weights come in."""
+        """Number of parts of a version's weights."""
         self.with_news = is_news(layout)
-        """Whether they come with the news of the version."""
+        """Whether weights are small enough to come with the notice of their version."""
         self.bytes = 0
-        """Of what has come."""
+        """Bytes received."""
 
     def pull(self, token: str) -> tuple[Weights | None, Grant]:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
@@ -45,25 +45,25 @@ class Inbox:
         return None if pulled is None else self._followed(token, pulled), grant
 
     def decoded(self, grant: Grant) -> Weights:
-        """The weights that came with the news of a version. Raises CodecError."""
+        """Decode the weights that came with the notice of a version. Raises CodecError."""
         self._settle()
         if self._chained:
             return self._followed(grant.token, Pulled(None, [grant.weights]))
         return self._whole(grant.token, grant.weights)
 
     def is_right(self) -> bool:
-        """Whether the weights that came last match the digest in their token; waits until that is known."""
+        """Wait for the digest of the last weights: whether it matches their token."""
         if self._digest is None:
             return False
         token, digest = self._digest
         return token.endswith(digest.result()[:16])
 
     def forget(self) -> None:
-        """Take the weights that came last for damaged: the next version begins with whole ones."""
+        """Discard the last weights as damaged: the next version starts from a whole snapshot."""
         self._held, self._token, self._digest = None, "", None
 
     def _settle(self) -> None:
-        """Wait for the digest: what comes next may lie where those weights do."""
+        """Wait for the digest, since the next weights may overwrite the last."""
         if self._digest:
             wait([self._digest[1]])
 
@@ -76,12 +76,12 @@ class Inbox:
         return self._compare(token, decode_weights(self._codec, message, self._layout, self._into))
 
     def _followed(self, token: str, pulled: Pulled) -> Weights:
-        """The weights of a version, from what leads to it, kept for the next differences."""
+        """Decode a version from a snapshot or the weights kept, and its differences; keep the result."""
         weights = self._held
         if pulled.whole:
             self.bytes += sum(map(len, pulled.whole))
             weights = decode_weights(EXACT, pulled.whole, self._layout)
-        assert weights is not None  # a way that begins with those held was given because they are
+        assert weights is not None  # the broker sends differences only from weights kept here
         for message in pulled.deltas:
             self.bytes += sum(map(len, message))
             weights = add_delta(self._codec, message, self._layout, weights)
