@@ -45,7 +45,7 @@ class FormField:
 
 OTHERS = FormField(
     MORE,
-    "Any other field, as JSON",
+    "Other fields (JSON)",
     'for example {"strategy": {"max_norm": 1.0}, "optimizer": {"weight_decay": 0.0005}}',
     lines=4,
 )
@@ -184,11 +184,11 @@ def _more(text: str) -> Document:
     try:
         found = json.loads(text) if text.strip() else {}
     except ValueError as error:
-        raise ValueError(f"this is not JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
     except RecursionError as error:
-        raise ValueError("this is nested too deep") from error
+        raise ValueError("nested too deeply: remove some levels") from error
     if not isinstance(found, dict):
-        raise ValueError('give an object of fields, such as {"strategy": {"max_norm": 1.0}}')
+        raise ValueError('must be a JSON object such as {"strategy": {"max_norm": 1.0}}')
     return found
 
 

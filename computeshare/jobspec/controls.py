@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-DATA = "What to train"
-ROUND = "How a version is made"
+DATA = "Model and data"
+ROUND = "Strategy and batch size"
 OPTIMIZER = "Optimizer"
-MACHINES = "Links and machines"
-MORE = "More"
+MACHINES = "Workers and network"
+MORE = "More options"
 HEADINGS = (DATA, ROUND, OPTIMIZER, MACHINES, MORE)
 """The headings of the form for a new job, from top to bottom."""
 

@@ -20,10 +20,10 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise SettingsError(f"{text!r} is no size: write bytes, such as 8GB, 1.5GB or 512MiB")
+        raise SettingsError(f"{text!r} is not a size: write for example 8GB, 1.5GB or 512MiB")
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()])
     if size < SMALLEST:
-        raise SettingsError(f"{text} is too little to compute in: allow 100MB or more, 1GB for most jobs on a CPU")
+        raise SettingsError(f"{text} is too small: allow at least 100MB, or 1GB for most jobs on a CPU")
     return size
 
 
@@ -49,10 +49,10 @@ def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bo
     """Why a seat that takes so much does not fit, and what to do; None if it does."""
     if needed_bytes <= room_bytes:
         return None
-    takes = f"{'takes' if measured else 'would take about'} {_size(needed_bytes)}"
+    takes = f"{'needs' if measured else 'needs about'} {_size(needed_bytes)}"
     if by_flag:
-        return f"the job {takes}, more than its --max-memory of {_size(room_bytes)}: raise that, or lower micro_batch"
-    return f"the job {takes}, more than the {_size(room_bytes)} that its device has: lower micro_batch"
+        return f"the job {takes}, more than --max-memory allows ({_size(room_bytes)}): raise --max-memory or lower micro_batch"
+    return f"the job {takes}, more than the device has ({_size(room_bytes)}): lower micro_batch"
 
 
 def _size(count: int) -> str:

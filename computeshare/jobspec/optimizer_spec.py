@@ -26,13 +26,13 @@ class OptimizerSpec(BaseModel):
         "momentum": Annotated[
             float,
             Control(OPTIMIZER, "--momentum"),
-            Field(title="Momentum", description="of optimizers that have one"),
+            Field(title="Momentum", description="for optimizers that have this argument"),
         ],
     }
     """Arguments that have a control of their own; which there are, and within which limits, the catalog says."""
 
     name: Annotated[str, Control(OPTIMIZER, "--optimizer")] = Field(
-        "SGD", title="Optimizer", description="of torch.optim; another one starts from its own defaults"
+        "SGD", title="Optimizer", description="from torch.optim"
     )
 
     @property
@@ -48,12 +48,12 @@ class OptimizerSpec(BaseModel):
         for name, value in self.arguments.items():
             if name not in arguments:
                 allowed = ", ".join(sorted(arguments))
-                raise wrong("optimizer", name, f"{self.name} takes no argument {name!r}; allowed: {allowed}")
+                raise wrong("optimizer", name, f"{self.name} has no argument {name!r}; allowed: {allowed}")
             if problem := _problem(arguments[name], value):
                 raise wrong("optimizer", name, f"{self.name}'s {name} must be {problem}, not {value!r}"[:500])
         given = {name: entry.default for name, entry in arguments.items()} | self.arguments
         if given.get("nesterov") and not (given["momentum"] > 0 and given["dampening"] == 0):
-            raise wrong("optimizer", "nesterov", "nesterov needs a momentum above 0 and no dampening")
+            raise wrong("optimizer", "nesterov", "nesterov needs momentum above 0 and dampening 0")
         return self
 
 

@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=0, le=10_000_000)]
 def printable(name: str) -> str:
     """A job's name. Raises ValueError."""
     if re.search(r"[\x00-\x1f\x7f]", name):
-        raise ValueError("name must not hold control characters")
+        raise ValueError("name must not contain control characters")
     return name.strip()
 
 
@@ -39,8 +39,8 @@ JobName = Annotated[str, Field(max_length=100), AfterValidator(printable)]
 class CodecSpec(Part):
     """How vectors travel: `up` for updates, `down` for weights."""
 
-    up: Annotated[CodecName, Control(MACHINES)] = Field("float16", title="Updates, up")
-    down: Annotated[CodecName, Control(MACHINES)] = Field("float32", title="Weights, down")
+    up: Annotated[CodecName, Control(MACHINES)] = Field("float16", title="Update codec (up)")
+    down: Annotated[CodecName, Control(MACHINES)] = Field("float32", title="Weight codec (down)")
 
 
 def travelling(value: Any) -> Any:
@@ -48,20 +48,20 @@ def travelling(value: Any) -> Any:
     if value == "auto" or isinstance(value, CodecSpec):
         return value
     if not isinstance(value, dict):
-        raise ValueError("codec must be an object with up and down, or auto")
+        raise ValueError('codec must be "auto" or an object with up and down')
     return CodecSpec.model_validate(value)
 
 
 class WorkerRange(Part):
     """How many workers a job waits for before it starts, and how many it takes at most."""
 
-    min: Annotated[int, Control(MACHINES, "--min-workers")] = Field(1, ge=1, le=1024, title="Workers to wait for")
-    max: Annotated[int, Control(MACHINES, "--max-workers")] = Field(8, ge=1, le=1024, title="Workers at most")
+    min: Annotated[int, Control(MACHINES, "--min-workers")] = Field(1, ge=1, le=1024, title="Minimum workers", description="the job waits for this many before it starts")
+    max: Annotated[int, Control(MACHINES, "--max-workers")] = Field(8, ge=1, le=1024, title="Maximum workers")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min > self.max:
-            raise ValueError(f"min ({self.min}) must not be above max ({self.max})")
+            raise ValueError(f"min ({self.min}) must not be greater than max ({self.max})")
         return self
 
 
@@ -69,11 +69,11 @@ class KeepPolicy(Part):
     """Which checkpoints are kept, beside the last version's: the newest, the best, and every so many versions one."""
 
     last: Annotated[Count, Control(MORE)] = Field(
-        5, title="Newest checkpoints kept", description="at least two while the job runs, and the final one"
+        5, title="Newest checkpoints to keep", description="at least 2 while the job runs; the final one always stays"
     )
-    best: Annotated[Count, Control(MORE)] = Field(1, title="Best checkpoints kept", description="by test accuracy")
+    best: Annotated[Count, Control(MORE)] = Field(1, title="Best checkpoints to keep", description="by test accuracy")
     every: Annotated[Count, Control(MORE)] = Field(
-        0, title="Also keep every", description="so many versions, for good; 0: none"
+        0, title="Versions between permanent checkpoints", description="0: none"
     )
 
 
@@ -85,56 +85,56 @@ answers to submissions."""
 class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
-    dataset: Annotated[str, Control(DATA)] = Field(title="Data set", description="what it learns from")
+    dataset: Annotated[str, Control(DATA)] = Field(title="Data set")
     model: Annotated[str, Control(DATA)] = Field(
-        title="Model", description="one of ours, or a classifier of torchvision"
+        title="Model", description="lenet5, simplenet, mlp or a torchvision classifier"
     )
     input: tuple[int, int, int] | None = Field(
-        None, strict=False, description="channels, height, width; default the data set's"
+        None, strict=False, description="[channels, height, width]; default: the data set's shape"
     )
     name: Annotated[JobName, Control(DATA, change="always")] = Field(
-        "", title="Name", description="what the pages call it; by default model and data set"
+        "", title="Name", description="shown on the pages; default: model and data set"
     )
     queue: Annotated[str, Control(DATA)] = Field(
-        "default", pattern=QUEUE_PATTERN, title="Queue", description="workers of this queue may serve it"
+        "default", pattern=QUEUE_PATTERN, title="Queue", description="only workers of this queue run the job"
     )
     epochs: Annotated[int | None, Control(DATA)] = Field(
-        None, ge=1, le=1_000_000, title="Epochs", description="how long; 1 unless rounds are given"
+        None, ge=1, le=1_000_000, title="Epochs", description="passes over the training set; default: 1"
     )
     rounds: Annotated[int | None, Control(DATA)] = Field(
-        None, ge=1, le=100_000_000, title="Rounds", description="instead of epochs"
+        None, ge=1, le=100_000_000, title="Rounds", description="length in rounds; give rounds or epochs, not both"
     )
     strategy: registry.Named = registry.DEFAULT
-    micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples in a micro-batch")
+    micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples per micro-batch")
     micro_batches_per_round: Annotated[int, Control(ROUND)] = Field(
         4,
         ge=1,
         le=LARGEST_LOCAL_ROUND,
-        title="Micro-batches in a round",
-        description="their samples are the global batch; follows from some strategies",
+        title="Micro-batches per round",
+        description="global batch = micro-batches per round x samples per micro-batch",
     )
     optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
-        description="the server's optimizer; follows from some strategies",
+        description="the server's optimizer; some strategies set it themselves",
     )
     lr_scaling: Literal["none", "linear"] = Field(
-        "none", description="linear: the rate is multiplied by the micro-batches in a round"
+        "none", description="linear: multiply the learning rate by the micro-batches per round"
     )
     codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
-        description="auto: chosen once, by what the first workers measure, and with strategy local the inner steps",
+        description="auto: choose codecs (and inner steps of strategy local) from the first workers' measurements",
     )
     workers: WorkerRange = WorkerRange()
     checkpoint_every: Annotated[Count, Control(MORE)] = Field(
         100, title="Versions between checkpoints", description="0: only at the end"
     )
     evaluate_every: Annotated[Count, Control(MORE)] = Field(
-        100, title="Versions between scorings", description="0: only at the end"
+        100, title="Versions between evaluations", description="0: only at the end"
     )
     keep: KeepPolicy = KeepPolicy()
     notes: Annotated[str, Control(MORE, change="always", lines=4)] = Field(
-        "", max_length=2000, title="Notes", description="free text for people; no part of the training"
+        "", max_length=2000, title="Notes", description="free text; does not affect training"
     )
     priority: Annotated[int, Control(MORE, change="active")] = Field(
         0,
@@ -144,10 +144,10 @@ class JobSpec(Part):
         description="-100 to 100; higher-priority jobs get workers first",
     )
     seed: Annotated[int, Control(MORE)] = Field(
-        0, ge=0, lt=2**63, title="Seed", description="of the weights, the order and the dropout"
+        0, ge=0, lt=2**63, title="Seed", description="for the initial weights, sample order and dropout"
     )
     threads: Annotated[int, Control(MORE)] = Field(
-        0, ge=0, le=256, title="CPU threads of a worker", description="0: the machine decides"
+        0, ge=0, le=256, title="CPU threads per worker", description="0: each worker's own default"
     )
 
     @model_validator(mode="before")
@@ -182,19 +182,19 @@ class JobSpec(Part):
         if min(height, width) < model.min_size:
             raise ValueError(
                 f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
-                f"{self.dataset} gives {height}x{width}: set input, for example [{self.shape[0]}, 32, 32], "
-                f"or take model mlp"
+                f"but {self.dataset} has {height}x{width}: set input, for example to [{self.shape[0]}, 32, 32], "
+                f"or choose model mlp"
             )
         largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
         if 4 * self.parameters * largest > LARGEST_BYTES:
             raise ValueError(
-                f"model {self.model} has {self.parameters:,} parameters at this input; with {heaviest} models up to "
-                f"{LARGEST_BYTES // 4 // largest:,} can be trained: choose a smaller model or input"
+                f"model {self.model} has {self.parameters:,} parameters at this input; the limit with {heaviest} is "
+                f"{LARGEST_BYTES // 4 // largest:,}: choose a smaller model or input"
             )
         if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
             raise ValueError(
-                f"micro_batch {self.micro_batch} leaves a last micro-batch of one sample, "
-                f"which the batch normalisation of {self.model} cannot take: choose another"
+                f"with micro_batch {self.micro_batch} the last micro-batch has a single sample, too few for the "
+                f"batch normalisation of {self.model}: choose another micro_batch"
             )
         return self
 
@@ -203,7 +203,7 @@ class JobSpec(Part):
         strategy = self.strategy
         for name, value in strategy.implied.items():
             if getattr(self, name) != value:
-                message = f"strategy {strategy.kind} has no {name}: leave it out; {strategy.instead[name]}"
+                message = f"strategy {strategy.kind} sets {name} itself: leave {name} out; {strategy.instead[name]}"
                 raise wrong("JobSpec", name, message)
         if self.plan.units_per_round > LARGEST_ROUND:
             raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
@@ -215,8 +215,8 @@ class JobSpec(Part):
         if not strategy.steps_may_grow and self.plan.units_per_epoch < units:
             whole, units, remedy = "an epoch", self.plan.units_per_epoch, "lower micro_batch"
         if self.workers.min > units:
-            cause = f"{whole} has {units:,} {strategy.units}, so no more workers can work at a time"
-            message = f"must be at most {units:,}: {cause}. Lower it, or {remedy}"
+            cause = f"{whole} has {units:,} {strategy.units}, one for each worker"
+            message = f"must be at most {units:,}, because {cause}: lower workers.min, or {remedy}"
             raise wrong("JobSpec", ("workers", "min"), message)
 
     @property

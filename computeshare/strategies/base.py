@@ -48,7 +48,7 @@ class Strategy(Part):
     """
 
     kind: Annotated[str, Control(ROUND, None)] = Field(title="Strategy")
-    backup: bool = Field(True, description="lease slow work a second time once nothing else is left to lease")
+    backup: bool = Field(True, description="when no micro-batch is free, give a slow one to a second worker too")
 
     # The JobSpec
 

@@ -18,25 +18,25 @@ class AsyncStrategy(Strategy):
     including updates computed on earlier versions.
     """
 
-    suits: ClassVar[str] = "unequal machines"
+    suits: ClassVar[str] = "for fast and slow machines together"
     instead: ClassVar[Mapping[str, str]] = {
-        "micro_batches_per_round": "its buffer says how many micro-batches make a version"
+        "micro_batches_per_round": "set strategy.buffer instead"
     }
     units_from: ClassVar[str] = "strategy.buffer"
     takes_any: ClassVar[bool] = True
 
     kind: Literal["async"] = "async"
     buffer: Annotated[int, Control(ROUND, None)] = Field(
-        10, ge=1, le=LARGEST_ROUND, title="Buffer", description="updates that make a version, of a micro-batch each"
+        10, ge=1, le=LARGEST_ROUND, title="Buffer size", description="updates per version, one micro-batch each"
     )
     max_staleness: Annotated[int, Control(ROUND, None)] = Field(
         10,
         ge=0,
         le=1000,
-        title="Staleness at most",
-        description="how many versions late; what is later is computed again",
+        title="Maximum staleness",
+        description="in versions; a staler update is discarded and its micro-batch computed again",
     )
-    weighting: Weighting = Field("inverse_sqrt", description="how an update's weight falls with its staleness")
+    weighting: Weighting = Field("inverse_sqrt", description="how an update's weight decreases with its staleness")
 
     @property
     def implied(self) -> dict[str, Any]:

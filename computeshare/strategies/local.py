@@ -21,11 +21,11 @@ class LocalStrategy(Strategy):
     An outer rate of 1 and a momentum of 0 give plain local SGD: the mean of the replicas' weights.
     """
 
-    suits: ClassVar[str] = "thin links"
+    suits: ClassVar[str] = "for slow links"
     instead: ClassVar[Mapping[str, str]] = {
-        "micro_batches_per_round": "a round is its replicas times its inner_steps",
-        "optimizer": "inner_optimizer takes the inner steps, outer_lr and outer_momentum the outer ones",
-        "lr_scaling": "set its inner_optimizer's lr instead",
+        "micro_batches_per_round": "a round has strategy.replicas x strategy.inner_steps micro-batches",
+        "optimizer": "set strategy.inner_optimizer, strategy.outer_lr and strategy.outer_momentum instead",
+        "lr_scaling": "set strategy.inner_optimizer.lr instead",
     }
     units_from: ClassVar[str] = "strategy.replicas"
     rate_field: ClassVar[str] = "strategy.inner_optimizer.lr"
@@ -37,25 +37,25 @@ class LocalStrategy(Strategy):
 
     kind: Literal["local"] = "local"
     inner_steps: Annotated[int, Control(ROUND, None)] = Field(
-        20, ge=1, le=10_000, title="Inner steps", description="micro-batches a replica steps through in a round"
+        20, ge=1, le=10_000, title="Inner steps", description="optimizer steps per replica and round, one micro-batch each"
     )
     replicas: Annotated[int, Control(ROUND, None)] = Field(
         4, ge=1, le=LARGEST_ROUND, title="Replicas per round", description="at most this many workers are busy"
     )
     inner_optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="AdamW", lr=1e-3),
-        description="takes the inner steps; with momentum of its own it wants an outer_momentum of 0 or small rates",
+        description="for the inner steps; if it uses momentum, set outer_momentum to 0 or use small learning rates",
     )
     outer_lr: Annotated[float, Control(ROUND, None)] = Field(
-        0.7, gt=0, le=1000, title="Outer rate", description="of the outer steps"
+        0.7, gt=0, le=1000, title="Outer learning rate"
     )
     outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
-        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum of the outer steps; 0: none"
+        0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none"
     )
     inner_state: Literal["restart", "kept"] = Field(
         "restart",
-        description="the inner optimizer's state: afresh every round, or kept by the worker, which hands it over when "
-        "it leaves (then the bits depend on who took part)",
+        description="the inner optimizer's state: restart every round, or kept by the worker and handed over when it "
+        "leaves (then the weights depend on which workers took part)",
     )
     scale_steps: bool = Field(
         False,
@@ -67,7 +67,7 @@ class LocalStrategy(Strategy):
     def _bounded(self) -> Self:
         if self.replicas * self.inner_steps > LARGEST_LOCAL_ROUND:
             raise ValueError(
-                f"replicas times inner_steps must be at most {LARGEST_LOCAL_ROUND:,}, "
+                f"replicas x inner_steps must be at most {LARGEST_LOCAL_ROUND:,}, "
                 f"not {self.replicas * self.inner_steps:,}"
             )
         return self

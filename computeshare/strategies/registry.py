@@ -36,7 +36,7 @@ def parse(value: Any) -> AnyStrategy:
     known = KINDS[kind].model_fields
     for name in value:
         if name not in known:
-            raise wrong("strategy", str(name), f"unknown field; strategy {kind} takes: {', '.join(sorted(known))}")
+            raise wrong("strategy", str(name), f"unknown field; fields of strategy {kind}: {', '.join(sorted(known))}")
     return KINDS[kind].model_validate(value)
 
 

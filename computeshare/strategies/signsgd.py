@@ -20,16 +20,16 @@ class SignStrategy(Strategy):
     Micro-batches vote, not workers: the outcome does not depend on which workers take part.
     """
 
-    suits: ClassVar[str] = "signs alone, by majority"
+    suits: ClassVar[str] = "majority vote over the signs of gradients"
     instead: ClassVar[Mapping[str, str]] = {
-        "optimizer": "each weight moves by the strategy's lr",
-        "lr_scaling": "set the strategy's lr instead",
+        "optimizer": "set strategy.lr instead",
+        "lr_scaling": "set strategy.lr instead",
     }
     rate_field: ClassVar[str] = "strategy.lr"
 
     kind: Literal["signsgd"] = "signsgd"
     lr: Annotated[float, Control(ROUND, None)] = Field(
-        0.001, gt=0, le=1000, title="Step", description="how far a version moves each weight"
+        0.001, gt=0, le=1000, title="Step size", description="the change of each weight per version"
     )
 
     @property

@@ -17,13 +17,15 @@ class SyncStrategy(Strategy):
     carried over to the next round.
     """
 
-    suits: ClassVar[str] = "as one machine"
+    suits: ClassVar[str] = "same result as on one machine"
 
     kind: Literal["sync"] = "sync"
     quorum: float = Field(
-        1.0, ge=0.5, le=1, description="share of the round to wait for past its deadline; 1: all of it"
+        1.0, ge=0.5, le=1, description="fraction of the micro-batches that a round needs after its deadline; 1: all"
     )
-    combine: Literal["mean", "median", "trimmed_mean"] = "mean"
+    combine: Literal["mean", "median", "trimmed_mean"] = Field(
+        "mean", description="how a round's updates are combined; median and trimmed_mean tolerate bad workers"
+    )
     max_norm: float | None = Field(None, gt=0, description="clip each update to this Euclidean norm")
 
     def check(self, plan: Plan, fewest: int) -> None:
@@ -33,16 +35,16 @@ class SyncStrategy(Strategy):
             return
         if self.quorum < 1:
             raise ValueError(
-                f"combine {self.combine} with {sharers} workers bears bad ones in whole rounds only: "
-                f"set quorum to 1, or combine mean"
+                f"combine {self.combine} tolerates bad workers only in complete rounds: "
+                f"set quorum to 1, or combine to mean"
             )
         for count in sorted({per_round, plan.last_round_count}, reverse=True):
             if 2 * bad_values(count, sharers) >= count:
                 where = "rounds" if count == per_round else "an epoch's last round"
                 raise ValueError(
-                    f"combine {self.combine} bears {tolerated(sharers)} of {sharers} workers only while "
-                    f"their shares are less than half of a round; {where} of {count} micro-batches cannot be shared "
-                    f"out so: make micro_batches_per_round a multiple of workers.min ({sharers})"
+                    f"combine {self.combine} tolerates {tolerated(sharers)} bad of {sharers} workers only if they compute "
+                    f"less than half of a round, which is impossible in {where} of {count} micro-batches: "
+                    f"make micro_batches_per_round a multiple of workers.min ({sharers})"
                     + ("" if count == per_round else ", and choose micro_batch so that the last round is one, too")
                 )
 

@@ -237,7 +237,7 @@ def test_a_fork_of_replicas_changes_their_own_rate(site: Site, opened: Any) -> N
     expect(page.locator(".meta").first).to_contain_text("AdamW, rate 0.001")
     page.get_by_role("button", name="Fork version 1").click()
     page.get_by_label("Learning rate").fill("0.0005")
-    page.get_by_role("button", name="Create the job").click()
+    page.get_by_role("button", name="Create job").click()
     expect(page.locator("#origin")).to_be_visible()
     made = site.services.jobs.show(page.url.rpartition("/")[2]).spec["strategy"]
     assert made["inner_optimizer"] | {"lr": 0.0005, "weight_decay": 0.05} == made["inner_optimizer"]
@@ -273,7 +273,7 @@ def test_a_fork_is_a_click_and_a_form_away_and_leads_back_to_its_parent(site: Si
     expect(page.locator("#fork").get_by_label("Name")).to_have_value("mnist, lenet5 from version 20")
     page.get_by_label("Rounds").fill("77")
     page.get_by_label("Learning rate").fill("0.005")
-    page.get_by_role("button", name="Create the job").click()
+    page.get_by_role("button", name="Create job").click()
     expect(page.locator("#origin")).to_have_text("Forked from version 20 of mnist, lenet5")
     made = site.services.jobs.show(page.url.rpartition("/")[2])
     assert (made.rounds_total, made.spec["optimizer"]["lr"], made.spec["optimizer"]["momentum"]) == (77, 0.005, 0.9)

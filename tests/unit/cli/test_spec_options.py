@@ -100,7 +100,7 @@ def test_every_wrong_field_gets_a_line_of_its_own() -> None:
 
 
 def test_more_workers_than_a_round_has_work_for_are_refused_by_name() -> None:
-    with pytest.raises(SpecError, match=r"^workers\.min: must be at most 4: a round has 4 micro-batches"):
+    with pytest.raises(SpecError, match=r"^workers\.min: must be at most 4, because a round has 4 micro-batches"):
         spec_options.check({**BASE, "workers": {"min": 5}})
 
 

@@ -32,12 +32,12 @@ def test_sizes_are_read_as_they_are_typed(text: str, size: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "8GB please", "-1GB", "GB", "8Gbit", "1e9"])
 def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(SettingsError, match="write bytes, such as 8GB"):
+    with pytest.raises(SettingsError, match="write for example 8GB"):
         parse_size(text)
 
 
 def test_a_size_in_which_nothing_runs_is_refused() -> None:
-    with pytest.raises(SettingsError, match="too little to compute in: allow 100MB"):
+    with pytest.raises(SettingsError, match="too small: allow at least 100MB"):
         parse_size("99MB")
 
 
@@ -54,10 +54,10 @@ def test_an_estimate_counts_the_model_what_its_optimizer_keeps_and_a_micro_batch
 def test_what_does_not_fit_says_how_much_it_takes_and_what_to_change() -> None:
     assert does_not_fit(2, 2, measured=True, by_flag=True) is None
     assert does_not_fit(3_100_000_000, 2_000_000_000, measured=False, by_flag=True) == (
-        "the job would take about 3.1 GB, more than its --max-memory of 2.0 GB: raise that, or lower micro_batch"
+        "the job needs about 3.1 GB, more than --max-memory allows (2.0 GB): raise --max-memory or lower micro_batch"
     )
     assert does_not_fit(3_100_000_000, 900_000_000, measured=True, by_flag=False) == (
-        "the job takes 3.1 GB, more than the 900 MB that its device has: lower micro_batch"
+        "the job needs 3.1 GB, more than the device has (900 MB): lower micro_batch"
     )
 
 

@@ -177,7 +177,7 @@ def test_a_job_that_takes_more_than_a_worker_allows_gets_no_seat_there_before_an
 ) -> None:
     job, small = attended(), online(redis, queue, max_memory_bytes=400_000_000)
     stage.dispatcher.step(redis)
-    why = f"mac-{small} cannot take part: the job would take about 502 MB, more than its --max-memory of 400 MB"
+    why = f"mac-{small} cannot take part: the job needs about 502 MB, more than --max-memory allows (400 MB)"
     assert not seats(database) and why in str(jobs.show(job).reason)
     (found,) = [one for one in fleet.workers().items if one.id == small]
     assert found.max_memory_bytes == 400_000_000 and found.left_out[0].startswith(f"Job {job}: {why}")

@@ -55,7 +55,7 @@ def test_every_wrong_field_is_named_with_what_is_wrong() -> None:
     assert "not a number" in errors["epochs"] and "not a number" in errors["seed"]
     assert "lenet6" in errors["model"]
     assert "greater than or equal to 1" in errors["micro_batch"]
-    assert "object of fields" in errors[MORE]
+    assert "a JSON object" in errors[MORE]
 
 
 def test_too_many_workers_to_wait_for_are_told_at_their_field() -> None:
