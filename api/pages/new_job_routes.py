@@ -14,7 +14,7 @@ from api.fleet.service import Fleet
 from api.jobs.service import fingerprint_of
 from api.pages import job_form
 from api.pages.job_routes import shown_as
-from api.pages.page_response import missing, render
+from api.pages.page_response import ViewsDep, missing, render
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.jobspec.spec import JobSpec
 
@@ -45,17 +45,17 @@ def lead_to_form(request: Request) -> RedirectResponse:
 @router.get("/new")
 def show_form(
     request: Request,
-    service: JobsDep,
+    views: ViewsDep,
     fleet: FleetDep,
     origin: Annotated[str, Query(alias="from", max_length=64)] = "",
 ) -> HTMLResponse:
     """The form, filled in with another job's values or with defaults."""
     try:
-        spec = service.show(origin).spec if origin else None
+        with views.snapshot():
+            values = job_form.of_spec(views.job_alone(origin).spec) if origin else job_form.of_defaults()
+            return _form(request, job_form.filled(values), fleet, origin)
     except NotFound:
         return missing(request, f"There is no job {origin}", "It may have been deleted.")
-    values = job_form.of_spec(spec) if spec else job_form.of_defaults()
-    return _form(request, job_form.filled(values), fleet, origin)
 
 
 @router.post("/new/check")

@@ -58,9 +58,10 @@ def show_jobs(
 @router.get("/workers")
 def show_workers(request: Request, views: ViewsDep, fleet: FleetDep) -> HTMLResponse:
     """The machines, online or not, and the queues that they serve."""
-    try:
-        workers, queues, problem = fleet.workers(offline=True).items, fleet.queues().items, None
-    except (BrokerError, RedisError, SettingsError) as error:
-        workers, queues, problem = [], [], str(error)
-    titles = {job_id: views.title(job_id) for job_id in {w.job_id for w in workers if w.job_id}}
+    with views.snapshot():
+        try:
+            workers, queues, problem = fleet.workers(offline=True).items, fleet.queues().items, None
+        except (BrokerError, RedisError, SettingsError) as error:
+            workers, queues, problem = [], [], str(error)
+        titles = {job_id: views.title(job_id) for job_id in {w.job_id for w in workers if w.job_id}}
     return render(request, "workers.html", workers=workers, queues=queues, problem=problem, titles=titles)

@@ -1,24 +1,26 @@
 """Each page is read in one transaction of the database, so that its parts agree with one another."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from redis import Redis
 from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from api.deps import Services
 from api.main import create_app
 from computeshare.jobspec.spec import JobSpec
+from computeshare.queue import WorkerInfo, register
 from computeshare.settings import Settings
 
 SPEC = JobSpec(dataset="digits", model="mlp", rounds=30)
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Iterator[tuple[TestClient, Services]]:
+def services(settings: Settings) -> Iterator[tuple[TestClient, Services]]:
     """A control plane without its background loops: only requests read."""
-    app = create_app(Settings(home=tmp_path, redis_url="unix:///nowhere", token="secret"))
+    app = create_app(settings)
     services: Services = app.state.services
     services.database.migrate()
     yield TestClient(app, base_url="http://localhost", headers={"Authorization": "Bearer secret"}), services
@@ -38,11 +40,18 @@ def services(tmp_path: Path) -> Iterator[tuple[TestClient, Services]]:
         "/compare?job={one}&job={other}",
         "/compare/data?job={one}&job={other}",
         "/v1/compare?job={one}&job={other}",
+        "/workers",
+        "/new",
+        "/new?from={one}",
+        "/webhooks",
     ],
 )
-def test_a_page_is_read_in_one_transaction(page: str, services: tuple[TestClient, Services]) -> None:
+def test_a_page_is_read_in_one_transaction(page: str, services: tuple[TestClient, Services], redis: Redis) -> None:
     client, behind = services
     one, other = (behind.jobs.create(SPEC).id for _ in range(2))
+    for number, job_id in enumerate((one, other)):
+        worker = WorkerInfo(f"pageworker{number}", "here", "cpu", ("default",), {}, 8 * 10**9, "host", number)
+        register(redis, replace(worker, seat=f"{worker.id}-{job_id}-0-1"))
     begun: list[object] = []
     event.listen(behind.database.engine, "begin", begun.append)
     assert client.get(page.format(one=one, other=other)).status_code == 200
