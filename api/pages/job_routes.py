@@ -24,6 +24,7 @@ from computeshare.types import ENDED, Outcome
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 PARTS = {
+    "notes": "parts/notes.html",
     "actions": "parts/actions.html",
     "menu-actions": "parts/menu.html",
     "state": "parts/state.html",

@@ -6,6 +6,7 @@ import { everySecond, now, refresher } from "./live.js";
 import { logs } from "./logs.js";
 import { managing } from "./managing.js";
 import "./menu.js";
+import { notes } from "./notes.js";
 import { notify } from "./notify.js";
 import { plots } from "./plots.js";
 import { allSeries } from "./series.js";
@@ -241,6 +242,7 @@ const followPriority = actions(job.id, {
 });
 
 managing({ renamed: (snapshot) => HANDLERS.job(snapshot), deleted: () => location.assign("/") });
+notes(job.id, (snapshot) => HANDLERS.job(snapshot));
 logs(document.getElementById("logs"), job.id);
 values.open = false; // it is there for those without plots
 values.addEventListener("toggle", () => values.open && refresh(true));

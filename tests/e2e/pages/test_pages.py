@@ -375,6 +375,7 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
                 f"pause {feed.job_id}",
                 f"pause {feed.job_id} --after-round",
                 f"rename {feed.job_id} NAME",
+                f"edit {feed.job_id} --notes TEXT",
                 f"cancel {feed.job_id}",
             )
         ]

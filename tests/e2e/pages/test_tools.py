@@ -205,6 +205,35 @@ def test_a_job_is_renamed_on_its_page(site: Site, opened: Any) -> None:
 
 
 @in_every_window
+def test_notes_are_edited_on_the_page_by_keyboard(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    page = opened(f"/jobs/{feed.job_id}")
+    notes, field = page.locator("#notes"), page.locator("#edit-notes").get_by_label("Notes")
+    expect(notes).not_to_be_visible()
+    page.locator("#more").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Edit notes").focus()
+    page.keyboard.press("Enter")
+    expect(field).to_be_focused()
+    page.keyboard.type("Rate <halved>")
+    page.keyboard.press("Enter")
+    page.keyboard.type("and twice the batch")
+    box = page.locator("#edit-notes").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"] and not problems(page)
+    for _ in range(2):  # past Close
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(notes).to_have_text("Rate <halved>\nand twice the batch")
+    assert site.services.jobs.show(feed.job_id).spec["notes"] == "Rate <halved>\nand twice the batch"
+    expect(page.locator("#more")).to_be_focused()
+    site.services.jobs.update(feed.job_id, notes="edited elsewhere")
+    expect(notes).to_have_text("edited elsewhere")
+    page.locator("#more").click()
+    page.get_by_role("button", name="Edit notes").click()
+    expect(field).to_have_value("edited elsewhere")
+
+
+@in_every_window
 def test_a_finished_job_is_deleted_from_its_page_which_asks_once(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     site.services.jobs.cancel(feed.job_id)

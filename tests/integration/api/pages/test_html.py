@@ -198,12 +198,12 @@ def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("status", "verbs"),
     [
-        ("queued", {"pause", "rename", "cancel"}),
-        ("running", {"pause", "rename", "cancel"}),
-        ("paused", {"resume", "rename", "cancel"}),
-        ("failed", {"retry", "rename", "delete"}),
-        ("completed", {"rename", "delete"}),
-        ("cancelled", {"rename", "delete"}),
+        ("queued", {"pause", "rename", "edit", "cancel"}),
+        ("running", {"pause", "rename", "edit", "cancel"}),
+        ("paused", {"resume", "rename", "edit", "cancel"}),
+        ("failed", {"retry", "rename", "edit", "delete"}),
+        ("completed", {"rename", "edit", "delete"}),
+        ("cancelled", {"rename", "edit", "delete"}),
     ],
 )
 def test_a_job_offers_what_can_be_done_in_its_state(pages: Pages, status: str, verbs: set[str]) -> None:
