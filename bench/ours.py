@@ -203,17 +203,15 @@ def _column(database: sqlite3.Connection, query: str, job_id: str) -> list[Any]:
 
 def score(spec: JobSpec, plane: Plane, job_id: str, tokens: list[Token]) -> dict[int, float]:
     """Test accuracy of a job's checkpoints, by version."""
-    from computeshare.tasks import metrics, modules
-    from computeshare.tasks.images import datasets, models
+    from computeshare.tasks import metrics
+    from computeshare.tasks.registry import task_of
 
     if not tokens:
         return {}
     artifacts = Artifacts(plane.stack.settings.artifacts_dir, job_id)
-    split = datasets.open_split(spec.dataset, "test", plane.data_dir, spec.shape)
-    module = models.of(spec)
-    layout = modules.layout_of(module)
+    judge = task_of(spec).instance(spec.seed, "test", plane.data_dir)
     return {
-        token.version: metrics.score(module, layout, layout.gather(artifacts.tensors(token)), split).accuracy
+        token.version: metrics.score(judge, judge.layout.gather(artifacts.tensors(token))).metrics["accuracy"]
         for token in tokens
         if token.version and artifacts.has(token)
     }

@@ -157,12 +157,12 @@ def _train(told: Rank) -> None:
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
-    from computeshare.tasks.images import datasets, models
+    from computeshare.tasks.registry import task_of
 
     spec = JobSpec.model_validate_json(told.spec)
     torch.set_num_threads(spec.threads or 1)
-    split = datasets.open_split(spec.dataset, "train", Path(told.data_dir), spec.shape)
-    module = models.of(spec)
+    instance = task_of(spec).instance(spec.seed, "train", Path(told.data_dir))
+    module, split = instance.module, instance.split
     dist.init_process_group("gloo", init_method=told.address, rank=told.rank, world_size=told.ranks)
     dist.barrier()
     report = Report(told.rank)
@@ -186,15 +186,12 @@ def _train(told: Rank) -> None:
 
 
 def _accuracy(spec: JobSpec, module: Any, data_dir: Path) -> float:
-    from computeshare.tasks import modules
-    from computeshare.tasks.images import datasets
     from computeshare.tasks.metrics import score
+    from computeshare.tasks.modules import weights_of
+    from computeshare.tasks.registry import task_of
 
-    layout = modules.layout_of(module)
-    split = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
-    accuracy = score(module, layout, modules.weights_of(module, layout), split).accuracy
-    module.train()
-    return accuracy
+    judge = task_of(spec).instance(spec.seed, "test", data_dir)
+    return score(judge, weights_of(module, judge.layout)).metrics["accuracy"]
 
 
 class Report:

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks import modules
-from computeshare.tasks.images import datasets, models
 from computeshare.tasks.metrics import score
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Plain:
 def train(spec: JobSpec, data_dir: Path) -> Plain:
     """Run a job's rounds as one batch each, with torch alone."""
     torch.set_num_threads(spec.threads or torch.get_num_threads())
-    module = models.of(spec)
-    layout = modules.layout_of(module)
-    split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
+    task = task_of(spec)
+    instance = task.instance(spec.seed, "train", data_dir)
+    module, split = instance.module, instance.split
     optimizer = getattr(torch.optim, spec.optimizer.name)(module.parameters(), **spec.optimizer.arguments)
     module.train()
     for version in range(spec.rounds_total):
@@ -36,6 +36,6 @@ def train(spec: JobSpec, data_dir: Path) -> Plain:
         optimizer.zero_grad()
         functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    weights = modules.weights_of(module, layout)
-    test = datasets.open_split(spec.dataset, "test", data_dir, spec.shape)
-    return Plain(weights.parameters, score(module, layout, weights, test).accuracy)
+    weights = weights_of(module, instance.layout)
+    judge = task.instance(spec.seed, "test", data_dir)
+    return Plain(weights.parameters, score(judge, weights).metrics["accuracy"])

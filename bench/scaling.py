@@ -64,10 +64,9 @@ class Measured:
 
 def update_of(spec: JobSpec) -> list[bytes]:
     """An encoded update with the model's layout and small random values."""
-    from computeshare.tasks import modules
-    from computeshare.tasks.images import models
+    from computeshare.tasks.registry import task_of
 
-    layout = modules.layout_of(models.of(spec))
+    layout = task_of(spec).layout()
     vector = np.random.default_rng(0).normal(0, 1e-4, layout.parameters).astype(np.float32)
     buffers = np.zeros(layout.buffers, np.float32)
     return [bytes(part) for part in encode_update(CODECS[spec.codecs.up], vector, buffers, layout, 0)]

@@ -21,7 +21,6 @@ MODELS: dict[str, tuple[int, int, int]] = {
     "mobilenet_v3_small": (3, 32, 32),
 }
 """Dense layers; convolutions; dropout; BatchNorm and shortcuts; depthwise convolutions and squeeze-and-excitation."""
-CLASSES = 10
 UNITS = 2000
 SETTLED = 200
 """Units after which all lasting memory is allocated."""
@@ -33,8 +32,7 @@ def gradients() -> Iterator[dict[str, Any]]:
     """Compare the device's gradients with the CPU's, three times for each model."""
     import torch
 
-    from computeshare.tasks import modules
-    from computeshare.tasks.images import models
+    from computeshare.tasks.images.classification import ImageClassification
     from computeshare.training import devices, selftest
 
     torch.set_num_threads(1)
@@ -42,21 +40,17 @@ def gradients() -> Iterator[dict[str, Any]]:
     devices.make_deterministic(device)
     yield {"device": devices.describe(device)}
     for name, shape in MODELS.items():
-        module = models.build(name, shape, CLASSES, 0)
-        trial = selftest.run(selftest.Subject(name, module, modules.layout_of(module), shape, CLASSES), device)
+        task = ImageClassification("digits", name, shape)
+        trial = selftest.run(task.on_noise(selftest.SAMPLES), device)
         yield {"model": name, "error": trial.error, "seconds": trial.seconds, "trouble": trial.trouble}
 
 
 def memory() -> Iterator[dict[str, Any]]:
     """Bytes that a seat uses while it computes units: once settled, at the end, and at the peak."""
-    import numpy as np
     import torch
 
     from computeshare.jobspec.sampling_plan import Plan
-    from computeshare.tasks import modules
-    from computeshare.tasks.images import models
-    from computeshare.tasks.images.datasets import Split
-    from computeshare.tasks.images.transforms import Normaliser
+    from computeshare.tasks.images.classification import ImageClassification
     from computeshare.training import devices
     from computeshare.training.memory import peak_bytes, used_bytes
     from computeshare.training.replica import Replica
@@ -64,12 +58,9 @@ def memory() -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)  # several threads would wait for one another on a busy machine
     device = devices.choose(Settings().device)
     devices.make_deterministic(device)
-    shape, samples = MODELS["lenet5"], SAMPLES * 50
-    module = models.build("lenet5", shape, CLASSES, 0)
-    noise = np.random.Generator(np.random.PCG64(0))
-    images, labels = noise.integers(0, 256, (samples, *shape), np.uint8), noise.integers(0, CLASSES, samples)
-    split = Split(images, labels, Normaliser.build(shape, 255.0, (0.5,), (0.25,)))
-    replica = Replica(module, modules.layout_of(module), Plan(0, samples, SAMPLES, 1), split, device)
+    samples = SAMPLES * 50
+    instance = ImageClassification("digits", "lenet5", MODELS["lenet5"]).on_noise(samples)
+    replica = Replica(instance, Plan(0, samples, SAMPLES, 1), device)
     spare_the_collector()
     started, seen = time.monotonic(), []
     for unit in range(UNITS):

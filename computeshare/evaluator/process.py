@@ -179,20 +179,17 @@ class Evaluator:
             self._announced.add((rounds.job_id, token))
 
     def _score(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> dict[str, Any]:
-        from computeshare.tasks import modules
-        from computeshare.tasks.images import datasets, models
         from computeshare.tasks.metrics import score
+        from computeshare.tasks.registry import task_of
 
         if self._loaded is None or self._loaded[0] != job_id:
-            datasets.prepare(spec.dataset, self.data_dir)
-            split = datasets.open_split(spec.dataset, "test", self.data_dir, spec.shape)
-            module = models.of(spec)
-            self._loaded = (job_id, (module, modules.layout_of(module), split))
-        module, layout, split = self._loaded[1]
-        result = score(module, layout, layout.gather(artifacts.tensors(token)), split)
-        scored = {"loss": result.loss, "accuracy": result.accuracy, "samples": result.samples}
+            self._loaded = (job_id, task_of(spec).instance(spec.seed, "test", self.data_dir))
+        instance = self._loaded[1]
+        result = score(instance, instance.layout.gather(artifacts.tensors(token)))
+        scored = {"loss": result.loss, **result.metrics, "samples": result.samples}
         artifacts.save_score(token, scored)
-        log.info("scored", job=job_id, version=token.version, accuracy=round(result.accuracy, 4))
+        metrics = {name: round(value, 4) for name, value in result.metrics.items()}
+        log.info("scored", job=job_id, version=token.version, **metrics)
         return scored
 
 

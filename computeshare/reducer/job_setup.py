@@ -57,11 +57,11 @@ def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Execut
     spec = decider.decide(JobSpec.model_validate_json(raw))
     import torch
 
-    from computeshare.tasks.images import models
+    from computeshare.tasks.registry import task_of
     from computeshare.training import devices
     from computeshare.training.server_step import ServerStep
 
-    layout = models.layout_for(spec)
+    layout = task_of(spec).layout()
     gatherer = Gatherer(rounds, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
     server_step = ServerStep(spec, layout)
     return JobContext(

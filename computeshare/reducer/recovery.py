@@ -50,12 +50,11 @@ class Recovery:
 
     def initial(self) -> "ServerModel":
         """Version 0: the model initialized from the job's seed."""
-        from computeshare.tasks import modules
-        from computeshare.tasks.images import models
+        from computeshare.tasks.modules import weights_of
+        from computeshare.tasks.registry import task_of
 
-        spec = self._spec
-        module = models.of(spec)
-        return self._server_step.load(modules.weights_of(module, self._layout), b"")
+        module = task_of(self._spec).module(self._spec.seed)
+        return self._server_step.load(weights_of(module, self._layout), b"")
 
     def on_disk(self) -> LoadedVersion | None:
         """Load the newest undamaged checkpoint of the job's current branch; announce damaged ones."""

@@ -190,19 +190,17 @@ class _Machine:
     """A worker and a reducer in one process: the model, the data, the upload codec, the server's step."""
 
     def __init__(self, spec: JobSpec, data_dir: Path, device: "torch.device") -> None:
-        from computeshare.tasks import modules
-        from computeshare.tasks.images import datasets, models
+        from computeshare.tasks.modules import weights_of
+        from computeshare.tasks.registry import task_of
         from computeshare.training import devices
         from computeshare.training.server_step import ServerStep
         from computeshare.training.work_units import replica_of
 
         devices.make_deterministic(device)
-        datasets.prepare(spec.dataset, data_dir)
-        split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
-        module = models.of(spec)
-        self.layout = modules.layout_of(module)
-        self.initial: Weights = modules.weights_of(module, self.layout)
-        self._replica = replica_of(spec, module, self.layout, split, device)
+        instance = task_of(spec).instance(spec.seed, "train", data_dir)
+        self.layout = instance.layout
+        self.initial: Weights = weights_of(instance.module, self.layout)
+        self._replica = replica_of(spec, instance, device)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
         self._strategy = spec.strategy
         self._before: deque[Weights] = deque(maxlen=spec.strategy.recent)

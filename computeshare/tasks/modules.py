@@ -1,13 +1,38 @@
-"""Any module's weights as flat vectors."""
+"""Any module: its initial weights from a seed, and its weights as flat vectors."""
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from computeshare.errors import SpecError
 from computeshare.tensors.layout import Kind, Layout, Weights
+
+_drawing = threading.Lock()
+"""Held while weights are initialised: torch's generator is global, and a reducer has a thread for each job."""
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Draw from `seed` (0 to 2**63 - 1) on the CPU within the block; torch's global generators stay as they were."""
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Puts uninitialised tensors (the parameters) on the meta device; RegNets need real tensors to compute widths."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if function is torch.empty:
+            options["device"] = "meta"
+        return function(*args, **options)
 
 
 def layout_of(module: nn.Module) -> Layout:

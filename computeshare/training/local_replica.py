@@ -10,37 +10,36 @@ from torch import nn
 from computeshare.errors import ArtifactError, Interrupted
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.tasks.images.datasets import Split
-from computeshare.tensors.layout import Layout, Weights
+from computeshare.tasks.base import TaskInstance
+from computeshare.tensors.layout import Weights
 from computeshare.training.optimizers import build, dump_state, load_state, try_out
 from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
 
 
 class LocalReplica:
-    """Takes inner steps through micro-batches of `plan` on `split`, from the weights loaded last.
+    """Takes inner steps through micro-batches of `plan`, from the weights loaded last.
 
     With `kept` false the inner optimizer starts afresh with every unit; then a unit's update depends only on the
     weights and its micro-batches, on one kind of machine. With `kept` true the optimizer's state carries over from unit
-    to unit, and can be handed to another worker. The replica takes over `module`, which must not be used elsewhere.
+    to unit, and can be handed to another worker. The replica takes over the module of `instance`, which must not be
+    used elsewhere.
     """
 
     def __init__(
         self,
-        module: nn.Module,
-        layout: Layout,
+        instance: TaskInstance,
         plan: Plan,
-        split: Split,
         device: torch.device,
         inner: OptimizerSpec,
         kept: bool = False,
     ) -> None:
         """Raises SpecError where torch refuses the arguments of `inner`."""
         try_out(inner, 1.0)
-        self._replica = Replica(module, layout, plan, split, device)
-        self._parameters = list(module.parameters())
+        self._replica = Replica(instance, plan, device)
+        self._parameters = list(instance.module.parameters())
         self._base: Vector = self._replica.parameters.read()
-        self._plan, self._buckets, self._inner, self._keep = plan, layout.buckets, inner, kept
+        self._plan, self._buckets, self._inner, self._keep = plan, instance.layout.buckets, inner, kept
         self._state: torch.optim.Optimizer | None = None
 
     @property

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from computeshare.errors import Interrupted
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.base import Batch, TaskInstance
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Vector
@@ -29,9 +28,9 @@ Take = Callable[[int, Vector], None]
 class Update:
     """A unit's update.
 
-    `vector` (d,) is the gradient of `loss` (the mean cross-entropy over the unit's samples), or the pseudo-gradient of
-    local steps; `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32 copies.
-    `vector` is empty if a gradient's buckets were passed to `take` as they became ready.
+    `vector` (d,) is the gradient of `loss` (the mean over the unit's samples), or the pseudo-gradient of local steps;
+    `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32 copies. `vector` is
+    empty if a gradient's buckets were passed to `take` as they became ready.
     """
 
     vector: Vector
@@ -40,11 +39,11 @@ class Update:
 
 
 class Replica:
-    """Computes micro-batches of `plan` on `split` with the weights loaded last (initially the module's own).
+    """Computes micro-batches of `plan` with the weights loaded last (initially the module's own).
 
     On one kind of machine, an update depends only on the weights and the micro-batch's number, not on earlier
-    computations; for this, torch's global generators are seeded. The replica takes over `module`, which must not be
-    used elsewhere.
+    computations; for this, torch's global generators are seeded. The replica takes over the module of `instance`,
+    which must not be used elsewhere.
     """
 
     kept: None = None
@@ -52,15 +51,15 @@ class Replica:
 
     def __init__(
         self,
-        module: nn.Module,
-        layout: Layout,
+        instance: TaskInstance,
         plan: Plan,
-        split: Split,
         device: torch.device,
         sent: Callable[[Vector], Vector] = lambda values: values,
     ) -> None:
         """`sent`: turns a gradient, or a bucket of it, into the values to send."""
-        self._layout, self._plan, self._split, self._device, self._sent = layout, plan, split, device, sent
+        module, layout = instance.module, instance.layout
+        self._task, self._split = instance.task, instance.split
+        self._layout, self._plan, self._device, self._sent = layout, plan, device, sent
         self._module = module.to(device).train()
         parameters = _of_kind(module, "parameter")
         gradients = [torch.zeros_like(p, memory_format=torch.contiguous_format) for p in parameters]
@@ -72,7 +71,7 @@ class Replica:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
-        self._ahead: dict[int, tuple[Tensor, Tensor]] = {}
+        self._ahead: dict[int, Batch] = {}
         self._is_clean = True  # the gradient is zero
         if device.type == "cpu":
             for convolution in filter(lambda one: isinstance(one, nn.Conv2d), module.modules()):
@@ -96,7 +95,7 @@ class Replica:
         """Prepare to compute these micro-batches while waiting for weights: assemble their batches, and drop other
         batches assembled earlier. Does not affect results.
         """
-        self._ahead = {m: self._ahead.get(m) or self._batch(m) for m in micro_batches}
+        self._ahead = {m: self._ahead[m] if m in self._ahead else self._batch(m) for m in micro_batches}
         for m in self._ahead:
             self._plan.generator_seed(m)  # fills its cache
         self._clean()
@@ -142,11 +141,11 @@ class Replica:
 
         Uses the current parameters, buffers and counters; the forward pass updates buffers and counters.
         """
-        images, labels = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._batch(micro_batch)
+        batch = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._batch(micro_batch)
         self._clean()
         self._is_clean = False
         _seed(self._plan.generator_seed(micro_batch), self._device)
-        loss = functional.cross_entropy(self._module(images), labels)
+        loss = self._task.loss(self._module, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -155,21 +154,9 @@ class Replica:
             self._gradient.zero()
         self._is_clean = True
 
-    def _batch(self, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Images (n, c, h, w) and labels (n,), on the device."""
-        images, labels = self._split.batch(self._plan.indices(micro_batch))
-        images = images.to(self._device)
-        return pixel_by_pixel(images) if self._device.type == "cpu" else images, labels.to(self._device)
-
-
-def pixel_by_pixel(images: Tensor) -> Tensor:
-    """A copy of the images in channels-last memory order, which oneDNN's convolutions use.
-
-    The strides are set explicitly: with one channel, torch cannot tell `channels_last` from the default order, and a
-    small network becomes a fifth slower.
-    """
-    n, c, h, w = images.shape
-    return torch.empty_strided((n, c, h, w), (c * h * w, 1, w * c, c), dtype=images.dtype).copy_(images)
+    def _batch(self, micro_batch: int) -> Batch:
+        """The samples of the micro-batch with this number, on the device."""
+        return self._task.place(self._split.batch(self._plan.indices(micro_batch)), self._device)
 
 
 def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

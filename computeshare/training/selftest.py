@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from computeshare import __version__
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.settings import write_private
-from computeshare.tasks.images.datasets import Split
-from computeshare.tasks.images.transforms import Normaliser, Shape
+from computeshare.tasks.base import Batch, Indices, TaskInstance, tensors
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.replica import Replica
@@ -65,17 +64,6 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """The model to test, initialized on the CPU; it maps images of `shape` to `classes` classes."""
-
-    name: str
-    module: nn.Module
-    layout: Layout
-    shape: Shape
-    classes: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrialBatch:
     """Names a fixed batch of noise; a `nudge` above 0 names a variant that differs by rounding."""
 
@@ -85,12 +73,12 @@ class TrialBatch:
 
 Compute = Callable[[], Vector]
 """Computes the gradient (d,) of one batch."""
-Make = Callable[[Subject, torch.device, TrialBatch], Compute]
+Make = Callable[[TaskInstance, torch.device, TrialBatch], Compute]
 """Builds a `Compute` on a device."""
 CPU = torch.device("cpu")
 
 
-def check(subject: Subject, device: torch.device, home: Path | None = None) -> Trial:
+def check(subject: TaskInstance, device: torch.device, home: Path | None = None) -> Trial:
     """Test a device with a model, or return the passed trial stored in `home`.
 
     Failed trials are not stored, so that a repaired machine is tested again.
@@ -105,7 +93,7 @@ def check(subject: Subject, device: torch.device, home: Path | None = None) -> T
     return trial
 
 
-def run(subject: Subject, device: torch.device, make: Make | None = None) -> Trial:
+def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -> Trial:
     """Test a device with a model.
 
     Args:
@@ -121,14 +109,18 @@ def run(subject: Subject, device: torch.device, make: Make | None = None) -> Tri
         else:
             del compute
             error, trouble = compared(subject, device, reference, make)
-    told = f"its {devices.describe(device)} computes {subject.name} wrongly: {trouble}" if trouble else ""
+    told = f"its {devices.describe(device)} computes {subject.task.name} wrongly: {trouble}" if trouble else ""
     return Trial(error, time.perf_counter() - started, saved_bytes, told)
 
 
-def gradient_of(subject: Subject, device: torch.device, batch: TrialBatch) -> Compute:
+def gradient_of(subject: TaskInstance, device: torch.device, batch: TrialBatch) -> Compute:
     """Build the gradient of a copy of the model, with its random layers switched off."""
-    module = copy.deepcopy(subject.module)
-    replica = Replica(module, subject.layout, Plan(0, SAMPLES, SAMPLES, 1), _split(subject, batch), device)
+    module, task = copy.deepcopy(subject.module), subject.task
+    samples = task.noise(SAMPLES, batch.number).batch(np.arange(SAMPLES))
+    if batch.nudge:
+        _nudge(module, samples, np.random.Generator(np.random.PCG64([batch.number, batch.nudge])))
+    instance = TaskInstance(task, module, subject.layout, _Fixed(samples))
+    replica = Replica(instance, Plan(0, SAMPLES, SAMPLES, 1), device)
     for layer in module.modules():
         if type(layer).__name__.startswith(_RANDOM_LAYERS):  # devices draw different numbers
             layer.eval()
@@ -147,7 +139,7 @@ def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, st
     return 0.0, ""
 
 
-def compared(subject: Subject, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
+def compared(subject: TaskInstance, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
     """Compare a device's gradients with the CPU's. Returns the distance and the fault, empty if none.
 
     Args:
@@ -168,7 +160,7 @@ def compared(subject: Subject, device: torch.device, reference: Vector, make: Ma
     return (error, "") if ratio <= 4 else (error, trouble)
 
 
-def _rounding(subject: Subject, batch: TrialBatch, reference: Vector, make: Make) -> float:
+def _rounding(subject: TaskInstance, batch: TrialBatch, reference: Vector, make: Make) -> float:
     """Distance of the CPU's gradient from `reference` if noise the size of rounding is added to the inputs."""
     return distance(make(subject, CPU, batch)(), reference, subject.layout)[0]
 
@@ -204,17 +196,26 @@ def _apart(error: float) -> str:
     return f"{100 * error:.2g} %" if math.isfinite(error) else "infinitely far"
 
 
-def _split(subject: Subject, batch: TrialBatch) -> Split:
-    """The batch's samples: the same noise on every machine."""
-    source = np.random.Generator(np.random.PCG64(batch.number))
-    images = source.integers(0, 256, (SAMPLES, *subject.shape), np.uint8)
-    labels = source.integers(0, subject.classes, SAMPLES, np.int64)
-    channels = subject.shape[0]
-    normalise = Normaliser.build(subject.shape, 255.0, (0.5,) * channels, (0.25,) * channels)
-    if batch.nudge:
-        noise = np.random.Generator(np.random.PCG64([batch.number, batch.nudge])).standard_normal(subject.shape)
-        normalise = replace(normalise, mean=normalise.mean + NUDGE * torch.from_numpy(noise.astype(np.float32)))
-    return Split(images, labels, normalise)
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A split of one batch, returned for any indices."""
+
+    samples: Batch
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def batch(self, indices: Indices) -> Batch:
+        return self.samples
+
+
+def _nudge(module: nn.Module, batch: Batch, source: np.random.Generator) -> None:
+    """Add noise the size of rounding to a batch's floating-point inputs, or to the parameters if it has none."""
+    inputs = [tensor for tensor in tensors(batch) if tensor.is_floating_point()]
+    with torch.no_grad():
+        for tensor in inputs or module.parameters():
+            noise = torch.from_numpy(source.standard_normal(tuple(tensor.shape), np.float32))
+            tensor.add_(noise, alpha=NUDGE * (1 if inputs else float(tensor.abs().mean())))
 
 
 @contextmanager
@@ -230,7 +231,7 @@ def _in_float32() -> Iterator[None]:
 
 
 @contextmanager
-def _saved(subject: Subject) -> Iterator[list[int]]:
+def _saved(subject: TaskInstance) -> Iterator[list[int]]:
     """Collect the sizes in bytes of tensors that forward passes in the block save for the backward pass, except
     parameters.
     """
@@ -249,9 +250,9 @@ def _saved(subject: Subject) -> Iterator[list[int]]:
         yield sizes
 
 
-def _identity(subject: Subject, device: torch.device) -> str:
+def _identity(subject: TaskInstance, device: torch.device) -> str:
     """Hash of everything that a trial depends on: model, input, kind of device, versions of the software."""
-    about = [subject.name, subject.shape, subject.classes, __version__, devices.kind(device)]
+    about = [subject.task.identity, __version__, devices.kind(device)]
     return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 

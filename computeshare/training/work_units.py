@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.images.datasets import Split
-from computeshare.tensors.layout import Layout, Weights
+from computeshare.tasks.base import TaskInstance
+from computeshare.tensors.layout import Weights
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
@@ -53,9 +52,9 @@ class AnyReplica(Protocol):
         """Compute at least one micro-batch: returns the last gradient, or the pseudo-gradient of all steps."""
 
 
-def replica_of(spec: JobSpec, module: nn.Module, layout: Layout, split: Split, device: torch.device) -> AnyReplica:
-    """Build the replica for this job's strategy; it takes over `module`, which must not be used elsewhere."""
+def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> AnyReplica:
+    """Build the replica for this job's strategy; it takes over the module of `instance`."""
     strategy = spec.strategy
     if strategy.inner is None:
-        return Replica(module, layout, spec.plan, split, device, strategy.sent)
-    return LocalReplica(module, layout, spec.plan, split, device, strategy.inner, strategy.keeps_inner)
+        return Replica(instance, spec.plan, device, strategy.sent)
+    return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner)

@@ -27,8 +27,8 @@ def load() -> None:
     watcher = threading.Thread(target=watch, name="parent-watch", daemon=True)
     watcher.start()
     import computeshare.evaluator.process
-    import computeshare.tasks.images.datasets
-    import computeshare.tasks.metrics  # noqa: F401
+    import computeshare.tasks.metrics
+    import computeshare.tasks.registry  # noqa: F401
     from computeshare.reducer import process
 
     process.warm()

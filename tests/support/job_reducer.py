@@ -15,8 +15,7 @@ from computeshare.protocol.reducer_session import Claim
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant, Member
 from computeshare.reducer.job_reducer import JobReducer
-from computeshare.tasks import modules
-from computeshare.tasks.images import datasets, models
+from computeshare.tasks.registry import task_of
 from computeshare.training.replica import Replica
 from computeshare.types import Blob
 from tests.support.rounds import take_seat
@@ -38,10 +37,9 @@ class Hand:
 
     def __init__(self, redis: Redis, job_id: str, spec: JobSpec, worker: str) -> None:
         torch.set_num_threads(1)
-        module = models.build(spec.model, spec.shape, 10, spec.seed)
-        self.layout = modules.layout_of(module)
-        split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
-        self.replica = Replica(module, self.layout, spec.plan, split, torch.device("cpu"))
+        instance = task_of(spec).instance(spec.seed, "train", Path())
+        self.layout = instance.layout
+        self.replica = Replica(instance, spec.plan, torch.device("cpu"))
         self.member = Member(redis, job_id, worker, f"session of {worker}")
         self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
         take_seat(self.member)

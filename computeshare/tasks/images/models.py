@@ -4,7 +4,6 @@ Every model maps float32 images (n, channels, height, width) to logits (n, class
 torchvision's own, drawn from the job's seed, so every machine with the same torch starts from the same weights.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from computeshare.errors import SpecError
-from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.modules import layout_of
-from computeshare.tensors.layout import Layout
+from computeshare.tasks import modules
 
 Shape = tuple[int, int, int]
-_drawing = threading.Lock()
-"""Held while weights are initialised: torch's generator is global, and a reducer has a thread for each job."""
-
-
-def of(spec: JobSpec) -> nn.Module:
-    """A job's model on the CPU, initialised from the job's seed. Raises SpecError, as `build`."""
-    return build(spec.model, spec.shape, catalog().datasets[spec.dataset].classes, spec.seed)
 
 
 def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -41,30 +29,14 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
         seed: 0 to 2**63 - 1.
     Raises: SpecError: the name is unknown, or the model cannot take this shape.
     """
-    with _drawing, torch.random.fork_rng(devices=[]):  # only the CPU's generator is drawn from, and put back
-        torch.default_generator.manual_seed(seed)
+    with modules.drawn_from(seed):
         return OWN[name](shape, classes) if name in OWN else _torchvision_model(name, shape, classes)
 
 
 def outline(name: str, shape: Shape, classes: int) -> nn.Module:
     """As `build`, on the meta device, where tensors have shapes but no values and take no memory."""
-    with ParametersOnMeta(), torch.no_grad():
+    with modules.ParametersOnMeta(), torch.no_grad():
         return build(name, shape, classes, 0).to("meta")
-
-
-class ParametersOnMeta(TorchFunctionMode):
-    """Puts uninitialised tensors (the parameters) on the meta device; RegNets need real tensors to compute widths."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = dict(kwargs or {})
-        if function is torch.empty:
-            options["device"] = "meta"
-        return function(*args, **options)
-
-
-def layout_for(spec: JobSpec) -> Layout:
-    """The layout of a job's model, without allocating its weights. Raises SpecError, as `build` and `layout_of`."""
-    return layout_of(outline(spec.model, spec.shape, catalog().datasets[spec.dataset].classes))
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:

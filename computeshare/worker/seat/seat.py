@@ -34,11 +34,12 @@ from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop, SeatStatus
-from computeshare.worker.seat.seat_setup import SeatContext, SeatMemory, set_up
+from computeshare.worker.seat.seat_setup import SeatMemory, set_up
 from computeshare.worker.seat.update_sender import UpdateQueue
 from computeshare.worker.seat.weights_receiver import Inbox
 
 if TYPE_CHECKING:
+    from computeshare.tasks.base import TaskInstance
     from computeshare.training.work_units import AnyReplica
 
 ASK_AGAIN_S = 0.5
@@ -128,6 +129,7 @@ class SeatSession:
         import torch
 
         from computeshare.training import devices
+        from computeshare.training.work_units import replica_of
 
         log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
         if self.spec.threads:
@@ -136,14 +138,14 @@ class SeatSession:
         devices.make_deterministic(device)
         self.device = devices.describe(device)
         memory = self.memory = SeatMemory(self.spec, device, allowed_bytes(self.settings.max_memory))
-        context = set_up(self.seat.job, self.spec, device, memory, self.settings.data_dir, self.settings.home)
+        instance = set_up(self.seat.job, self.spec, device, memory, self.settings.data_dir, self.settings.home)
         if self.spec.codec == "auto":
-            self._measure(context)
+            self._measure(instance, replica_of(self.spec, instance, device))
             self.spec = self._chosen()
-        codecs, layout = self.spec.codecs, context.layout
+        codecs, layout = self.spec.codecs, instance.layout
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
-        replica, outbox = context.make_replica(self.spec), UpdateQueue(self.member, encoder)
+        replica, outbox = replica_of(self.spec, instance, device), UpdateQueue(self.member, encoder)
         inbox = Inbox(self.member, codecs.down, layout, replica.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
@@ -157,12 +159,12 @@ class SeatSession:
         self._hand_over(replica)
         return reason
 
-    def _measure(self, context: SeatContext) -> None:
+    def _measure(self, instance: "TaskInstance", replica: "AnyReplica") -> None:
         """Measure this machine and its link, and report the measurement, by which the reducer chooses the codecs."""
         from computeshare.tasks.modules import weights_of
 
-        replica, layout = context.make_replica(self.spec), context.layout
-        replica.load(weights_of(context.module, layout))
+        layout = instance.layout
+        replica.load(weights_of(instance.module, layout))
 
         def compute(micro_batches: Sequence[int]) -> tuple[Vector, Vector]:
             update = replica.walk(micro_batches)

@@ -1,25 +1,20 @@
 """A seat's set-up before it joins: opens the data set, builds the model, checks memory, tests the device."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from computeshare.errors import Unfit
-from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.processes import spare_the_collector
-from computeshare.tensors.layout import Layout
 
 if TYPE_CHECKING:
     import torch
 
-    from computeshare.training.work_units import AnyReplica
+    from computeshare.tasks.base import TaskInstance
 
 log = structlog.get_logger()
 
@@ -62,19 +57,10 @@ class SeatMemory:
             raise Unfit(why)
 
 
-@dataclass(frozen=True, slots=True)
-class SeatContext:
-    """A job's model and data on this machine's device."""
-
-    module: "torch.nn.Module"
-    layout: Layout
-    make_replica: "Callable[[JobSpec], AnyReplica]"
-
-
 def set_up(
     job_id: str, spec: JobSpec, device: "torch.device", memory: SeatMemory, data_dir: Path, home: Path
-) -> SeatContext:
-    """Open the data set, build the model, and test the device with it.
+) -> "TaskInstance":
+    """Build the job's model and open its training split, and test the device with them.
 
     Args:
         home: folder with the results of passed self-tests.
@@ -82,38 +68,25 @@ def set_up(
     """
     import torch
 
-    from computeshare.tasks import modules
-    from computeshare.tasks.images import datasets, models
-    from computeshare.training.work_units import replica_of
+    from computeshare.tasks.registry import task_of
 
     started = time.perf_counter()
-    datasets.prepare(spec.dataset, data_dir)
-    split = datasets.open_split(spec.dataset, "train", data_dir, spec.shape)
-    module = models.of(spec)
-    layout = modules.layout_of(module)
+    instance = task_of(spec).instance(spec.seed, "train", data_dir)
     memory.check()
-    _test(job_id, spec, module, layout, device, memory, home)
+    _test(job_id, spec, instance, device, memory, home)
     spare_the_collector()
     seconds, threads = round(time.perf_counter() - started, 1), torch.get_num_threads()
     log.info("loaded", job=job_id, seconds=seconds, device=str(device), threads=threads)
-    make_replica = partial(replica_of, module=module, layout=layout, split=split, device=device)
-    return SeatContext(module, layout, make_replica)
+    return instance
 
 
 def _test(
-    job_id: str,
-    spec: JobSpec,
-    module: "torch.nn.Module",
-    layout: Layout,
-    device: "torch.device",
-    memory: SeatMemory,
-    home: Path,
+    job_id: str, spec: JobSpec, instance: "TaskInstance", device: "torch.device", memory: SeatMemory, home: Path
 ) -> None:
     """Compare the device's gradient of this model with the CPU's. Raises Unfit: they differ, or it does not fit."""
     from computeshare.training import selftest
 
-    classes = catalog().datasets[spec.dataset].classes
-    trial = selftest.check(selftest.Subject(spec.model, module, layout, spec.shape, classes), device, home)
+    trial = selftest.check(instance, device, home)
     if trial.trouble:
         raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
     memory.check(trial.saved_bytes)

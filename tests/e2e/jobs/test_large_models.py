@@ -49,13 +49,13 @@ class Reducers:
     """Two real reducers of one job, the active one to be killed, and a worker whose updates are all the same."""
 
     def __init__(self, home: Path, redis_url: str, spec: JobSpec) -> None:
-        from computeshare.tasks.images.models import layout_for
+        from computeshare.tasks.registry import task_of
 
         self._home, self._environment = home, Settings(home=home, redis_url=redis_url).child_environment()
         self.redis = connect(redis_url)
         self.store = RoundStore(self.redis, "large")
         self.store.publish(spec.model_dump_json())
-        layout = layout_for(spec)
+        layout = task_of(spec).layout()
         update, buffers = np.full(layout.parameters, 1e-3, np.float32), np.zeros(layout.buffers, np.float32)
         self._message: list[Blob] = encode_update(CODECS[spec.codecs.up], update, buffers, layout, 0)
         self._children = [self._start() for _ in range(2)]

@@ -16,7 +16,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
 from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
-from computeshare.tasks.images.models import layout_for
+from computeshare.tasks.registry import task_of
 from computeshare.types import Blob
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.job_reducer import spec_of
@@ -55,7 +55,7 @@ def train(redis: Redis, job_id: str, spec: JobSpec, root: Path, seats: int = 1) 
 
 def alter_once(monkeypatch: pytest.MonkeyPatch, job_id: str, spec: JobSpec) -> None:
     """Have every value of a version's parameters reach the broker multiplied by 1.01."""
-    commit, codec, sizes = Claim.commit, CODECS[spec.codecs.down], layout_for(spec).bucket_sizes
+    commit, codec, sizes = Claim.commit, CODECS[spec.codecs.down], task_of(spec).layout().bucket_sizes
 
     def altered(message: Sequence[Blob]) -> list[Blob]:
         values = [codec.decode(part, size) for part, size in zip(message, sizes, strict=False)]

@@ -12,8 +12,7 @@ from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.lease_policy import shortest
 from computeshare.protocol.worker_session import Grant, Member
-from computeshare.tasks import modules
-from computeshare.tasks.images import datasets, models
+from computeshare.tasks.registry import task_of
 from computeshare.training.work_units import replica_of
 from tests.support.job_reducer import Job
 from tests.support.rounds import take_seat
@@ -34,10 +33,8 @@ SPEC = JobSpec.model_validate(
 def hand(redis: Redis, job: Job, worker: str) -> Hand:
     """A worker whose replica is real."""
     spec = job.spec
-    module = models.of(spec)
-    layout = modules.layout_of(module)
-    split = datasets.open_split(spec.dataset, "train", Path(), spec.shape)
-    replica = replica_of(spec, module, layout, split, torch.device("cpu"))
+    instance = task_of(spec).instance(spec.seed, "train", Path())
+    layout, replica = instance.layout, replica_of(spec, instance, torch.device("cpu"))
     member = Member(redis, job.job_id, worker, f"session of {worker}")
     take_seat(member)
     up, down = CODECS[spec.codecs.up], CODECS[spec.codecs.down]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from computeshare.errors import SpecError
 from computeshare.jobspec.catalog import ArgumentEntry, catalog
 from computeshare.jobspec.optimizer_spec import LARGEST_ARGUMENT, OptimizerSpec
-from computeshare.tasks import catalog_table
+from computeshare.tasks import catalog_table, modules
 from computeshare.tasks.images import models
 
 REMEDY = "run `python -m computeshare.tasks.catalog_table`"
@@ -68,7 +68,7 @@ def test_the_smallest_size_holds_where_tensors_have_values(name: str) -> None:
 @pytest.mark.parametrize("name", list(catalog().models))
 def test_every_model_takes_grey_images_of_any_allowed_size_and_gives_one_tensor(name: str) -> None:
     size = max(33, catalog().models[name].min_size)
-    with models.ParametersOnMeta(), torch.no_grad():
+    with modules.ParametersOnMeta(), torch.no_grad():
         module = models.build(name, (1, size, size + 4), 7, 0).to("meta").train()
         assert module(torch.empty(2, 1, size, size + 4, device="meta")).shape == (2, 7)
 

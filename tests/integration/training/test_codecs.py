@@ -10,10 +10,10 @@ import torch
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks import modules
-from computeshare.tasks.images import models
-from computeshare.tasks.images.datasets import open_split
+from computeshare.tasks.images.datasets import SPLITS
 from computeshare.tasks.metrics import score
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
 from computeshare.training.replica import Replica
 from computeshare.training.server_step import ServerStep
 
@@ -36,13 +36,12 @@ SPEC = JobSpec.model_validate(
 @functools.cache
 def accuracy(folder: Path, codec: str, fed_back: bool = True) -> float:
     """What a job with one worker reaches, without the processes."""
-    train, test = (open_split("mnist", part, folder, SPEC.shape) for part in ("train", "test"))
-    module, judge = (models.build(SPEC.model, SPEC.shape, 10, SPEC.seed) for _ in range(2))
-    layout, up = modules.layout_of(module), CODECS[codec]
+    instance, judge = (task_of(SPEC).instance(SPEC.seed, part, folder) for part in SPLITS)
+    layout, up = instance.layout, CODECS[codec]
     server_step = ServerStep(SPEC, layout)
     encoder = UpdateEncoder(up, layout, feedback_of(up, layout) if fed_back else None)
-    model = server_step.load(modules.weights_of(module, layout), b"")
-    replica = Replica(module, layout, SPEC.plan, train, torch.device("cpu"))
+    model = server_step.load(weights_of(instance.module, layout), b"")
+    replica = Replica(instance, SPEC.plan, torch.device("cpu"))
     reached = []
     for version in range(1, ROUNDS + 1):
         unit = version - 1
@@ -51,7 +50,7 @@ def accuracy(folder: Path, codec: str, fed_back: bool = True) -> float:
         message = encoder.whole(update.vector, update.buffers, SPEC.plan.generator_seed(unit))
         model = server_step.step(version, model, [decode_update(up, message, layout)], [SPEC.plan.size(unit)])
         if version in LAST:
-            reached.append(score(judge, layout, model.published, test).accuracy)
+            reached.append(score(judge, model.published).metrics["accuracy"])
     return float(np.mean(reached))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
@@ -13,13 +14,15 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.local import LocalStrategy
 from computeshare.tasks import modules
+from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images import models
+from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
 from computeshare.tasks.images.datasets import Split, open_split
 from computeshare.tasks.metrics import score
 from computeshare.tensors.layout import Weights
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
-from computeshare.training.replica import Replica, pixel_by_pixel
+from computeshare.training.replica import Replica
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -29,13 +32,23 @@ MOMENTUM = OptimizerSpec(name="SGD", lr=0.01, momentum=0.9)
 TOLERANCE = 1e-5  # at a rate of 0.01; at 0.02 rounding alone can grow to 4e-4, at 0.05 to 2e-2
 
 
+def instance_of(name: str, module: nn.Module, split: Split) -> TaskInstance:
+    task = ImageClassification("digits", name, split.normalise.shape)
+    return TaskInstance(task, module, modules.layout_of(module), split)
+
+
+def accuracy(name: str, weights: Weights, split: Split) -> float:
+    module = models.build(name, split.normalise.shape, 10, 1)
+    return score(instance_of(name, module, split), weights).metrics["accuracy"]
+
+
 def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: OptimizerSpec) -> Weights:
     """What a job does, without the processes: each micro-batch apart, their mean stepped on."""
     shape = split.normalise.shape
     module = models.build(name, shape, 10, 0)
     layout = modules.layout_of(module)
     weights = modules.weights_of(module, layout)
-    replica, server = Replica(module, layout, plan, split, CPU), ServerOptimizer(layout, optimizer)
+    replica, server = Replica(instance_of(name, module, split), plan, CPU), ServerOptimizer(layout, optimizer)
     for version in range(rounds):
         replica.load(weights)
         this = plan.round(version)
@@ -55,7 +68,7 @@ def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int, s
     weights = modules.weights_of(module, layout)
     steps, replicas = strategy.inner_steps, strategy.replicas
     plan = Plan(seed, len(split), micro_batch=32, micro_batches_per_round=steps * replicas, inner_steps=steps)
-    replica = LocalReplica(module, layout, plan, split, CPU, strategy.inner_optimizer)
+    replica = LocalReplica(instance_of(name, module, split), plan, CPU, strategy.inner_optimizer)
     server = ServerOptimizer(layout, strategy.outer_optimizer)
     for version in range(epochs * plan.rounds_per_epoch):
         replica.load(weights)
@@ -88,10 +101,7 @@ def test_sixty_rounds_of_two_micro_batches_are_sixty_plain_steps_of_twice_the_ba
     expected = plain("lenet5", split, batches, seed_of=lambda _: 0)  # has no dropout
     np.testing.assert_allclose(ours.parameters, expected.parameters, rtol=0, atol=TOLERANCE)
 
-    module = models.build("lenet5", (1, 28, 28), 10, 1)
-    result = score(module, modules.layout_of(module), ours, open_split("mnist", "test", mnist_dir, (1, 28, 28)))
-    assert result.samples == 10_000
-    assert result.accuracy > 0.4
+    assert accuracy("lenet5", ours, open_split("mnist", "test", mnist_dir, (1, 28, 28))) > 0.4
 
 
 def test_sixty_rounds_of_one_micro_batch_are_a_plain_loop_with_the_same_dropout(mnist_dir: Path) -> None:
@@ -115,8 +125,7 @@ def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
     plan = Plan(seed=0, samples=len(train_split), micro_batch=32, micro_batches_per_round=4)
     optimizer = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
     weights = train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, optimizer)
-    module = models.build("mlp", (1, 8, 8), 10, 0)
-    assert score(module, modules.layout_of(module), weights, test_split).accuracy > 0.96
+    assert accuracy("mlp", weights, test_split) > 0.96
 
 
 @pytest.mark.long
@@ -125,7 +134,6 @@ def test_local_sgd_and_diloco_learn_the_digits_as_synchronous_sgd_does(tmp_path:
     momentum = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
     averaged = LocalStrategy(inner_optimizer=momentum, outer_lr=1.0, outer_momentum=0.0)
     diloco = LocalStrategy(inner_optimizer=OptimizerSpec(name="AdamW", lr=2e-3))
-    module = models.build("mlp", (1, 8, 8), 10, 0)
     reached: dict[str, list[float]] = {"sync": [], "averaged": [], "diloco": []}
     for seed in range(SEEDS):
         plan = Plan(seed, len(train_split), micro_batch=32, micro_batches_per_round=4)
@@ -135,7 +143,7 @@ def test_local_sgd_and_diloco_learn_the_digits_as_synchronous_sgd_does(tmp_path:
             "diloco": train_local("mlp", train_split, diloco, 30, seed),
         }
         for name, weights in trained.items():
-            reached[name].append(score(module, modules.layout_of(module), weights, test_split).accuracy)
+            reached[name].append(accuracy("mlp", weights, test_split))
     mean = {name: np.mean(each) for name, each in reached.items()}
     assert mean["sync"] > 0.96
     assert mean["averaged"] >= mean["sync"] - 0.01 and mean["diloco"] >= mean["sync"] - 0.01, reached

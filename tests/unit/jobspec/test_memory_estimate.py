@@ -76,23 +76,17 @@ import numpy as np
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.memory_estimate import seat_bytes
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks import modules
-from computeshare.tasks.images import models
+from computeshare.tasks.registry import task_of
 from computeshare.training import memory, selftest
-from computeshare.tasks.images.datasets import Split
-from computeshare.tasks.images.transforms import Normaliser
 from computeshare.training.replica import Replica
 
 torch.set_num_threads(1)
 spec = JobSpec(dataset="cifar10", model=sys.argv[1], micro_batch=int(sys.argv[2]))
-module = models.of(spec)
-layout = modules.layout_of(module)
 cpu = torch.device("cpu")
+instance = task_of(spec).on_noise(50_000)
 before = memory.resident_bytes()
-trial = selftest.run(selftest.Subject(spec.model, module, layout, spec.shape, 10), cpu)
-images = np.zeros((50_000, *spec.shape), np.uint8)
-split = Split(images, np.zeros(50_000, np.int64), Normaliser.build(spec.shape, 255.0, (0.5,) * 3, (0.25,) * 3))
-replica = Replica(module, layout, spec.plan, split, cpu)
+trial = selftest.run(instance, cpu)
+replica = Replica(instance, spec.plan, cpu)
 for unit in range(3):
     replica.compute(unit)
 print(seat_bytes(spec, "cpu", trial.saved_bytes, before), memory.peak_bytes(cpu))

@@ -13,7 +13,7 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.signsgd import SignStrategy
-from computeshare.tasks.images import models
+from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Weights
 from computeshare.training.server_step import ServerStep
 from computeshare.types import Vector
@@ -76,7 +76,7 @@ def test_a_micro_batch_has_one_vote_whatever_its_samples() -> None:
 @pytest.mark.parametrize("codec", ["float32", "float16", "bfloat16", "int8"])
 def test_votes_arrive_as_they_were_cast(codec: str) -> None:
     spec = job()
-    layout = models.layout_for(spec)
+    layout = task_of(spec).layout()
     cast = [SIGN.sent(one) for one in votes(3, layout.parameters)]
     none = np.empty(0, np.float32)
     sent = [encode_update(CODECS[codec], one, none, layout, 7) for one in cast]
@@ -87,7 +87,7 @@ def test_votes_arrive_as_they_were_cast(codec: str) -> None:
 
 def test_a_step_moves_each_weight_by_the_rate() -> None:
     spec = job()
-    layout = models.layout_for(spec)
+    layout = task_of(spec).layout()
     none = np.empty(0, np.float32)
     start = Weights(np.zeros(layout.parameters, np.float32), none, np.empty(0, np.int64))
     server_step = ServerStep(spec, layout)

@@ -7,11 +7,15 @@ from torch import nn
 from torch.nn import functional
 
 from computeshare.errors import ShapeError
+from computeshare.tasks import metrics
+from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.images.classification import ImageClassification
 from computeshare.tasks.images.datasets import Split
 from computeshare.tasks.images.models import build
 from computeshare.tasks.images.transforms import Normaliser
-from computeshare.tasks.metrics import score
+from computeshare.tasks.metrics import SplitScore
 from computeshare.tasks.modules import layout_of, weights_of
+from computeshare.tensors.layout import Weights
 
 SHAPE = (1, 6, 6)
 
@@ -20,6 +24,11 @@ def split(samples: int = 37) -> Split:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 17, (samples, *SHAPE), dtype=np.uint8)
     return Split(images, rng.integers(0, 10, samples), Normaliser.build(SHAPE, 16.0, (0.5,), (0.25,)))
+
+
+def score(module: nn.Module, weights: Weights, batch: int = 256) -> SplitScore:
+    task = ImageClassification("digits", "mlp", SHAPE)
+    return metrics.score(TaskInstance(task, module, layout_of(module), split()), weights, batch)
 
 
 def model() -> nn.Module:
@@ -32,20 +41,20 @@ def model() -> nn.Module:
 def test_a_score_is_the_mean_over_every_sample_without_dropout() -> None:
     module = model()
     layout = layout_of(module)
-    result = score(module, layout, weights_of(module, layout), split(), batch=8)
+    result = score(module, weights_of(module, layout), batch=8)
     images, labels = split().batch(np.arange(37))
     logits = model().eval()(images)
     assert result.samples == 37
     assert result.loss == pytest.approx(functional.cross_entropy(logits, labels).item(), rel=1e-5)
-    assert result.accuracy == (logits.argmax(1) == labels).sum().item() / 37
+    assert result.metrics["accuracy"] == (logits.argmax(1) == labels).sum().item() / 37
 
 
 def test_scoring_is_repeatable_and_moves_no_statistics() -> None:
     module = model()
     layout = layout_of(module)
     weights = weights_of(module, layout)
-    first = score(module, layout, weights, split())
-    assert score(module, layout, weights, split()) == first
+    first = score(module, weights)
+    assert score(module, weights) == first
     assert layout.digest(weights_of(module, layout)) == layout.digest(weights)
 
 
@@ -54,14 +63,12 @@ def test_the_given_weights_are_scored_not_the_modules_own(recwarn: pytest.Warnin
     layout = layout_of(module)
     frozen = weights_of(other, layout)
     frozen.parameters.setflags(write=False)
-    assert score(module, layout, frozen, split()) == score(other, layout, frozen, split())
-    assert score(module, layout, weights_of(build("mlp", SHAPE, 10, 0), layout), split()) != score(
-        module, layout, frozen, split()
-    )
+    assert score(module, frozen) == score(other, frozen)
+    assert score(module, weights_of(build("mlp", SHAPE, 10, 0), layout)) != score(module, frozen)
     assert not recwarn.list
 
 
 def test_weights_of_another_model_are_refused() -> None:
     module, other = model(), build("mlp", SHAPE, 10, 0)
     with pytest.raises(ShapeError):
-        score(module, layout_of(module), weights_of(other, layout_of(other)), split())
+        score(module, weights_of(other, layout_of(other)))

@@ -19,29 +19,32 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.local import LocalStrategy
+from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
 from computeshare.tasks.images.datasets import Split
 from computeshare.tasks.images.models import build
-from computeshare.tasks.images.transforms import Normaliser
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
-from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel
+from computeshare.training.replica import FlatTensors, Replica, Update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SHAPE = (1, 16, 16)
+TASK = ImageClassification("digits", "mlp", SHAPE)
 PLAN = Plan(seed=7, samples=50, micro_batch=8, micro_batches_per_round=6, inner_steps=3)  # units of 3, 3 and 1
 MOMENTUM = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
 ADAMW = OptimizerSpec(name="AdamW", lr=4e-4)
 
 
+def instance_of(module: nn.Module) -> TaskInstance:
+    return TaskInstance(TASK, module, layout_of(module), split())
+
+
 def split() -> Split:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (PLAN.samples, *SHAPE), dtype=np.uint8)
-    labels = rng.integers(0, 10, PLAN.samples)
-    return Split(images, labels, Normaliser.build(SHAPE, 255.0, (0.5,), (0.25,)))
+    return TASK.noise(PLAN.samples, 0)
 
 
 def normalised(seed: int = 0) -> nn.Module:
@@ -58,7 +61,7 @@ def weights(seed: int = 0) -> Weights:
 
 def replica(inner: OptimizerSpec = MOMENTUM, kept: bool = False, seed: int = 0) -> LocalReplica:
     module = normalised(seed)
-    return LocalReplica(module, layout_of(module), PLAN, split(), CPU, inner, kept)
+    return LocalReplica(instance_of(module), PLAN, CPU, inner, kept)
 
 
 def run(r: LocalReplica, unit: int) -> Update:
@@ -197,7 +200,7 @@ def test_single_steps_of_plain_sgd_and_their_mean_are_synchronous_sgd() -> None:
     rate, module, base = 0.05, normalised(), weights()
     layout, numbers = layout_of(module), [0, 5, 6]  # the last of two samples
     sizes = [PLAN.size(m) for m in numbers]
-    plain, steps = Replica(module, layout, PLAN, split(), CPU), replica(OptimizerSpec(name="SGD", lr=rate))
+    plain, steps = Replica(instance_of(module), PLAN, CPU), replica(OptimizerSpec(name="SGD", lr=rate))
     gradients, ways = [], []
     for m in numbers:
         gradients.append(plain.compute(m).vector)

@@ -10,25 +10,28 @@ from torch.nn import functional
 
 from computeshare.errors import ShapeError
 from computeshare.jobspec.sampling_plan import Plan
+from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
 from computeshare.tasks.images.datasets import Split
 from computeshare.tasks.images.models import build
-from computeshare.tasks.images.transforms import Normaliser
 from computeshare.tasks.modules import layout_of, weights_of
-from computeshare.tensors.layout import Layout, Weights
+from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
-from computeshare.training.replica import FlatTensors, Replica, Update, pixel_by_pixel
+from computeshare.training.replica import FlatTensors, Replica, Update
 from computeshare.types import Vector
 
 CPU = torch.device("cpu")
 SHAPE = (1, 16, 16)
+TASK = ImageClassification("digits", "mlp", SHAPE)
 PLAN = Plan(seed=7, samples=50, micro_batch=8, micro_batches_per_round=3)
 
 
+def instance_of(module: nn.Module) -> TaskInstance:
+    return TaskInstance(TASK, module, layout_of(module), split())
+
+
 def split() -> Split:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (PLAN.samples, *SHAPE), dtype=np.uint8)
-    labels = rng.integers(0, 10, PLAN.samples)
-    return Split(images, labels, Normaliser.build(SHAPE, 255.0, (0.5,), (0.25,)))
+    return TASK.noise(PLAN.samples, 0)
 
 
 def normalised(seed: int = 0) -> nn.Module:
@@ -40,7 +43,7 @@ def normalised(seed: int = 0) -> nn.Module:
 
 def replica(seed: int = 0) -> Replica:
     module = normalised(seed)
-    return Replica(module, layout_of(module), PLAN, split(), CPU)
+    return Replica(instance_of(module), PLAN, CPU)
 
 
 def weights(seed: int = 0) -> Weights:
@@ -164,7 +167,7 @@ def test_a_parameter_the_loss_does_not_touch_has_a_gradient_of_zero() -> None:
     module = normalised()
     module.register_parameter("unused", nn.Parameter(torch.ones(3)))
     layout = layout_of(module)
-    r = Replica(module, layout, PLAN, split(), CPU)
+    r = Replica(instance_of(module), PLAN, CPU)
     entry = next(t for t in layout.tensors if t.name == "unused")
     assert np.array_equal(r.compute(0).vector[entry.start : entry.stop], np.zeros(3))
 
@@ -191,8 +194,7 @@ def test_tensors_with_storage_of_their_own_yield_the_same_bits(request: pytest.F
 
 def test_a_model_without_buffers_has_empty_buffers() -> None:
     module = build("mlp", SHAPE, 10, 0)
-    layout: Layout = layout_of(module)
-    assert Replica(module, layout, PLAN, split(), CPU).compute(0).buffers.shape == (0,)
+    assert Replica(instance_of(module), PLAN, CPU).compute(0).buffers.shape == (0,)
 
 
 @pytest.fixture
@@ -235,7 +237,7 @@ def test_a_bucket_is_taken_before_those_of_earlier_layers_are_filled() -> None:
 def test_buckets_of_parameters_that_the_loss_does_not_touch_are_taken_too() -> None:
     module = normalised()
     module.register_parameter("unused", nn.Parameter(torch.ones(1000)))
-    r = Replica(module, layout_of(module), PLAN, split(), CPU)
+    r = Replica(instance_of(module), PLAN, CPU)
     order, values, _ = taken(r, 0)
     assert sorted(order) == list(range(len(layout_of(module).buckets)))
     assert values == r.compute(0).vector.tobytes()
@@ -250,8 +252,8 @@ def test_a_convolution_of_many_weights_takes_images_in_torchs_order_and_yields_t
     torch.manual_seed(0)
     first, second = nn.Conv2d(1, 64, 9, stride=7), nn.Conv2d(64, 256, 3, padding=1)  # 147,456 weights; 2 x 2 pixels
     module = nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(1024, 10))
-    layout, plain = layout_of(module), copy.deepcopy(module)
-    r, seen = Replica(module, layout, PLAN, split(), CPU), list[tuple[int, ...]]()
+    plain = copy.deepcopy(module)
+    r, seen = Replica(instance_of(module), PLAN, CPU), list[tuple[int, ...]]()
     for convolution in (first, second):
         convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].stride()))
     update = r.compute(0)

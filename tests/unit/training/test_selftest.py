@@ -8,25 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from computeshare.tasks import modules
-from computeshare.tasks.images import models
+from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.images.classification import ImageClassification
 from computeshare.training import selftest
-from computeshare.training.selftest import CPU, Compute, Make, Subject, TrialBatch, gradient_of
+from computeshare.training.selftest import CPU, Compute, Make, TrialBatch, gradient_of
 from computeshare.types import Vector
 
 OTHER = torch.device("mps")
 """Stands for an accelerator: what is computed on it is the test's to say, on the CPU."""
 
 
-def subject(name: str = "lenet5", shape: tuple[int, int, int] = (1, 28, 28)) -> Subject:
-    module = models.build(name, shape, 10, 0)
-    return Subject(name, module, modules.layout_of(module), shape, 10)
+def subject(name: str = "lenet5", shape: tuple[int, int, int] = (1, 28, 28)) -> TaskInstance:
+    return ImageClassification("digits", name, shape).on_noise(selftest.SAMPLES)
 
 
-def device_with(fault: Callable[[int, Vector, Subject], Vector], on: torch.device = OTHER) -> Make:
+def device_with(fault: Callable[[int, Vector, TaskInstance], Vector], on: torch.device = OTHER) -> Make:
     """A device that computes as the CPU does, and then does `fault` to what its n-th call gave."""
 
-    def make(its: Subject, device: torch.device, batch: TrialBatch) -> Compute:
+    def make(its: TaskInstance, device: torch.device, batch: TrialBatch) -> Compute:
         compute, calls = gradient_of(its, CPU, batch), 0
 
         def wrong() -> Vector:
@@ -39,7 +38,7 @@ def device_with(fault: Callable[[int, Vector, Subject], Vector], on: torch.devic
     return make
 
 
-def convolutions_off(vector: Vector, its: Subject, by: float = 0.01) -> Vector:
+def convolutions_off(vector: Vector, its: TaskInstance, by: float = 0.01) -> Vector:
     changed = vector.copy()
     for tensor in its.layout.tensors:
         if tensor.name.startswith("conv") or ".conv" in tensor.name:
@@ -73,7 +72,7 @@ def test_a_gradient_that_is_not_finite_is_found(value: float) -> None:
 
 
 def test_a_cpu_that_does_not_repeat_its_bits_is_found() -> None:
-    def flip(call: int, vector: Vector, _: Subject) -> Vector:
+    def flip(call: int, vector: Vector, _: TaskInstance) -> Vector:
         vector = vector.copy()
         vector[7] += np.float32(1e-3) if call == 3 else np.float32(0)
         return vector
@@ -86,9 +85,9 @@ def test_this_machines_own_cpu_passes_with_and_without_random_layers() -> None:
     assert [selftest.run(subject(name), CPU).trouble for name in ("lenet5", "simplenet")] == ["", ""]
 
 
-def rounded_otherwise(its: Subject, device: torch.device, batch: TrialBatch) -> Compute:
+def rounded_otherwise(its: TaskInstance, device: torch.device, batch: TrialBatch) -> Compute:
     """A right device whose rounding differs from the CPU's."""
-    return gradient_of(its, CPU, TrialBatch(batch.number, 99) if device == OTHER else batch)
+    return gradient_of(its, CPU, TrialBatch(batch.number, 101) if device == OTHER else batch)
 
 
 def test_rounding_that_a_deep_network_magnifies_is_no_fault() -> None:
@@ -119,7 +118,7 @@ def test_a_trial_that_was_passed_is_done_once(tmp_path: Path, monkeypatch: pytes
         assert selftest.check(subject(), CPU, tmp_path) == first
     ran: list[str] = []
     run = selftest.run
-    monkeypatch.setattr(selftest, "run", lambda its, device: ran.append(its.name) or run(its, device))
+    monkeypatch.setattr(selftest, "run", lambda its, device: ran.append(its.task.name) or run(its, device))
     selftest.check(subject("simplenet"), CPU, tmp_path)
     torch.set_num_threads(2)  # another kind of machine: other bits
     selftest.check(subject(), CPU, tmp_path)

@@ -1,0 +1,127 @@
+"""A task: what the training system knows of a model and its data. Everything outside this room works on these methods,
+on layouts and on flat vectors.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from computeshare.tasks import modules
+from computeshare.tensors.layout import Layout
+
+SplitName = Literal["train", "test"]
+Better = Literal["higher", "lower"]
+Batch = Any
+"""A tensor, or a tuple, list or dict of batches; each tensor has one entry per sample in its first dimension."""
+Indices = npt.NDArray[np.int64]
+
+
+class Split(Protocol):
+    """A part of a data set."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    def batch(self, indices: Indices) -> Batch:
+        """The samples with these indices (n,), on the CPU."""
+
+
+class Task(ABC):
+    """A model, its data, its loss and its metrics."""
+
+    metrics: ClassVar[Mapping[str, Better]]
+    """Every metric beside the loss, with the direction that is better; the first one decides which version is best."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The model's name, for messages."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """All that the module and the form of its batches depend on, as JSON."""
+
+    @abstractmethod
+    def module(self, seed: int) -> nn.Module:
+        """The model on the CPU, initialised from `seed` (0 to 2**63 - 1); torch's global generators stay as they were.
+
+        Raises: SpecError: it cannot be built.
+        """
+
+    @abstractmethod
+    def prepare(self, data_dir: Path) -> None:
+        """Make sure that the data set's files exist, and download missing files. Raises DatasetError."""
+
+    @abstractmethod
+    def open(self, split: SplitName, data_dir: Path) -> Split:
+        """Open a split whose files exist. Raises DatasetError."""
+
+    @abstractmethod
+    def noise(self, samples: int, seed: int) -> Split:
+        """Random samples in the form of the data set's, the same for everybody."""
+
+    @abstractmethod
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The mean training loss over the samples of a batch, a number on the module's device."""
+
+    @abstractmethod
+    def sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The sums over a batch's samples of `loss` and of every metric, each a number on the module's device."""
+
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        """The batch on a device, in the order in memory that the model computes with fastest."""
+        return moved(batch, device)
+
+    def layout(self) -> Layout:
+        """The layout of the module, without allocating its weights. Raises SpecError, as `module`."""
+        with modules.ParametersOnMeta(), torch.no_grad():
+            return modules.layout_of(self.module(0).to("meta"))
+
+    def instance(self, seed: int, split: SplitName, data_dir: Path) -> "TaskInstance":
+        """The module built and a split opened, downloaded before if need be. Raises SpecError, DatasetError."""
+        self.prepare(data_dir)
+        return self._with(seed, self.open(split, data_dir))
+
+    def on_noise(self, samples: int, seed: int = 0) -> "TaskInstance":
+        """The module built, with random samples instead of the data set's. Raises SpecError."""
+        return self._with(seed, self.noise(samples, seed))
+
+    def _with(self, seed: int, split: Split) -> "TaskInstance":
+        module = self.module(seed)
+        return TaskInstance(self, module, modules.layout_of(module), split)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInstance:
+    """A task with its module built, and the split that the module is to be trained or scored on."""
+
+    task: Task
+    module: nn.Module
+    layout: Layout
+    split: Split
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """A batch with all its tensors on `device`."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {name: moved(part, device) for name, part in batch.items()}
+    return type(batch)(moved(part, device) for part in batch)
+
+
+def tensors(batch: Batch) -> Iterator[Tensor]:
+    """All tensors of a batch."""
+    if isinstance(batch, Tensor):
+        yield batch
+    else:
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from tensors(part)
