@@ -51,7 +51,8 @@ def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bo
         return None
     takes = f"{'needs' if measured else 'needs about'} {_size(needed_bytes)}"
     if by_flag:
-        return f"the job {takes}, more than --max-memory allows ({_size(room_bytes)}): raise --max-memory or lower micro_batch"
+        allowed = f"--max-memory allows ({_size(room_bytes)})"
+        return f"the job {takes}, more than {allowed}: raise --max-memory or lower micro_batch"
     return f"the job {takes}, more than the device has ({_size(room_bytes)}): lower micro_batch"
 
 

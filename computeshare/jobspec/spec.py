@@ -55,7 +55,9 @@ def travelling(value: Any) -> Any:
 class WorkerRange(Part):
     """How many workers a job waits for before it starts, and how many it takes at most."""
 
-    min: Annotated[int, Control(MACHINES, "--min-workers")] = Field(1, ge=1, le=1024, title="Minimum workers", description="the job waits for this many before it starts")
+    min: Annotated[int, Control(MACHINES, "--min-workers")] = Field(
+        1, ge=1, le=1024, title="Minimum workers", description="the job waits for this many before it starts"
+    )
     max: Annotated[int, Control(MACHINES, "--max-workers")] = Field(8, ge=1, le=1024, title="Maximum workers")
 
     @model_validator(mode="after")

@@ -19,9 +19,7 @@ class AsyncStrategy(Strategy):
     """
 
     suits: ClassVar[str] = "for fast and slow machines together"
-    instead: ClassVar[Mapping[str, str]] = {
-        "micro_batches_per_round": "set strategy.buffer instead"
-    }
+    instead: ClassVar[Mapping[str, str]] = {"micro_batches_per_round": "set strategy.buffer instead"}
     units_from: ClassVar[str] = "strategy.buffer"
     takes_any: ClassVar[bool] = True
 

@@ -37,7 +37,11 @@ class LocalStrategy(Strategy):
 
     kind: Literal["local"] = "local"
     inner_steps: Annotated[int, Control(ROUND, None)] = Field(
-        20, ge=1, le=10_000, title="Inner steps", description="optimizer steps per replica and round, one micro-batch each"
+        20,
+        ge=1,
+        le=10_000,
+        title="Inner steps",
+        description="optimizer steps per replica and round, one micro-batch each",
     )
     replicas: Annotated[int, Control(ROUND, None)] = Field(
         4, ge=1, le=LARGEST_ROUND, title="Replicas per round", description="at most this many workers are busy"
@@ -46,9 +50,7 @@ class LocalStrategy(Strategy):
         default_factory=lambda: OptimizerSpec(name="AdamW", lr=1e-3),
         description="for the inner steps; if it uses momentum, set outer_momentum to 0 or use small learning rates",
     )
-    outer_lr: Annotated[float, Control(ROUND, None)] = Field(
-        0.7, gt=0, le=1000, title="Outer learning rate"
-    )
+    outer_lr: Annotated[float, Control(ROUND, None)] = Field(0.7, gt=0, le=1000, title="Outer learning rate")
     outer_momentum: Annotated[float, Control(ROUND, None)] = Field(
         0.9, ge=0, lt=1, title="Outer momentum", description="Nesterov momentum; 0: none"
     )

@@ -42,8 +42,8 @@ class SyncStrategy(Strategy):
             if 2 * bad_values(count, sharers) >= count:
                 where = "rounds" if count == per_round else "an epoch's last round"
                 raise ValueError(
-                    f"combine {self.combine} tolerates {tolerated(sharers)} bad of {sharers} workers only if they compute "
-                    f"less than half of a round, which is impossible in {where} of {count} micro-batches: "
+                    f"combine {self.combine} tolerates {tolerated(sharers)} bad of {sharers} workers only if they "
+                    f"compute less than half of a round, which is impossible in {where} of {count} micro-batches: "
                     f"make micro_batches_per_round a multiple of workers.min ({sharers})"
                     + ("" if count == per_round else ", and choose micro_batch so that the last round is one, too")
                 )

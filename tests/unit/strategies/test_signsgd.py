@@ -100,7 +100,10 @@ def test_the_optimizer_follows_from_the_strategy() -> None:
     spec = job()
     assert spec.optimizer == OptimizerSpec(name="SGD", lr=0.01)
     assert job(micro_batches_per_round=9).plan.units_per_round == 9
-    for changes, says in (({"optimizer": {"name": "Adam"}}, "set strategy.lr instead"), ({"lr_scaling": "linear"}, "lr instead")):
+    for changes, says in (
+        ({"optimizer": {"name": "Adam"}}, "set strategy.lr instead"),
+        ({"lr_scaling": "linear"}, "lr instead"),
+    ):
         with pytest.raises(ValidationError, match=says):
             job(**changes)
     with pytest.raises(ValidationError, match="greater than 0"):
