@@ -31,10 +31,12 @@ class Publisher:
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
         self._needed: dict[tuple[str, str], int] = {}
+        """Bytes that each job may take, by job id and codec; of the jobs at the last `look` only."""
 
     def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, Published]:
         """Each job's state in the broker, by id, `no_room` included."""
         found = look_up(redis, [job.id for job in jobs])
+        self._needed = {_key(job): self._bytes(job) for job in jobs}  # without the jobs that have ended
         memory, promised = Memory.of(redis), self._promised(jobs, found)
         full = exhausted(memory)
         for job in jobs:
@@ -85,10 +87,13 @@ class Publisher:
 
     def _bytes(self, job: Any) -> int:
         """Bytes of the broker's memory that a job may take."""
-        key = (job.id, str(job.spec["codec"]))  # the codec may be chosen later; no other field of the size changes
-        if key not in self._needed:
-            self._needed[key] = spec_of(job.spec).broker_bytes
-        return self._needed[key]
+        known = self._needed.get(_key(job))
+        return spec_of(job.spec).broker_bytes if known is None else known
+
+
+def _key(job: Any) -> tuple[str, str]:
+    """Identifies a job's size: its codec may be chosen later, no other field that the size depends on changes."""
+    return job.id, str(job.spec["codec"])
 
 
 def look_up(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
