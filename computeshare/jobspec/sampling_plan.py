@@ -1,8 +1,7 @@
 """Which samples belong to which micro-batch, which micro-batches to which unit, and which units to which round. Pure.
 
 Any machine computes the same answer from `(seed, epoch)`, so no data travels. A unit is what one update stands for and
-what is leased whole: one micro-batch, or the `inner_steps` consecutive ones that a replica of local SGD steps through;
-where a round has `sizes`, its units are that many micro-batches long instead, and the round holds the same ones.
+what is leased whole: one micro-batch, or the `inner_steps` consecutive ones that a replica of local SGD steps through.
 Micro-batches and units are numbered across the job. Neither a unit nor a round crosses an epoch; an epoch's last round,
 its last unit and its last micro-batch may be short.
 """
@@ -41,10 +40,6 @@ class Round:
     carried: tuple[int, ...] = ()
     wanted: int | None = None
     """How many of them make the version, whichever come first; None: all."""
-    sizes: tuple[int, ...] = ()
-    """How many micro-batches each of its units holds; none: as the plan has it."""
-    owners: tuple[str, ...] = ()
-    """The worker that each size was made for."""
 
     @property
     def needed(self) -> int:
@@ -127,30 +122,17 @@ class Plan:
         """The epoch that the unit with this number belongs to."""
         return unit // self.units_per_epoch
 
-    def micro_batches(self, unit: int, sizes: Sequence[int] = ()) -> range:
-        """The numbers of the micro-batches of the unit with this number, in the order they are stepped through.
-
-        Args:
-            sizes: those of its round, if it has any.
-        """
+    def micro_batches(self, unit: int) -> range:
+        """The numbers of the micro-batches of the unit with this number, in the order they are stepped through."""
         epoch, index = divmod(unit, self.units_per_epoch)
         before = epoch * self.micro_batches_per_epoch
-        if sizes:
-            round_index, place = divmod(index, self.units_per_round)
-            start = before + round_index * self.micro_batches_per_round + sum(sizes[:place])
-            return range(start, start + sizes[place])
         start = index * self.inner_steps
         stop = min(start + self.inner_steps, self.micro_batches_per_epoch)
         return range(before + start, before + stop)
 
-    def micro_batches_in(self, round_: Round) -> int:
-        """How many micro-batches the round's own `count` units hold together."""
-        start = round_.first % self.units_per_epoch * self.inner_steps
-        return min(round_.count * self.inner_steps, self.micro_batches_per_epoch - start)
-
-    def unit_size(self, unit: int, sizes: Sequence[int] = ()) -> int:
-        """How many samples the unit with this number holds; `sizes` as for `micro_batches`."""
-        micro_batches = self.micro_batches(unit, sizes)
+    def unit_size(self, unit: int) -> int:
+        """How many samples the unit with this number holds."""
+        micro_batches = self.micro_batches(unit)
         start = micro_batches.start % self.micro_batches_per_epoch * self.micro_batch
         return min(len(micro_batches) * self.micro_batch, self.samples - start)
 

@@ -78,8 +78,8 @@ class JobKeys:
     def round(self) -> str:
         """hash: status, token, base, version, first, count, carried, total, needed, cursor, opened, deadline, closed,
         counted, bases, recent (number of versions whose updates count), snapshot (the newest version whose weights are
-        kept whole, where versions are published as differences), sizes and owners (of units sized per worker),
-        sizes_before (sizes of the previous round), doubted (the token, if workers found its weights damaged).
+        kept whole, where versions are published as differences), doubted (the token, if workers found its weights
+        damaged).
 
         The job is open while the hash exists; `counted` lists the updates that led from `base` to `token`.
         """

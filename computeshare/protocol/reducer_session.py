@@ -62,8 +62,6 @@ class Received:
     loss: float
     size: int
     """Bytes of the update's message."""
-    leased: int
-    """Time of the lease, as `at`."""
     at: float
     """Time of arrival, in milliseconds since the epoch by the broker's clock."""
     entry: bytes = field(repr=False)
@@ -207,16 +205,13 @@ class Claim(RoundStore):
     def _asked(self, wanted: Sequence[tuple[str, int]], parts: range) -> list[Command]:
         return [["HMGET", self.keys.update(*one), *parts] for one in wanted]
 
-    def counted(self, state: RoundState) -> tuple[list[tuple[str, int]], tuple[int, ...]]:
-        """The updates that made the version of `state`, which must have a base, and the sizes of their round.
-
-        Returns: base token and micro-batch number of each update; sizes as `RoundState.sizes`.
-        """
-        raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases", "sizes_before"])
-        counted, bases, sizes = (bytes(value or b"").decode() for value in raw)
+    def counted(self, state: RoundState) -> list[tuple[str, int]]:
+        """Base token and micro-batch number of the updates that made the version of `state`, which must have a base."""
+        raw: Any = self.redis.hmget(self.keys.round(), ["counted", "bases"])
+        counted, bases = (bytes(value or b"").decode() for value in raw)
         numbers = numbers_in(counted)
         tokens = bases.split(",") if bases else [str(state.base)] * len(numbers)
-        return list(zip(tokens, numbers, strict=True)), numbers_in(sizes)
+        return list(zip(tokens, numbers, strict=True))
 
     def pending(self, token: Token) -> tuple[int, list[int]] | None:
         """The uncounted units of the round that starts from `token`: the first unit never leased, and earlier units
@@ -337,8 +332,6 @@ class Claim(RoundStore):
             bases="" if set(bases) == {str(base.token)} else ",".join(bases),
             published_as="delta" if link else "whole",
             kept=link.kept if link and link.snapshot else "",
-            sizes=numbers_text(following.sizes),
-            owners=",".join(following.owners),
             has_news=int(news),
         )
         messages = {staged: weights, snapshot: link.snapshot if link else None}

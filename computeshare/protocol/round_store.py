@@ -19,20 +19,7 @@ log = structlog.get_logger()
 LINES_KEPT, LINE_BYTES_KEPT = 4000, 2_000_000
 """Approximate limits on log lines, and their bytes, that wait for the control plane; the oldest are dropped."""
 STATUSES = ("running", "paused", "finished", *ENDED)
-FIELDS = [
-    "status",
-    "token",
-    "base",
-    "first",
-    "count",
-    "carried",
-    "needed",
-    "closed",
-    "opened",
-    "deadline",
-    "sizes",
-    "doubted",
-]
+FIELDS = ["status", "token", "base", "first", "count", "carried", "needed", "closed", "opened", "deadline", "doubted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +42,6 @@ class RoundState:
     """Milliseconds since the epoch, by the broker's clock."""
     deadline_ms: float = 0.0
     """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
-    sizes: tuple[int, ...] = ()
-    """Number of micro-batches of each unit; empty: as in the plan."""
     doubted: bool = False
     """Whether a worker found, in two reads, that the weights do not match the token's digest."""
 
@@ -85,7 +70,7 @@ class RoundState:
 
     @classmethod
     def _parsed(cls, values: Any) -> "RoundState":
-        status, token, base, first, count, carried, needed, closed, opened, deadline, sizes, doubted = (
+        status, token, base, first, count, carried, needed, closed, opened, deadline, doubted = (
             bytes(value or b"").decode() for value in values
         )
         if status not in STATUSES:
@@ -101,7 +86,6 @@ class RoundState:
             closed=bool(closed),
             opened_ms=int(opened or 0),
             deadline_ms=float(deadline or 0),
-            sizes=numbers_in(sizes),
             doubted=doubted == token,
         )
 

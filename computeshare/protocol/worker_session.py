@@ -11,7 +11,7 @@ from computeshare.codecs.messages import seal
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.protocol.channel import Channel, Messages, pairs
 from computeshare.protocol.keys import JobKeys
-from computeshare.protocol.round_store import leave, numbers_in
+from computeshare.protocol.round_store import leave
 from computeshare.protocol.scripts import Scripts
 from computeshare.protocol.version_chain import route
 from computeshare.runtime.failpoints import armed, failpoint
@@ -39,8 +39,6 @@ class Grant:
     token: str
     ask_again_ms: int
     micro_batches: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
-    """Number of micro-batches of each of the round's units; empty: as in the plan (`Plan.micro_batches`)."""
     weights: tuple[Blob, ...] = ()
     """The weights of `token`, or their difference from the version loaded; to be loaded before computing."""
 
@@ -322,9 +320,8 @@ class Member:
 
     @staticmethod
     def _parsed(reply: list[Any]) -> Grant:
-        answer, token, ask_again_ms, *more = reply
-        sizes = numbers_in(more[0].decode()) if more else ()
-        return Grant(answer.decode(), token.decode(), ask_again_ms, tuple(int(unit) for unit in more[1:]), sizes)
+        answer, token, ask_again_ms, *micro_batches = reply
+        return Grant(answer.decode(), token.decode(), ask_again_ms, tuple(map(int, micro_batches)))
 
     def _granted(self, reply: list[Any]) -> Grant:
         grant = self._parsed(reply)

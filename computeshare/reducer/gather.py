@@ -74,7 +74,7 @@ class Gatherer:
                 continue
             if not refused:
                 if bucket == len(self.layout.buckets) - 1:
-                    buffers.add(buffer, self.plan.unit_size(m, base.sizes))
+                    buffers.add(buffer, self.plan.unit_size(m))
                 yield values
         if refused:
             raise Refused

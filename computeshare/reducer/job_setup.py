@@ -14,7 +14,6 @@ from computeshare.protocol.terms import Terms
 from computeshare.reducer.codec_choice import Decider
 from computeshare.reducer.gather import Gatherer
 from computeshare.reducer.recovery import Recovery
-from computeshare.strategies.load_balancer import Divider
 from computeshare.tensors.layout import Layout
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ class JobContext:
     server_step: "ServerStep"
     recovery: Recovery
     retention: Retention
-    divider: Divider | None
-    """Divides each round by the workers' speed, where the strategy asks for that."""
 
     @property
     def terms(self) -> Terms:
@@ -73,5 +70,4 @@ def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Execut
         server_step,
         Recovery(rounds, artifacts, spec, server_step, gatherer),
         Retention(artifacts, spec),
-        spec.strategy.divider(),
     )

@@ -135,8 +135,8 @@ class Recovery:
         if base is None or raw is None or base_weights is None:
             raise LostClaim(f"the state before version {state.token} is gone")
         before = self._server_step.load(base_weights, raw)
-        counted, sizes = self._rounds.counted(state)
-        samples = [self._plan.unit_size(unit, sizes) for _, unit in counted]
+        counted = self._rounds.counted(state)
+        samples = [self._plan.unit_size(unit) for _, unit in counted]
 
         def read(bucket: int) -> Iterator[Vector]:
             return (self._reread(update, bucket, state.token) for update in counted)

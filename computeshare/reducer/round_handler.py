@@ -26,7 +26,6 @@ from computeshare.runtime.durability import Disk
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.runtime.processes import return_freed_memory
-from computeshare.strategies.load_balancer import Walked
 from computeshare.types import Message, Token
 
 log = structlog.get_logger()
@@ -168,7 +167,7 @@ class RoundHandler:
         """
         job, clock = self.job, _Clock()
         counted = [parts[m] for m in sorted(parts)]
-        samples = [job.plan.unit_size(part.micro_batch, base.sizes) for part in counted]
+        samples = [job.plan.unit_size(part.micro_batch) for part in counted]
         try:
             gradient, buffers, staleness = self._next_version.combine(base, parts, samples)
         except Refused:
@@ -187,7 +186,6 @@ class RoundHandler:
         event = self._event(base, token, sha256, counted, samples)
         if any(staleness):
             event["staleness"] = staleness
-        self._measure_workers(base, counted)
         following = self._next_round(token.version, tuple(m for m in base.units if m not in parts), base)
         if following.carried and following.wanted is None:
             event["carried"] = following.carried
@@ -233,17 +231,7 @@ class RoundHandler:
             return Round(version, planned.epoch, planned.first, 0, 0)
         if planned.wanted is not None and before is not None and not job.plan.ends_epoch(before.version):
             return dataclasses.replace(planned, first=before.first, count=before.count, carried=before.carried)
-        if job.divider and before is not None:
-            sizes, owners = job.divider.divide(job.plan.micro_batches_in(planned), planned.count)
-            return dataclasses.replace(planned, sizes=sizes, owners=owners)
         return planned
-
-    def _measure_workers(self, base: RoundState, parts: Sequence[Received]) -> None:
-        """Learn the workers' speeds from the round, if the strategy divides rounds by speed."""
-        if self.job.divider:
-            micro_batches = [len(self.job.plan.micro_batches(part.micro_batch, base.sizes)) for part in parts]
-            walked = [Walked(p.worker, n, p.leased, p.at) for p, n in zip(parts, micro_batches, strict=True)]
-            self.job.divider.learn(walked)
 
     def _republish(self, state: RoundState, current: LoadedVersion) -> None:
         """Publish the current version again from memory, because the broker's copy is damaged."""

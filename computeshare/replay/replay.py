@@ -230,18 +230,17 @@ class _Machine:
                 f"replay's beginning: start from an earlier checkpoint, or from 0"
             )
         samples = [count for _, count in parts]
-        sizes = self._strategy.sizes(samples, self._plan.micro_batch)
-        updates = [self._update(unit, behind, sizes) for (unit, _), behind in zip(parts, late, strict=True)]
+        updates = [self._update(unit, behind) for (unit, _), behind in zip(parts, late, strict=True)]
         with _using(1):  # a thread, as in every reducer
             return self.server_step.step(version, base, updates, samples, staleness)
 
-    def _update(self, unit: int, behind: int, sizes: Sequence[int]) -> tuple[Vector, Vector]:
+    def _update(self, unit: int, behind: int) -> tuple[Vector, Vector]:
         """A unit's update and buffers as a reducer receives them: encoded and decoded by the upload codec."""
         weights = self._before[-1 - behind]
         if weights is not self._loaded:
             self._replica.load(weights)
             self._loaded = weights
-        update = self._replica.compute(unit, sizes=sizes)
+        update = self._replica.compute(unit)
         seed = self._plan.generator_seed(unit)
         sent = encode_update(self._up, update.vector, update.buffers, self.layout, seed)
         return decode_update(self._up, sent, self.layout)

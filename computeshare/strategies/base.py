@@ -14,7 +14,6 @@ from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.strategies.load_balancer import Divider
 from computeshare.types import Vector
 
 LARGEST_ROUND = 4096
@@ -102,14 +101,6 @@ class Strategy(Part):
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
         """The units of the round that starts from `version`, if known before it opens; workers prefetch them."""
         return plan.round(version).units
-
-    def divider(self) -> Divider | None:
-        """What divides each round among its units by how fast workers are; None: nothing, the plan does."""
-        return None
-
-    def sizes(self, samples: Sequence[int], micro_batch: int) -> list[int]:
-        """The micro-batches in the units of a round, as its samples tell; none: as many as the plan has it."""
-        return []
 
     # Who makes a version, and when it closes
 

@@ -10,7 +10,6 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.averages import mean
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Strategy
-from computeshare.strategies.load_balancer import Divider
 from computeshare.types import Vector
 
 
@@ -59,11 +58,6 @@ class LocalStrategy(Strategy):
         description="the inner optimizer's state: restart every round, or kept by the worker and handed over when it "
         "leaves (then the weights depend on which workers took part)",
     )
-    scale_steps: bool = Field(
-        False,
-        description="share a round's micro-batches out by how fast each replica's worker was, inner_steps on average "
-        "(then the bits depend on the workers' speeds, which the log holds)",
-    )
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -98,19 +92,6 @@ class LocalStrategy(Strategy):
     def foreseen(self, plan: Plan, version: int) -> Sequence[int]:
         """Empty: prefetching a unit's batches would take too much memory."""
         return ()
-
-    def divider(self) -> Divider | None:
-        """By how fast the replicas' workers were, if they are to step as far as they come."""
-        return Divider() if self.scale_steps else None
-
-    def sizes(self, samples: Sequence[int], micro_batch: int) -> list[int]:
-        """Those that the round was divided into, if it was."""
-        return [-(-count // micro_batch) for count in samples] if self.scale_steps else []
-
-    @property
-    def waits_for_slowest(self) -> bool:
-        """Whether all replicas take as many steps."""
-        return not self.scale_steps
 
     @property
     def inner(self) -> OptimizerSpec:

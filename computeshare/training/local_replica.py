@@ -61,19 +61,13 @@ class LocalReplica:
     def prefetch(self, micro_batches: Iterable[int]) -> None:
         """Do nothing: the batches of whole units would take too much memory."""
 
-    def compute(
-        self,
-        unit: int,
-        goes_on: Callable[[], bool] = lambda: True,
-        sizes: Sequence[int] = (),
-        take: Take | None = None,
-    ) -> Update:
-        """The steps of the unit with this number, in a round of these `sizes`, as `walk`.
+    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
+        """The steps of the unit with this number, as `walk`.
 
         Args:
             take: is given each bucket of the update.
         """
-        update = self.walk(self._plan.micro_batches(unit, sizes), goes_on)
+        update = self.walk(self._plan.micro_batches(unit), goes_on)
         if take:
             for bucket, where in enumerate(self._buckets):
                 take(bucket, update.vector[where])

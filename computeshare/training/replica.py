@@ -100,17 +100,10 @@ class Replica:
             self._plan.generator_seed(m)  # fills its cache
         self._clean()
 
-    def compute(
-        self,
-        micro_batch: int,
-        goes_on: Callable[[], bool] = lambda: True,
-        sizes: Sequence[int] = (),
-        take: Take | None = None,
-    ) -> Update:
+    def compute(self, micro_batch: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
         """Forward and backward over the micro-batch with this number.
 
         Args:
-            sizes: nothing; each unit is a micro-batch.
             take: is given each bucket of the gradient as soon as it is ready, in mid-pass on the CPU.
         Raises Interrupted: `goes_on`, which is asked before, was false.
         """

@@ -136,7 +136,7 @@ class SimReducer:
             before = self._state(state.base)
             assert before is not None, f"the state of {state.base} is gone though a takeover needs it"
             base = Weights(self._load(state.base), before)
-            counted, _ = self.claim.counted(state)
+            counted = self.claim.counted(state)
             blobs = self._updates(counted)
             again = base.step([self._whole(blob) for blob in blobs])
             assert again.weights == weights, f"replaying the step to {state.token} gave other bits"

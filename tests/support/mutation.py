@@ -36,7 +36,6 @@ TESTS = tuple(
         "quorum",
         "bad_workers",
         "windows",
-        "divided",
         "news",
         "terms",
         "backlog",

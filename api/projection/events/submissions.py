@@ -20,8 +20,7 @@ def submission(projection: JobProjection, event: StreamEvent) -> None:
     if outcome not in OUTCOMES:
         raise ValueError("unknown outcome")
     sent, counted = numbers_of(data["micro_batches"]), numbers_of(data["counted"])
-    sizes = numbers_of(data.get("sizes", []))
-    samples = sum(state.plan.unit_size(m, sizes) for m in counted)
+    samples = sum(map(state.plan.unit_size, counted))
     bytes_up, bytes_down, seconds = count_of(data["bytes_up"]), count_of(data["bytes_down"]), data["seconds"]
     projection.changes.submissions.append(
         {

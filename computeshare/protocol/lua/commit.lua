@@ -21,13 +21,11 @@ local next_needed = ARGV[12] -- how many of them make the version after the next
 local bases = ARGV[13] -- tokens that the counted micro-batches were computed on, by commas; empty: the base
 local published_as = ARGV[14] -- `delta` if what is staged is the difference from the base, else `whole`
 local kept = ARGV[15] -- versions of the chain that stay before this one, where it is published whole, too; else empty
-local sizes = ARGV[16] -- micro-batches of each unit of the next round, by commas; empty: as the job's plan has it
-local owners = ARGV[17] -- the workers that these were made for, by commas
-local has_news = ARGV[18] -- 1 if what is staged is to be news, too; else 0
+local has_news = ARGV[16] -- 1 if what is staged is to be news, too; else 0
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end
-local status, first, count, recent, needed, total, sizes_before, doubled = unpack(redis.call("HMGET", round_key,
-  "status", "first", "count", "recent", "needed", "total", "sizes", "doubled"))
+local status, first, count, recent, needed, total, doubled = unpack(redis.call("HMGET", round_key, "status", "first", "count",
+  "recent", "needed", "total", "doubled"))
 if status ~= "running" and status ~= "paused" then return 0 end
 local stays = first == next_first and count == next_count
 local units = {}
@@ -72,8 +70,7 @@ if published_as == "delta" then
 end
 redis.call("HSET", round_key, "token", next_token, "base", token, "version", next_version, "first", next_first,
   "count", next_count, "counted", counted, "bases", bases, "carried", carried, "total", next_total,
-  "needed", next_needed, "deadline", deadline(), "sizes", sizes, "owners", owners,
-  "sizes_before", sizes_before or "", "opened", now_ms())
+  "needed", next_needed, "deadline", deadline(), "opened", now_ms())
 redis.call("HDEL", round_key, "closed", "doubted", "doubled")
 if next_total == "0" then redis.call("HSET", round_key, "status", "finished") end
 redis.call("DEL", full_key)
@@ -84,10 +81,6 @@ if stays then
 else
   redis.call("HSET", round_key, "cursor", "0")
   redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key)
-  if sizes ~= "" then -- each unit is to go to whom it was made for, so none is given out in turn
-    redis.call("HSET", round_key, "cursor", next_count)
-    for i = 0, tonumber(next_count) - 1 do redis.call("RPUSH", free_key, string.format("%d", next_first + i)) end
-  end
   for micro_batch in carried:gmatch("%d+") do redis.call("RPUSH", free_key, micro_batch) end
 end
 redis.call("LPUSH", recent_key, next_token)

@@ -7,11 +7,9 @@
 -- The terms stand in the round, where its reducer wrote them: `backup` (1: backup tasks are allowed), `sharers` (fewest
 -- workers that may make a round, each of them its share at most; 0: any), `fewest` (sessions there must be),
 -- `unmeasured` (most units for a worker that was not measured yet; 0: its share).
--- Where the round has sizes, a unit goes to the worker that its size was made for; to another only once that one is
--- gone, has work of the round already, or is late.
--- Returns {answer, current token, ms until it is worth asking again, sizes of the round's units by commas,
--- micro-batch, ...}; the answer is `leased`, `wait`, `stale`, `fenced`, `banned`, `gone` or the job's status if that is
--- not running. Only `leased` changes anything, and has more than three parts.
+-- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
+-- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything, and
+-- has more than three parts.
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local news_key = KEYS[11] -- of the version after the token's
@@ -26,10 +24,10 @@ local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
 local EXPECTED_MS = 250 -- that others may come later than the one that asks
-local status, current, first, count, cursor, version, opened, total, closed, deadline, needed, sizes, owned, base,
-  backup, sharers, fewest, unmeasured, doubled = unpack(redis.call("HMGET", round_key, "status", "token", "first",
-  "count", "cursor", "version", "opened", "total", "closed", "deadline", "needed", "sizes", "owners", "base", "backup",
-  "sharers", "fewest", "unmeasured", "doubled"))
+local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
+  sharers, fewest, unmeasured, doubled = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
+  "cursor", "version", "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest",
+  "unmeasured", "doubled"))
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, current, 0} end
 if redis.call("HGET", sessions_key, worker) ~= session then
@@ -39,7 +37,7 @@ if current ~= token and (and_news == "0" or base ~= token or redis.call("EXISTS"
   return {"stale", current, 0}
 end
 first, count, cursor, total = tonumber(first), tonumber(count), tonumber(cursor), tonumber(total)
-needed, opened, deadline = tonumber(needed), tonumber(opened), tonumber(deadline or 0)
+needed, opened = tonumber(needed), tonumber(opened)
 sharers, fewest, unmeasured = tonumber(sharers), tonumber(fewest), tonumber(unmeasured)
 if closed or redis.call("HLEN", received_key) >= needed then
   return {"wait", current, 1000} -- closed, or enough is there: the next version is on its way
@@ -77,9 +75,6 @@ local function remaining(holder) -- ms until it is done; whoever is late is take
   return math.abs(late(holder))
 end
 
-local owners, busy = {}, {}
-for owner in (owned or ""):gmatch("[^,]+") do owners[#owners + 1] = owner end
-
 local room = math.huge -- for the worker that asks, where none may make more than its share
 if sharers > 0 then
   room = math.ceil(total / sharers) - (held[worker] or {0})[1]
@@ -95,8 +90,7 @@ if not measured and unmeasured > 0 then most = unmeasured end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
 local left = redis.call("LLEN", free_key) + count - cursor
-if speed >= SHORT_MS and needed == total and #owners == 0 and sharers == 0
-    and redis.call("EXISTS", suspects_key) == 0 then
+if speed >= SHORT_MS and needed == total and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
   local peers = {}
   for _, other in ipairs(workers) do
     local each, done = unpack(own[other] or {usual, 0})
@@ -121,32 +115,10 @@ if speed >= SHORT_MS and needed == total and #owners == 0 and sharers == 0
   end
 end
 
-local slow = opened + (deadline > 0 and deadline or 250 + 3 * speed * total)
-if #owners > 0 then
-  for _, entry in ipairs(redis.call("HVALS", received_key)) do busy[cjson.decode(entry).worker] = true end
-  for i = 2, #leases[1], 2 do busy[leases[1][i]:match("^.-|.-|.-|(.*)$")] = true end
-end
-
-local function pick() -- takes one off the free ones; nothing if they are all for others
-  if #owners == 0 then return redis.call("LPOP", free_key) end
-  local found
-  for _, unit in ipairs(redis.call("LRANGE", free_key, 0, -1)) do
-    local owner = owners[tonumber(unit) - first + 1]
-    if owner == worker then
-      found = unit
-      break
-    elseif not found and (busy[owner] or now > slow or redis.call("HEXISTS", sessions_key, owner) == 0) then
-      found = unit
-    end
-  end
-  if found then redis.call("LREM", free_key, 1, found) else again = 250 end
-  return found
-end
-
 local granted, moved = {}, {}
 local others, aside = #workers > 1 and sharers == 0, {}
 while #granted < share do
-  local freed = pick()
+  local freed = redis.call("LPOP", free_key)
   if freed then
     local suspects = others and cjson.decode(redis.call("HGET", suspects_key, freed) or "{}")
     if suspects and suspects[session] and not next(suspects, next(suspects)) then
@@ -204,6 +176,6 @@ for _, event in ipairs(moved) do
   event.to, event.version = worker, tonumber(version)
   append_event(events_key, "reassigned", cjson.encode(event))
 end
-local answer = {"leased", current, math.ceil(life), sizes or ""}
+local answer = {"leased", current, math.ceil(life)}
 for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
 return answer

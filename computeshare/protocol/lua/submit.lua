@@ -16,8 +16,8 @@ local event = ARGV[5] -- JSON object: what the worker says of the submission
 local parts = tonumber(ARGV[6]) -- of a message
 local micro_batches, losses = rest(ARGV, 7, 2), rest(ARGV, 8, 2)
 
-local status, current, opened, total, needed, closed, recent, sizes, sharers, limit = unpack(redis.call("HMGET",
-  round_key, "status", "token", "opened", "total", "needed", "closed", "recent", "sizes", "sharers", "limit"))
+local status, current, opened, total, needed, closed, recent, sharers, limit = unpack(redis.call("HMGET", round_key,
+  "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit"))
 total, needed, sharers, limit = tonumber(total), tonumber(needed), tonumber(sharers), tonumber(limit)
 parts = math.max(1, parts)
 local clock = redis.call("TIME")
@@ -38,11 +38,11 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
   return redis.call("HLEN", message) == parts and bytes or nil
 end
 
-local function entry(i, bytes, place, leased) -- what is kept of a micro-batch; who sent it is not the sender's to say
+local function entry(i, bytes, place) -- what is kept of a micro-batch; who sent it is not the sender's to say
   local loss = tonumber(losses[i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
-  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"leased":%s,"at":%.3f}',
-    cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token), loss, bytes, leased,
+  return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.3f}',
+    cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token), loss, bytes,
     clock[1] * 1000 + (clock[2] + place) / 1000) -- no two are alike, so that all agree on their order
 end
 
@@ -71,9 +71,9 @@ local function answer(outcome)
   drop_staged()
   if not known then remember(outcome) end
   append_event(events_key, "submission", object_of(said, string.format(
-    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],"sizes":[%s],' ..
+    '"outcome":"%s","current":"%s","counted":[%s],"late":[%s],' ..
     '"worker":%s,"session":%s,"nonce":%s,"base":%s',
-    outcome, current, table.concat(counted, ","), table.concat(late, ","), sizes or "",
+    outcome, current, table.concat(counted, ","), table.concat(late, ","),
     cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token))))
   return {outcome, current, status, known and known:match("|(.*)$") or ""}
 end
@@ -128,10 +128,9 @@ for i, micro_batch in ipairs(micro_batches) do
     late[#late + 1] = micro_batch
     hand_back(i)
   elseif lease and #accepted < room then
-    local at = lease:match("^.-|.-|(.-)|")
-    accepted[#accepted + 1] = {i, bytes, at}
+    accepted[#accepted + 1] = {i, bytes}
     named[micro_batch] = true
-    leased = math.min(leased, tonumber(at))
+    leased = math.min(leased, tonumber(lease:match("^.-|.-|(.-)|")))
   end
 end
 if #accepted == 0 then
@@ -141,10 +140,10 @@ end
 
 local overtaken = {} -- how many of them others hold, by their lease
 for place, one in ipairs(accepted) do
-  local i, bytes, at = one[1], one[2], one[3]
+  local i, bytes = one[1], one[2]
   local micro_batch = micro_batches[i]
   if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i]) end
-  redis.call("HSET", received_key, micro_batch, entry(i, bytes, place, at))
+  redis.call("HSET", received_key, micro_batch, entry(i, bytes, place))
   for _, key in ipairs({leases_key, backups_key}) do
     local holder, lease = (redis.call("HGET", key, micro_batch) or ""):match("^(.-)|.-|(.*)$")
     if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end

@@ -216,10 +216,10 @@ class SeatLoop:
         try:
             for unit in grant.micro_batches:
                 take = outbox.taker(unit, self._plan.generator_seed(unit))
-                update = self.replica.compute(unit, self.keeper.goes_on, grant.sizes, take)
+                update = self.replica.compute(unit, self.keeper.goes_on, take)
                 failpoint("after_compute")
                 outbox.complete(unit, update.buffers, update.loss)
-                self.status.samples += self._plan.unit_size(unit, grant.sizes)
+                self.status.samples += self._plan.unit_size(unit)
         except BaseException:
             outbox.drop()
             raise

@@ -6,10 +6,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from typing import Any
 
 import psutil
@@ -152,23 +150,6 @@ def test_replicas_that_step_by_themselves_match_and_miss_no_sample(plane: Contro
 
 
 @pytest.mark.long
-def test_replicas_as_long_as_their_workers_are_fast_match_and_miss_no_sample(plane: ControlPlane) -> None:
-    strategy = {"kind": "local", "inner_steps": 30, "replicas": 2, "scale_steps": True}
-    data = {**WITHOUT_ROUND, "micro_batch": 4}  # 360 micro-batches an epoch are 12 units, 6 rounds
-    job_id = plane.create(**data, strategy=strategy, epochs=6, workers={"min": 2, "max": 2})
-    plane.until("two workers", lambda: plane.job(job_id)["workers"] == 2)
-    with mostly_asleep(seat_of_first_worker(plane)):
-        job = plane.finish(job_id)
-    epochs = plane.get(f"/v1/jobs/{job_id}/ledger")["epochs"]
-    assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 6
-    log = plane.get(f"/v1/jobs/{job_id}/versions", limit=500)["items"]
-    of_slow = [{w: n for _, w, n in one["counted"]}.get(worker_of_first(plane), 0) for one in log[6:]]
-    assert sum(of_slow) < 0.4 * 1437 * 5  # half of it, were all replicas alike
-    versions, verdict = recomputed(plane, job_id)
-    assert (versions, verdict.outcome) == ([*range(1, job["version"] + 1)], "matches")
-
-
-@pytest.mark.long
 def test_a_vote_on_signs_learns_matches_and_misses_no_sample(plane: ControlPlane) -> None:
     fields = {**WITHOUT_ROUND, "micro_batches_per_round": 5, "strategy": {"kind": "signsgd", "lr": 0.002}}
     job = plane.finish(plane.create(**fields, epochs=3))
@@ -289,27 +270,6 @@ def test_a_lost_broker_costs_no_sample_whatever_a_version_is_made_of(plane: Cont
 
 def worker_of_first(plane: ControlPlane) -> str:
     return str(next(w["id"] for w in plane.get("/v1/workers")["items"] if w["pid"] == plane.pids("worker")[0]))
-
-
-@contextmanager
-def mostly_asleep(process: psutil.Process) -> Iterator[None]:
-    """Let a process run for a fifteenth of the time only; where threads wake late, for a sixth."""
-    done = threading.Event()
-
-    def slow_down() -> None:
-        with suppress(psutil.NoSuchProcess):
-            while not done.wait(0.002):
-                process.suspend()
-                time.sleep(0.03)
-                process.resume()
-
-    thread = threading.Thread(target=slow_down)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def seat_of_first_worker(plane: ControlPlane) -> psutil.Process:

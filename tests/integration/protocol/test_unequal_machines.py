@@ -53,7 +53,7 @@ def hand(redis: Redis, job: Job, worker: str) -> Hand:
     def submit(grant: Grant) -> str:
         updates = []
         for unit in grant.micro_batches:
-            update = replica.compute(unit, sizes=grant.sizes)
+            update = replica.compute(unit)
             seed = spec.plan.generator_seed(unit)
             updates.append((unit, encode_update(up, update.vector, update.buffers, layout, seed), update.loss))
         return member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome

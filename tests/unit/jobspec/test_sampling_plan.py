@@ -107,22 +107,6 @@ def test_a_units_samples_are_those_of_its_micro_batches(plan: Plan) -> None:
         assert r.samples == sum(plan.unit_size(unit) for unit in r.units)
 
 
-@given(local_plans(), st.data())
-def test_a_round_of_other_sizes_holds_the_same_micro_batches_in_order(plan: Plan, data: st.DataObject) -> None:
-    version = data.draw(st.integers(0, 2 * plan.rounds_per_epoch - 1))
-    r = plan.round(version)
-    even = [m for unit in r.units for m in plan.micro_batches(unit)]
-    assert len(even) == plan.micro_batches_in(r)
-    if len(even) < r.count:
-        return
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(even) - 1), min_size=r.count - 1, max_size=r.count - 1))
-                  if r.count > 1 else [])  # fmt: skip
-    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, len(even)], strict=True)]
-    assert [m for unit in r.units for m in plan.micro_batches(unit, sizes)] == even
-    for unit in r.units:
-        assert plan.unit_size(unit, sizes) == sum(plan.size(m) for m in plan.micro_batches(unit, sizes))
-
-
 @given(plans)
 def test_a_unit_of_one_step_is_a_micro_batch(plan: Plan) -> None:
     assert (plan.units_per_epoch, plan.units_per_round) == (plan.micro_batches_per_epoch, plan.micro_batches_per_round)

@@ -150,7 +150,6 @@ def test_a_submission_that_was_refused_afterwards_is_counted_as_refused(
         "base": "",
         "loss": 1,
         "size": 1,
-        "leased": 1,
         "at": 1,
     }
     redis.hset(feed.keys.received(), "1", json.dumps(entry))

@@ -130,7 +130,7 @@ def test_a_late_submission_of_what_was_carried_is_stale(claim: Claim, slow: Memb
 
 def test_the_list_that_made_a_version_is_kept_for_one_who_takes_over(claim: Claim, slow: Member) -> None:
     assert claim.close(ZERO, 2) and commit(claim, ONE, carried=(0, 1), keep=False)
-    counted, _ = claim.counted(current(claim))
+    counted = claim.counted(current(claim))
     assert counted == of(ZERO, [2, 3])
     assert claim.updates(of(ZERO, [2, 3]), range(1)) == [[b"update"]] * 2
     assert claim.store_state(ZERO, counted, ONE, [b"state 1"])
