@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from computeshare.errors import Fenced, JobGone
-from computeshare.protocol.worker_session import Grant, Member
+from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.transport.commands import Command, frame
 from computeshare.transport.wire import Wire, Wires
 
@@ -68,26 +68,26 @@ class Worker:
 
     def _serve(self) -> None:
         """Serve the job for one session."""
-        self._member = Member(
+        self._session = WorkerSession(
             self._redis, self._job_id, self._id, uuid.uuid4().hex, wires=Wires(self._wire, self._wire)
         )
-        self._member.redis.hset(self._member.keys.seats(), self._id, "seat")
-        self._member.join("seat", {"name": self._id, "device": "none"})
+        self._session.redis.hset(self._session.keys.seats(), self._id, "seat")
+        self._session.join("seat", {"name": self._id, "device": "none"})
         loaded = ""
-        grant = self._member.lease(loaded)
+        grant = self._session.lease(loaded)
         while not self._stop.is_set():
             match grant.answer:
                 case "stale":
                     loaded = grant.token
-                    _, grant = self._member.pull(loaded, self._weights_parts)
+                    _, grant = self._session.pull(loaded, self._weights_parts)
                 case "leased":
                     grant = self._submit(grant)
                 case "wait":
-                    token = self._member.wait(min(grant.ask_again_ms, 1000))
-                    grant = Grant("stale", token, 0, ()) if token and token != loaded else self._member.lease(loaded)
+                    token = self._session.wait(min(grant.ask_again_ms, 1000))
+                    grant = Grant("stale", token, 0, ()) if token and token != loaded else self._session.lease(loaded)
                 case _:
                     return
-        self._member.leave("the end")
+        self._session.leave("the end")
 
     def _submit(self, grant: Grant) -> Grant:
         with self._lock:
@@ -102,11 +102,11 @@ class Worker:
         report = {"bytes_up": sum(map(len, self._message)) * len(updates), "bytes_down": 0, "seconds": {}}
         nonce = uuid.uuid4().hex
         try:
-            receipt = self._member.submit(grant.token, nonce, updates, report, and_lease=True)
+            receipt = self._session.submit(grant.token, nonce, updates, report, and_lease=True)
         except RedisConnectionError:
-            receipt = self._member.submit(grant.token, nonce, updates, report, and_lease=True)  # the same nonce
+            receipt = self._session.submit(grant.token, nonce, updates, report, and_lease=True)  # the same nonce
         if kind == "repeat":
-            receipt = self._member.submit(grant.token, nonce, updates, report, and_lease=True)
+            receipt = self._session.submit(grant.token, nonce, updates, report, and_lease=True)
         if receipt.outcome == "gone":
             raise JobGone("the job is over")
         if receipt.outcome == "fenced":

@@ -36,7 +36,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import Orders, Seat, SeatQueue, give_orders, list_workers
 from computeshare.runtime import durability
 from computeshare.runtime.processes import PARENT
@@ -124,9 +124,9 @@ def sockets(ground: Ground) -> Outcome:
     for name, url in (("unix", ground.broker.url), ("TCP", ground.broker.tcp_url)):
         with connect(url, retries=0) as redis:
             answer_s = statistics.median(_timed(redis.ping) for _ in range(20))
-            member = Member(redis, JOB, "selftest", "session", Wires.to(redis))
-            there_s = _timed(partial(member.put_probe, bytes(PARCEL)))
-            back_s = _timed(member.take_probe)
+            session = WorkerSession(redis, JOB, "selftest", "session", Wires.to(redis))
+            there_s = _timed(partial(session.put_probe, bytes(PARCEL)))
+            back_s = _timed(session.take_probe)
         speeds = f"{PARCEL / there_s / 1e6:.0f} MB/s there, {PARCEL / back_s / 1e6:.0f} MB/s back"
         told.append(f"{name}: answers in {1000 * answer_s:.2f} ms, {speeds}")
     with connect(ground.broker.url, retries=0) as redis:

@@ -80,7 +80,7 @@ class Link:
     """With a snapshot: versions that the chain drops."""
 
 
-class Claim(RoundStore):
+class ReducerSession(RoundStore):
     """A reducer's exclusive claim on one job's rounds; every write carries the claim's fence."""
 
     def __init__(self, redis: Redis, job_id: str, reducer_id: str, wires: Wires | None = None) -> None:

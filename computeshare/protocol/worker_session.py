@@ -75,15 +75,15 @@ class Pulled:
     deltas: Sequence[Sequence[Blob]]
 
 
-class Member:
+class WorkerSession:
     """One worker's session in one job."""
 
-    def __init__(self, redis: Redis, job_id: str, worker_id: str, session: str, wires: Wires | None = None) -> None:
+    def __init__(self, redis: Redis, job_id: str, worker_id: str, session_id: str, wires: Wires | None = None) -> None:
         """`wires`: connections for leases, updates and weights; only one thread may then use the methods for those."""
         self.redis = redis
         self.keys = JobKeys(job_id)
         self.worker_id = worker_id
-        self.session = session
+        self.session_id = session_id
         self._scripts = Scripts(redis)
         self._channel = Channel(redis, wires)
         self._last_id = "0-0"
@@ -94,7 +94,7 @@ class Member:
         Raises Fenced: this worker has no seat, or a newer one than `seat`.
         """
         status, last_id = self._scripts.call(
-            "join", self.keys, worker=self.worker_id, session=self.session, seat=seat, event=json.dumps(about)
+            "join", self.keys, worker=self.worker_id, session=self.session_id, seat=seat, event=json.dumps(about)
         )
         self._last_id = last_id.decode()
         if status == b"fenced":
@@ -103,12 +103,12 @@ class Member:
 
     def put_probe(self, data: Blob) -> None:
         """Send arbitrary bytes, for the caller to time the upload."""
-        self._channel.exchange([["SET", self.keys.probe(self.session), data, "EX", PROBED_S]])
+        self._channel.exchange([["SET", self.keys.probe(self.session_id), data, "EX", PROBED_S]])
 
     def take_probe(self) -> None:
         """Read the bytes of `put_probe` back and delete them."""
-        self._channel.exchange([["GET", self.keys.probe(self.session)]])
-        self._channel.exchange([["UNLINK", self.keys.probe(self.session)]])
+        self._channel.exchange([["GET", self.keys.probe(self.session_id)]])
+        self._channel.exchange([["UNLINK", self.keys.probe(self.session_id)]])
 
     def report(self, measured: str) -> None:
         """Store this worker's measurements (JSON)."""
@@ -117,7 +117,7 @@ class Member:
     def leave(self, reason: str) -> None:
         """End the session and free its leases; does nothing if the session has ended."""
         failpoint("in_leave")
-        leave(self._scripts, self.keys, self.worker_id, self.session, reason)
+        leave(self._scripts, self.keys, self.worker_id, self.session_id, reason)
 
     def extend(self, micro_batches: Sequence[int], nonce: str = "") -> str:
         """Extend the leases on these micro-batches and the life of their staged messages. Safe from any thread.
@@ -131,7 +131,7 @@ class Member:
             self.keys,
             staged_keys=[self._staged(nonce, m) for m in micro_batches] if nonce else (),
             worker=self.worker_id,
-            session=self.session,
+            session=self.session_id,
             least_ms=EXTENDED_MS,
             staged_s=STAGED_S,
             micro_batches=micro_batches,
@@ -182,7 +182,7 @@ class Member:
             again: a second read did not match either; asks the reducer to publish the weights again.
         """
         self._scripts.call(
-            "doubt", self.keys, token=token, worker=self.worker_id, session=self.session, again=int(again)
+            "doubt", self.keys, token=token, worker=self.worker_id, session=self.session_id, again=int(again)
         )
 
     def stage(self, nonce: str, micro_batch: int, index: int, part: Blob) -> None:
@@ -230,16 +230,16 @@ class Member:
 
     def hand_over(self, state: Sequence[Blob]) -> None:
         """Store the inner optimizer state of this worker's replica for a worker that joins later."""
-        self._channel.stage({self.keys.inner(self.session): seal(state)}, HANDED_S)
-        self._channel.exchange([["RPUSH", self.keys.handed(), self.session]])
+        self._channel.stage({self.keys.inner(self.session_id): seal(state)}, HANDED_S)
+        self._channel.exchange([["RPUSH", self.keys.handed(), self.session_id]])
 
     def take_over(self) -> Blob | None:
         """Take an inner state that another session handed over, exclusively; None if there is none.
 
         Raises CodecError: the state is damaged.
         """
-        while (session := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
-            key = self.keys.inner(session.decode())
+        while (session_id := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
+            key = self.keys.inner(session_id.decode())
             if state := self._channel.load_sealed(key):
                 self._channel.exchange([["UNLINK", key]])
                 return state
@@ -299,7 +299,7 @@ class Member:
             update_keys=[self.keys.update(token, micro_batch) for micro_batch, _, _ in updates],
             token=token,
             worker=self.worker_id,
-            session=self.session,
+            session=self.session_id,
             nonce=nonce,
             event=json.dumps(about, separators=(",", ":")),
             parts=len(updates[0][1]),
@@ -314,7 +314,7 @@ class Member:
             news_key=self.keys.news(token),
             token=token,
             worker=self.worker_id,
-            session=self.session,
+            session=self.session_id,
             and_news=int(and_news),
         )
 

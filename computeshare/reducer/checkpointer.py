@@ -13,7 +13,7 @@ from computeshare.checkpoints.store import Artifacts, Manifest, Staged
 from computeshare.errors import LostClaim
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.ledger import Entry, lineage
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.runtime.failpoints import failpoint
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Token
@@ -42,8 +42,8 @@ class Checkpointer:
     A checkpoint that could not be written is kept in memory until `retry` succeeds.
     """
 
-    def __init__(self, rounds: Claim, artifacts: Artifacts) -> None:
-        self.rounds, self.artifacts = rounds, artifacts
+    def __init__(self, session: ReducerSession, artifacts: Artifacts) -> None:
+        self.session, self.artifacts = session, artifacts
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
         self._unsaved: Callable[[], None] | None = None
@@ -99,7 +99,7 @@ class Checkpointer:
     def announce(self, manifest: Manifest) -> bool:
         """Announce a durable checkpoint, for the first time or again; False if another reducer has taken over."""
         event = {"token": manifest.token, "version": manifest.version, "sha256": manifest.sha256}
-        return self.rounds.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
+        return self.session.announce("checkpoint", {**event, "bytes": manifest.bytes, "path": manifest.token})
 
     def close(self) -> None:
         """Wait for the checkpoint being written; discard a checkpoint that cannot be written."""
@@ -137,7 +137,7 @@ class Checkpointer:
         A broker that is away or empty does not count: the checkpoint on disk is valid all the same.
         """
         try:
-            state = self.rounds.read()
+            state = self.session.read()
         except RedisError:
             return
         if state and state.token.incarnation == token.incarnation and state.version < token.version:
@@ -148,8 +148,8 @@ class Checkpointer:
 
         Raises LostClaim: the broker has lost the job, and with it some of the entries.
         """
-        entries, opened = self.rounds.commits(token.incarnation)
-        state = self.rounds.read()  # read after the commits, so that it proves them complete
+        entries, opened = self.session.commits(token.incarnation)
+        state = self.session.read()  # read after the commits, so that it proves them complete
         if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
             raise LostClaim(f"the broker has lost what led to version {token}")
         if opened:  # the control plane may not have read the entries in the checkpoint that was restored, either

@@ -11,7 +11,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import CodecSpec, JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.reducer.codec_policy import Choice, choose
 
 GRACE_S = 2.0
@@ -26,8 +26,8 @@ class Undecided(Exception):
 class Decider:
     """Makes one job's choice, for the reducer that is about to open the job."""
 
-    def __init__(self, rounds: Claim, artifacts: Artifacts) -> None:
-        self._rounds, self._artifacts = rounds, artifacts
+    def __init__(self, session: ReducerSession, artifacts: Artifacts) -> None:
+        self._session, self._artifacts = session, artifacts
         self._enough_at: float | None = None
 
     def decide(self, spec: JobSpec) -> JobSpec:
@@ -44,21 +44,21 @@ class Decider:
                 raise Undecided
             found = choose(spec, measured)
             choice = _told(found)
-            log.info("chosen", job=self._rounds.job_id, reason=found.reason)
+            log.info("chosen", job=self._session.job_id, reason=found.reason)
             self._artifacts.keep_choice(choice)
         decided = spec.chosen(CodecSpec.model_validate(choice["codec"]), choice["inner_steps"])
-        if not self._rounds.announce("chosen", choice):
+        if not self._session.announce("chosen", choice):
             raise LostClaim("another reducer has taken over, or the job is gone")
-        self._rounds.publish(decided.model_dump_json())
+        self._session.publish(decided.model_dump_json())
         return decided
 
     def _measured(self) -> list[MeasuredLink]:
         found = []
-        for worker, text in sorted(self._rounds.measured().items()):
+        for worker, text in sorted(self._session.measured().items()):
             try:
                 found.append(MeasuredLink.model_validate_json(text))
             except ValidationError as error:
-                log.warning("measurement passed over", job=self._rounds.job_id, worker=worker, error=str(error))
+                log.warning("measurement passed over", job=self._session.job_id, worker=worker, error=str(error))
         return found
 
     def _is_time(self, measured: int, spec: JobSpec) -> bool:

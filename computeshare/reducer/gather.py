@@ -13,7 +13,7 @@ from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
 from computeshare.errors import CodecError, Diverged
 from computeshare.jobspec.quorum import largest_share, tolerated
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.protocol.reducer_session import Claim, Fault, Received, Suspicion
+from computeshare.protocol.reducer_session import Fault, Received, ReducerSession, Suspicion
 from computeshare.protocol.round_store import RoundState
 from computeshare.strategies.averages import Mean
 from computeshare.tensors.layout import Layout
@@ -36,10 +36,10 @@ class Gatherer:
     """Reads and checks one job's updates."""
 
     def __init__(
-        self, rounds: Claim, codec: Codec, layout: Layout, plan: Plan, helper: Executor, sharers: int = 0
+        self, session: ReducerSession, codec: Codec, layout: Layout, plan: Plan, helper: Executor, sharers: int = 0
     ) -> None:
         """`helper`: thread that reads ahead; `sharers`: as in `Terms`."""
-        self.rounds, self.codec, self.layout, self.plan, self.sharers = rounds, codec, layout, plan, sharers
+        self.session, self.codec, self.layout, self.plan, self.sharers = session, codec, layout, plan, sharers
         self.tolerated = tolerated(sharers)
         """Number of malicious or faulty workers that the job's strategy tolerates."""
         self.limit = largest_update(layout)
@@ -128,7 +128,7 @@ class Gatherer:
     def _read(self, wanted: "_Wanted") -> list[Message | CodecError | None]:
         self._rooms.reverse()
         into = self._rooms[:1] if len(wanted.names) == 1 else [self._room() for _ in wanted.names]
-        return self.rounds.updates(wanted.names, parts_of(self.layout, wanted.bucket), into)
+        return self.session.updates(wanted.names, parts_of(self.layout, wanted.bucket), into)
 
     def _room(self) -> memoryview:
         """Memory for a bucket's frames."""
@@ -140,7 +140,7 @@ class Gatherer:
     def _decode(self, frames: Message | CodecError | None, part: Received, bucket: int) -> tuple[Vector, Vector]:
         if isinstance(frames, CodecError):
             raise _Invalid(str(frames), "damaged")
-        if frames is None and self.rounds.has_update(part.base, part.micro_batch):
+        if frames is None and self.session.has_update(part.base, part.micro_batch):
             raise _Invalid(f"truncated: it has no frame for bucket {bucket}", "damaged")
         if frames is None:
             raise _Invalid("the broker has lost the blob", "lost")
@@ -153,9 +153,9 @@ class Gatherer:
         return values, buffer
 
     def _refuse(self, base: RoundState, part: Received, reason: str, fault: Fault) -> None:
-        found = self.rounds.refuse(base.token, part, reason, fault)
+        found = self.session.refuse(base.token, part, reason, fault)
         about = {"worker": part.worker, "micro_batch": part.micro_batch, "reason": reason}
-        log.warning("refused an update", job=self.rounds.job_id, version=base.version, **about)
+        log.warning("refused an update", job=self.session.job_id, version=base.version, **about)
         if is_divergence(found, self.tolerated):
             workers = f"{found.sessions} worker{'' if found.sessions == 1 else 's'}"
             raise Diverged(

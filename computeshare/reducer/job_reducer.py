@@ -9,7 +9,7 @@ import structlog
 
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound, LostClaim
-from computeshare.protocol.reducer_session import Claim, Received
+from computeshare.protocol.reducer_session import Received, ReducerSession
 from computeshare.protocol.round_store import RoundState
 from computeshare.reducer.checkpointer import Checkpointer
 from computeshare.reducer.codec_choice import Decider, Undecided
@@ -32,15 +32,15 @@ MOST_FOLDS = 10
 class JobReducer:
     """Turns a job's rounds into versions, from wherever the job stands."""
 
-    def __init__(self, rounds: Claim, artifacts: Path) -> None:
-        self.rounds = rounds
-        self.artifacts = Artifacts(artifacts, rounds.job_id)
-        self.checkpoints = Checkpointer(rounds, self.artifacts)
+    def __init__(self, session: ReducerSession, artifacts: Path) -> None:
+        self.session = session
+        self.artifacts = Artifacts(artifacts, session.job_id)
+        self.checkpoints = Checkpointer(session, self.artifacts)
         self.handler: RoundHandler | None = None
         """None until the job is set up."""
         self.is_looking = False
         """Whether `advance` has only read the round so far, and changed nothing."""
-        self._decider = Decider(rounds, self.artifacts)
+        self._decider = Decider(session, self.artifacts)
         self._helper = ThreadPoolExecutor(1, "beside")
         self._held_until = 0.0
         self._fold_at = 0.0
@@ -77,7 +77,7 @@ class JobReducer:
         try:
             expected = self.handler.expected if self.handler else ()
             parts, limit = (self.handler.update_parts, self.handler.job.gatherer.limit) if self.handler else (0, 0)
-            seen = self.rounds.look(expected, parts, patience_s, limit)
+            seen = self.session.look(expected, parts, patience_s, limit)
             self.is_looking = False
             return self._handle(*seen)
         except DamagedRound as error:
@@ -109,8 +109,8 @@ class JobReducer:
 
     def _set_up(self) -> RoundHandler | None:
         """Build the job's context and its round handler; None if the job is gone. Raises Undecided."""
-        job = set_up(self.rounds, self.artifacts, self._decider, self._helper)
-        self.handler = RoundHandler(job, self.rounds, self.artifacts, self.checkpoints, self._helper) if job else None
+        job = set_up(self.session, self.artifacts, self._decider, self._helper)
+        self.handler = RoundHandler(job, self.session, self.artifacts, self.checkpoints, self._helper) if job else None
         return self.handler
 
     def _takes_over(self, handler: RoundHandler, state: RoundState) -> bool:
@@ -139,31 +139,31 @@ class JobReducer:
 
     def _discard_rounds(self, error: str) -> None:
         """Discard the broker's data of the job's rounds. Raises LostClaim: another reducer goes on."""
-        if not self.rounds.discard():
+        if not self.session.discard():
             raise LostClaim(f"another reducer goes on: {error}")
-        log.error("rounds given up", job=self.rounds.job_id, error=error)
-        self.rounds.announce("mended", {"error": error})
+        log.error("rounds given up", job=self.session.job_id, error=error)
+        self.session.announce("mended", {"error": error})
 
     def _fold_events(self) -> None:
         """Fold the oldest events, some at a time, if too many wait for an absent control plane."""
         if time.monotonic() < self._fold_at:
             return
         self._fold_at = time.monotonic() + FOLD_S
-        if moved := sum(takewhile(bool, (self.rounds.fold() for _ in range(MOST_FOLDS)))):
-            self._remarks.tell(log.info, "events folded", job=self.rounds.job_id, events=moved)
+        if moved := sum(takewhile(bool, (self.session.fold() for _ in range(MOST_FOLDS)))):
+            self._remarks.tell(log.info, "events folded", job=self.session.job_id, events=moved)
 
     def fail(self, error: str, detail: str) -> None:
         """Fail the job: announce the error, one line, and the traceback; end its rounds."""
-        if self.rounds.announce("failed", {"error": error, "detail": detail}):
-            self.rounds.end("failed")
+        if self.session.announce("failed", {"error": error, "detail": detail}):
+            self.session.end("failed")
 
     def _hold(self, error: OSError) -> None:
         """Have the control plane pause the job, whose checkpoint cannot be written; try again in DISK_RETRY_S."""
         self._held_until = time.monotonic() + DISK_RETRY_S
         why = Disk.of(self.artifacts.folder.parent).explained(error)
         reason = f"a checkpoint cannot be written: {why}, then resume the job"
-        log.error("held", job=self.rounds.job_id, reason=reason)
-        if not self.rounds.announce("held", {"reason": reason}):
+        log.error("held", job=self.session.job_id, reason=reason)
+        if not self.session.announce("held", {"reason": reason}):
             raise LostClaim("another reducer has taken over, or the job is gone")
 
     def is_saving(self) -> bool:

@@ -9,7 +9,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.terms import Terms
 from computeshare.reducer.codec_choice import Decider
 from computeshare.reducer.gather import Gatherer
@@ -41,14 +41,14 @@ class JobContext:
         return Terms(strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit)
 
 
-def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Executor) -> JobContext | None:
+def set_up(session: ReducerSession, artifacts: Artifacts, decider: Decider, helper: Executor) -> JobContext | None:
     """Build a job's context from its specification; None if the job is gone.
 
     Args:
         helper: reads updates ahead.
     Raises: Undecided: the codecs are still being chosen; ValidationError: the specification is not one.
     """
-    raw = rounds.spec()
+    raw = session.spec()
     if raw is None:
         return None
     spec = decider.decide(JobSpec.model_validate_json(raw))
@@ -59,7 +59,7 @@ def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Execut
     from computeshare.training.server_step import ServerStep
 
     layout = task_of(spec).layout()
-    gatherer = Gatherer(rounds, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
+    gatherer = Gatherer(session, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
     server_step = ServerStep(spec, layout)
     return JobContext(
         spec,
@@ -68,6 +68,6 @@ def set_up(rounds: Claim, artifacts: Artifacts, decider: Decider, helper: Execut
         devices.kind(torch.device("cpu")),
         gatherer,
         server_step,
-        Recovery(rounds, artifacts, spec, server_step, gatherer),
+        Recovery(session, artifacts, spec, server_step, gatherer),
         Retention(artifacts, spec),
     )

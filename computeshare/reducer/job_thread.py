@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from computeshare.errors import ComputeShareError, LostClaim
 from computeshare.protocol.keys import GIVEN_UP
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.reducer.job_reducer import JobReducer
 from computeshare.reducer.round_handler import ROUND_POLL_S
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
@@ -27,13 +27,13 @@ class JobThread:
     It ends when the job needs no reducer any more, when the claim is lost, or when `stop` is set.
     """
 
-    def __init__(self, rounds: Claim, artifacts: Path, stop: threading.Event) -> None:
-        self.rounds, self.stop = rounds, stop
-        self.job = JobReducer(rounds, artifacts)
+    def __init__(self, session: ReducerSession, artifacts: Path, stop: threading.Event) -> None:
+        self.session, self.stop = session, stop
+        self.job = JobReducer(session, artifacts)
         self.holds_claim = True
         """Whether the process renews the claim."""
         self._remarks = Seldom(REMARK_EVERY_S)
-        self._thread = threading.Thread(target=self._run, name=f"job {rounds.job_id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"job {session.job_id}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -48,7 +48,7 @@ class JobThread:
     def lose(self) -> None:
         """End soon: the claim has expired, or the broker has lost it."""
         if self.holds_claim:
-            log.warning("lost claim", job=self.rounds.job_id, reason="it ran out")
+            log.warning("lost claim", job=self.session.job_id, reason="it ran out")
         self.holds_claim = False
 
     def _run(self) -> None:
@@ -78,7 +78,7 @@ class JobThread:
 
     def _advance(self, patience_s: float) -> bool:
         """Advance the job; False once it is over. An error fails this job only. Raises RedisError."""
-        job, job_id = self.job, self.rounds.job_id
+        job, job_id = self.job, self.session.job_id
         try:
             if job.is_held:
                 self.stop.wait(ROUND_POLL_S)
@@ -99,8 +99,8 @@ class JobThread:
         """Give the claim up, so that another reducer can take it at once; if the broker is away, the claim expires."""
         self.holds_claim = False
         with contextlib.suppress(RedisError):
-            self.rounds.renew(0)
-            self.rounds.redis.incr(GIVEN_UP)
+            self.session.renew(0)
+            self.session.redis.incr(GIVEN_UP)
 
 
 def tell_outage(remarks: Seldom, error: RedisError) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from computeshare.errors import Diverged
-from computeshare.protocol.reducer_session import Claim, Link, Received
+from computeshare.protocol.reducer_session import Link, Received, ReducerSession
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.version_chain import Chain
 from computeshare.reducer.gather import RoundUpdates
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class NextVersion:
     """Turns one job's rounds into versions; a helper thread hashes and sends large weights meanwhile."""
 
-    def __init__(self, job: JobContext, rounds: Claim, helper: Executor) -> None:
-        self.job, self._rounds, self._helper = job, rounds, helper
+    def __init__(self, job: JobContext, session: ReducerSession, helper: Executor) -> None:
+        self.job, self._session, self._helper = job, session, helper
 
     def combine(
         self, base: RoundState, parts: dict[int, Received], samples: Sequence[int]
@@ -80,7 +80,7 @@ class NextVersion:
         if len(layout.buckets) == 1:
             return [*parts], layout.digest(weights)
         digest = digest or self._helper.submit(layout.digest, weights)
-        return self._rounds.begin(parts), digest.result()
+        return self._session.begin(parts), digest.result()
 
     def link(self, chain: Chain, token: Token, model: "ServerModel", delta: Iterable[Blob]) -> Link | None:
         """Add a version to the chain of differences; None if versions are published whole."""

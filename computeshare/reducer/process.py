@@ -25,7 +25,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
 from computeshare.protocol.job_log import JobLog
 from computeshare.protocol.keys import GIVEN_UP, JobKeys
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import published_jobs
 from computeshare.reducer.job_thread import OUTAGE_S, JobThread, tell_outage
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
@@ -109,26 +109,26 @@ class Reducer:
 
     def _claim(self, job_id: str) -> None:
         self._near = self._near or by_loopback(self.redis)
-        rounds = Claim(self.redis, job_id, self.id, Wires.to(self.redis, self._near))
-        if self._is_settled(rounds):
+        session = ReducerSession(self.redis, job_id, self.id, Wires.to(self.redis, self._near))
+        if self._is_settled(session):
             self._asleep[job_id] = time.monotonic() + SETTLED_CHECK_S  # nothing is left to do
-        elif rounds.claim(hostname(), os.getpid(), CLAIM_MS):
+        elif session.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
-            log.info("claimed", job=job_id, fence=rounds.fence)
-            thread = JobThread(rounds, self.artifacts, self.stop)
+            log.info("claimed", job=job_id, fence=session.fence)
+            thread = JobThread(session, self.artifacts, self.stop)
             self.jobs[job_id] = thread
             thread.start()
 
-    def _is_settled(self, rounds: Claim) -> bool:
+    def _is_settled(self, session: ReducerSession) -> bool:
         """Whether a job needs no reducer any more: its last version is on disk."""
         try:
-            state, raw = rounds.read(), rounds.spec()
+            state, raw = session.read(), session.spec()
             if state is None or state.status != "finished" or raw is None:
                 return False
             last = JobSpec.model_validate_json(raw).rounds_total
         except (DamagedRound, ValueError):  # the reducer that claims the job handles the damage
             return False
-        return state.version == last and Artifacts(self.artifacts, rounds.job_id).has(state.token)
+        return state.version == last and Artifacts(self.artifacts, session.job_id).has(state.token)
 
     def _free(self, job_ids: Sequence[str]) -> list[str]:
         """The jobs that may have no reducer.
@@ -161,7 +161,7 @@ class Reducer:
         while not over.wait(RENEW_S):
             for thread in list(self.jobs.values()):
                 try:
-                    if thread.holds_claim and not thread.rounds.renew(CLAIM_MS):
+                    if thread.holds_claim and not thread.session.renew(CLAIM_MS):
                         thread.lose()
                 except RedisError:
                     break

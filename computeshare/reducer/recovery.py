@@ -14,7 +14,7 @@ from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.version_chain import Chain, route
 from computeshare.reducer.gather import Gatherer
@@ -41,9 +41,14 @@ class Recovery:
     """Loads the version that a job has reached; `server_step` gets the optimizer's state of that version."""
 
     def __init__(
-        self, rounds: Claim, artifacts: Artifacts, spec: JobSpec, server_step: "ServerStep", gatherer: Gatherer
+        self,
+        session: ReducerSession,
+        artifacts: Artifacts,
+        spec: JobSpec,
+        server_step: "ServerStep",
+        gatherer: Gatherer,
     ) -> None:
-        self._rounds, self._artifacts, self._spec, self._server_step = rounds, artifacts, spec, server_step
+        self._session, self._artifacts, self._spec, self._server_step = session, artifacts, spec, server_step
         self._gatherer, self._layout, self._plan = gatherer, gatherer.layout, gatherer.plan
         self._down = CODECS[spec.codecs.down]
         self._reported: set[Token] = set()
@@ -73,9 +78,9 @@ class Recovery:
         if token in self._reported:
             return
         self._reported.add(token)
-        log.error("checkpoint passed over", job=self._rounds.job_id, token=str(token), error=error)
+        log.error("checkpoint passed over", job=self._session.job_id, token=str(token), error=error)
         event = {"token": str(token), "version": token.version}
-        self._rounds.announce("damaged", event | {"error": f"{error}. The one before is taken"})
+        self._session.announce("damaged", event | {"error": f"{error}. The one before is taken"})
 
     def broker_went_back(self, state: RoundState) -> bool:
         """Whether the broker lost durable versions, or holds an incarnation other than the newest on record.
@@ -83,12 +88,12 @@ class Recovery:
         If so, the broker's round is discarded.
         """
         if state.token.incarnation != self._artifacts.incarnation():
-            return self._rounds.discard(state)
+            return self._session.discard(state)
         newest = self._artifacts.tokens()[-1:]
         if not newest or newest[0].version <= state.version:
             return False
         found = self.on_disk()  # the newest may be damaged
-        return found is not None and found.token.version > state.version and self._rounds.discard(state)
+        return found is not None and found.token.version > state.version and self._session.discard(state)
 
     def in_broker(self, state: RoundState) -> tuple[LoadedVersion, Chain]:
         """Load the base version of a running round, and the chain of differences that leads to it.
@@ -98,7 +103,7 @@ class Recovery:
         Raises: LostClaim: some of the data are gone, because another reducer went on or the broker lost them.
             CodecError: some are damaged.
         """
-        tokens, snapshot = self._rounds.chain()
+        tokens, snapshot = self._session.chain()
         weights, delta_bytes = self._weights(state.token, tokens, snapshot)
         if weights is None:
             raise LostClaim(f"the weights of version {state.token} are gone")
@@ -106,13 +111,13 @@ class Recovery:
             raise CodecError(f"the weights of version {state.token} do not match its digest")
         whole_bytes = 4 * self._layout.parameters
         chain = Chain([Token.parse(one) for one in tokens], Token.parse(snapshot), whole_bytes, delta_bytes)
-        raw = self._rounds.load_state(state.token)
+        raw = self._session.load_state(state.token)
         model = self._repeat_step(state, weights) if raw is None else self._server_step.load(weights, raw)
         return LoadedVersion(state.token, model), chain
 
     def _weights(self, token: Token, chain: Sequence[str], snapshot: str) -> tuple[Weights | None, int]:
         """A version's published weights, None if they are gone, and the total bytes of their differences."""
-        load, keys = self._rounds.load, self._rounds.keys
+        load, keys = self._session.load, self._session.keys
         if not self._server_step.chained:
             message = load(keys.weights(str(token)))
             return None if message is None else decode_weights(self._down, message, self._layout), 0
@@ -130,12 +135,12 @@ class Recovery:
     def _repeat_step(self, state: RoundState, weights: Weights) -> "ServerModel":
         """Repeat the step that led to the current version, from the state of its base and the updates it counted."""
         base = state.base
-        raw = self._rounds.load_state(base) if base else None
-        base_weights = self._weights(base, *self._rounds.chain())[0] if base else None
+        raw = self._session.load_state(base) if base else None
+        base_weights = self._weights(base, *self._session.chain())[0] if base else None
         if base is None or raw is None or base_weights is None:
             raise LostClaim(f"the state before version {state.token} is gone")
         before = self._server_step.load(base_weights, raw)
-        counted = self._rounds.counted(state)
+        counted = self._session.counted(state)
         samples = [self._plan.unit_size(unit) for _, unit in counted]
 
         def read(bucket: int) -> Iterator[Vector]:
@@ -143,7 +148,7 @@ class Recovery:
 
         gradient = self._server_step.combine(read, samples, [staleness(token, base) for token, _ in counted])
         master = self._server_step.optimizer.step(before.master, gradient)
-        if not self._rounds.store_state(base, counted, state.token, self._server_step.dump(master)):
+        if not self._session.store_state(base, counted, state.token, self._server_step.dump(master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return dataclasses.replace(before, master=master, published=weights)
 

@@ -14,7 +14,7 @@ from computeshare.codecs.messages import is_news, update_parts
 from computeshare.errors import ArtifactError, CodecError, DamagedRound, LostClaim, ShapeError
 from computeshare.jobspec.quorum import Progress, decide, needed
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.reducer_session import Claim, Received
+from computeshare.protocol.reducer_session import Received, ReducerSession
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.version_chain import Chain
 from computeshare.reducer.checkpointer import Checkpointer, Snapshot
@@ -43,9 +43,14 @@ class RoundHandler:
     """Opens or resumes one job's rounds, and reduces each to the next version."""
 
     def __init__(
-        self, job: JobContext, rounds: Claim, artifacts: Artifacts, checkpoints: Checkpointer, helper: Executor
+        self,
+        job: JobContext,
+        session: ReducerSession,
+        artifacts: Artifacts,
+        checkpoints: Checkpointer,
+        helper: Executor,
     ) -> None:
-        self.job, self.rounds, self.artifacts, self.checkpoints = job, rounds, artifacts, checkpoints
+        self.job, self.session, self.artifacts, self.checkpoints = job, session, artifacts, checkpoints
         self.current: LoadedVersion | None = None
         """None before the job is opened or resumed, and after a failed step, which has overwritten the weights."""
         self.look_again_s = ROUND_POLL_S
@@ -54,7 +59,7 @@ class RoundHandler:
         """Updates of the current round (base token, unit) that are read in the exchange that finds them."""
         self.update_parts = update_parts(job.layout)
         self._total = job.spec.rounds_total
-        self._next_version = NextVersion(job, rounds, helper)
+        self._next_version = NextVersion(job, session, helper)
         self._chain = Chain([], Token(0, 0, ""), 0)
         self._planned: Round | None = None
         """The newest round computed from the plan."""
@@ -67,11 +72,11 @@ class RoundHandler:
         """Publish version 0, or the last checkpoint under a new incarnation if the broker lost the job."""
         job = self.job
         restored = job.recovery.on_disk()
-        if restored is None and self.rounds.origin():
+        if restored is None and self.session.origin():
             raise ArtifactError("the weights that this job was forked from are missing or damaged: fork again")
         manifest = self.artifacts.manifest(restored.token) if restored else None
         carried = manifest.carried if manifest else ()
-        if not self.rounds.is_newest():  # a record of an opening ends the incarnation before
+        if not self.session.is_newest():  # a record of an opening ends the incarnation before
             raise LostClaim("another reducer has taken over")
         incarnation = self.artifacts.next_incarnation(restored.token if restored else None)
         version = restored.token.version if restored else 0
@@ -87,19 +92,19 @@ class RoundHandler:
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": job.layout.parameters, "kind": job.kind}
         state = job.server_step.dump(model.master)
-        if not self.rounds.open(token, blob, state, following, event, job.spec.strategy.recent, job.terms):
+        if not self.session.open(token, blob, state, following, event, job.spec.strategy.recent, job.terms):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
         self.current = LoadedVersion(token, model, sha256)
         self._chain = Chain([token], token, sum(map(len, blob)))
         about = {"version": version, "from_checkpoint": restored is not None, "parameters": job.layout.parameters}
-        log.info("opened", job=self.rounds.job_id, **about)
+        log.info("opened", job=self.session.job_id, **about)
 
     def resume(self, state: RoundState) -> None:
         """Take over the running round `state` from the broker. Raises one of UNUSABLE."""
         self._check(state)
         self.current, self._chain = self.job.recovery.in_broker(state)
-        log.info("took over", job=self.rounds.job_id, version=state.version)
+        log.info("took over", job=self.session.job_id, version=state.version)
 
     def save_if_wanted(self, state: RoundState) -> None:
         """Write the current version's checkpoint if the job wants it: the last reducer may have died too early."""
@@ -151,13 +156,13 @@ class RoundHandler:
         self.look_again_s = ROUND_POLL_S
         if quorum == 1:
             return False
-        waited_ms = self.rounds.now_ms() - state.opened_ms
+        waited_ms = self.session.now_ms() - state.opened_ms
         decision = decide(Progress(received, state.total, waited_ms, state.deadline_ms), quorum)
         if decision.ask_again_ms is not None:
             self.look_again_s = min(ROUND_POLL_S, max(0.005, decision.ask_again_ms / 1000))
-        closed = decision.close and self.rounds.close(state.token, needed(state.total, quorum))
+        closed = decision.close and self.session.close(state.token, needed(state.total, quorum))
         if closed:
-            about = {"job": self.rounds.job_id, "token": str(state.token), "reason": decision.reason}
+            about = {"job": self.session.job_id, "token": str(state.token), "reason": decision.reason}
             self._remarks.tell(log.info, "closed", **about)
         return closed
 
@@ -195,7 +200,7 @@ class RoundHandler:
         event["seconds"] = clock.laps
         is_small = is_news(job.layout)
         state = job.server_step.dump(master) if is_small and not armed("after_commit") else None
-        if not self.rounds.commit(base, counted, token, left, following, event, link, is_small, state):
+        if not self.session.commit(base, counted, token, left, following, event, link, is_small, state):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         del weights, left, link
         failpoint("after_commit")
@@ -203,7 +208,7 @@ class RoundHandler:
         self.expected = job.gatherer.expected(token, following)
         if state is None:
             done = [(part.base, part.micro_batch) for part in counted]
-            self.rounds.store_state(base.token, done, token, job.server_step.dump(master))
+            self.session.store_state(base.token, done, token, job.server_step.dump(master))
         failpoint("after_state")
         self._save(self.current, following)
         if job.spec.quorum_of(token.version) < 1:
@@ -237,11 +242,11 @@ class RoundHandler:
         """Publish the current version again from memory, because the broker's copy is damaged."""
         server_step = self.job.server_step
         whole = server_step.publish_whole(current.model)[0]
-        if not self.rounds.republish(state, whole, server_step.chained):
+        if not self.session.republish(state, whole, server_step.chained):
             raise LostClaim(f"version {state.token} was reduced by another, or the job ended")
         if server_step.chained:
             self._chain.begin_anew(sum(map(len, whole)))
-        log.warning("published again", job=self.rounds.job_id, version=state.version)
+        log.warning("published again", job=self.session.job_id, version=state.version)
 
     # Checkpoints
 
@@ -260,7 +265,7 @@ class RoundHandler:
     def _checkpoint(self, version: LoadedVersion, following: Round) -> None:
         """Begin to write a checkpoint. Raises OSError: the one before could not be written."""
         if following.wanted is not None:
-            left = self.rounds.pending(version.token)
+            left = self.session.pending(version.token)
             if left is None:
                 return  # the version has moved on, under another reducer
             following = dataclasses.replace(following.behind(left[0]), carried=tuple(left[1]))

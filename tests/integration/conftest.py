@@ -21,7 +21,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
-from tests.support.rounds import claim, join, store  # noqa: F401
+from tests.support.rounds import join, reducer, store  # noqa: F401
 from tests.support.scheduling_clock import Clock
 
 

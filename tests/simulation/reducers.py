@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from redis import Redis
 
 from computeshare.jobspec.quorum import needed
-from computeshare.protocol.reducer_session import Claim, Received
+from computeshare.protocol.reducer_session import Received, ReducerSession
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.terms import Terms
 from computeshare.types import Blob, Token
@@ -56,7 +56,7 @@ class SimReducer:
 
     def crash(self) -> None:
         self.lives += 1
-        self.claim = Claim(self.redis, self.job_id, f"{self.name}-{self.lives}")
+        self.reducer = ReducerSession(self.redis, self.job_id, f"{self.name}-{self.lives}")
         self.holds = False  # what it believes: another may have taken over
         self.current: Version | None = None
         self.reading: Reading | None = None
@@ -65,10 +65,10 @@ class SimReducer:
     def take(self) -> str:
         """Claim the job, unless this reducer believes that it holds it."""
         if self.holds:
-            return f"renewed: {self.claim.renew(LIFE_MS)}"
-        self.holds = self.claim.claim("host", 1, LIFE_MS)
-        self.journal.claimed(self.claim.fence, self.claim.redis.get(self.claim.keys.reducer()))
-        return f"fence {self.claim.fence}"
+            return f"renewed: {self.reducer.renew(LIFE_MS)}"
+        self.holds = self.reducer.claim("host", 1, LIFE_MS)
+        self.journal.claimed(self.reducer.fence, self.reducer.redis.get(self.reducer.keys.reducer()))
+        return f"fence {self.reducer.fence}"
 
     def lose(self) -> str:
         """Let go, as the real one does once it notices that it lost its claim; late effects are left to `late`."""
@@ -81,7 +81,7 @@ class SimReducer:
             return self.take()
         if self.unsaved or self.reading:
             return self.store() if self.unsaved else self.commit()
-        state, parts = self.claim.progress()
+        state, parts = self.reducer.progress()
         if state is None or self.current is None:
             return self._open() if state is None else self._resume(state)
         if self.current.token != state.token:
@@ -93,7 +93,7 @@ class SimReducer:
     def fold(self) -> str:
         """Fold what waits for the control plane, if this reducer still may."""
         self.journal.drain()
-        return f"folded {self.claim.fold()}"
+        return f"folded {self.reducer.fold()}"
 
     def checkpoint(self) -> str:
         """Write the version this reducer holds to the disk; a late one may, for what it holds was committed."""
@@ -107,7 +107,7 @@ class SimReducer:
         carried = saved.carried if saved else ()
         token = weights.token(self.disk.next_incarnation(), version)
         event = {"token": str(token), "version": version, "incarnation": token.incarnation, "sha256": weights.sha256}
-        opened = self.claim.open(
+        opened = self.reducer.open(
             token,
             [weights.weights],
             [weights.state],
@@ -116,7 +116,7 @@ class SimReducer:
             terms=Terms(sharers=self.journal.sharers),
         )
         current = Version(token, weights, carried)
-        self.journal.opened(opened, self.claim.fence, current, saved.token if saved else None)
+        self.journal.opened(opened, self.reducer.fence, current, saved.token if saved else None)
         if not opened:
             return self.lose()
         self.current = current
@@ -126,8 +126,8 @@ class SimReducer:
         """Take over from what lies in Redis: weights and state, or what the state came from."""
         saved = self.disk.newest()
         if saved and saved.token.version > state.version:
-            done = self.claim.discard(state)
-            self.journal.discarded(done, self.claim.fence, state.token)
+            done = self.reducer.discard(state)
+            self.journal.discarded(done, self.reducer.fence, state.token)
             return f"gave up {state.token}: {done}"
         weights = self._load(state.token)
         kept = self._state(state.token)
@@ -136,7 +136,7 @@ class SimReducer:
             before = self._state(state.base)
             assert before is not None, f"the state of {state.base} is gone though a takeover needs it"
             base = Weights(self._load(state.base), before)
-            counted = self.claim.counted(state)
+            counted = self.reducer.counted(state)
             blobs = self._updates(counted)
             again = base.step([self._whole(blob) for blob in blobs])
             assert again.weights == weights, f"replaying the step to {state.token} gave other bits"
@@ -147,16 +147,16 @@ class SimReducer:
         return f"resumed {state.token}"
 
     def _load(self, token: Token) -> bytes:
-        blob = _only(self.claim.load(self.claim.keys.weights(str(token))))
+        blob = _only(self.reducer.load(self.reducer.keys.weights(str(token))))
         assert blob is not None, f"the weights of {token} are gone though a takeover needs them"
         return blob
 
     def _state(self, token: Token) -> bytes | None:
-        kept = self.claim.load_state(token)
+        kept = self.reducer.load_state(token)
         return None if kept is None else bytes(kept)
 
     def _updates(self, wanted: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        return [_only(message) for message in self.claim.updates(wanted, range(1))]
+        return [_only(message) for message in self.reducer.updates(wanted, range(1))]
 
     @staticmethod
     def _whole(blob: bytes | None) -> bytes:
@@ -168,8 +168,8 @@ class SimReducer:
         if self.quorum == 1 or not state.count or waits_for_all(state.version) or self.rng.random() < 0.5:
             return "idle"
         enough = needed(state.total, self.quorum)
-        closed = self.claim.close(state.token, enough)
-        self.journal.closed_early(closed, self.claim.fence, state.token, enough)
+        closed = self.reducer.close(state.token, enough)
+        self.journal.closed_early(closed, self.reducer.fence, state.token, enough)
         return f"closed with {enough} of {state.total}: {closed}"
 
     def _read(self, state: RoundState, parts: dict[int, Received]) -> str:
@@ -186,8 +186,8 @@ class SimReducer:
         bad = [(part, blob) for part, blob in zip(read.parts, read.blobs, strict=True) if not _valid(blob)]
         for part, blob in bad:
             fault = "not_finite" if blob == NOT_FINITE else "damaged"
-            answer = self.claim.refuse(read.base.token, part, "bad", fault)  # type: ignore[arg-type]
-            self.journal.refused(answer.sessions >= 0, self.claim.fence, read.base.token, part, fault)
+            answer = self.reducer.refuse(read.base.token, part, "bad", fault)  # type: ignore[arg-type]
+            self.journal.refused(answer.sessions >= 0, self.reducer.fence, read.base.token, part, fault)
         if bad:
             return f"refused {[part.micro_batch for part, _ in bad]}"
         weights = self.current.weights.step([blob for blob in read.blobs if blob is not None])
@@ -197,11 +197,11 @@ class SimReducer:
         carried = tuple(m for m in read.base.units if m in left)
         event = {"token": str(token), "version": token.version, "base": str(read.base.token), "carried": carried}
         event |= {"sha256": weights.sha256, "counted": [[p.micro_batch, p.worker, _size(p)] for p in read.parts]}
-        done = self.claim.commit(
+        done = self.reducer.commit(
             read.base, read.parts, token, [weights.weights], following(token.version, carried), event
         )
         current = Version(token, weights, carried)
-        self.journal.committed(done, self.claim.fence, read.base.token, current, read.parts)
+        self.journal.committed(done, self.reducer.fence, read.base.token, current, read.parts)
         if not done:
             return self.lose()
         self.current = current
@@ -213,7 +213,7 @@ class SimReducer:
         if self.unsaved is None:
             return "nothing to store"
         unsaved, self.unsaved = self.unsaved, None
-        self.claim.store_state(unsaved.base, unsaved.counted, unsaved.token, [unsaved.weights.state])
+        self.reducer.store_state(unsaved.base, unsaved.counted, unsaved.token, [unsaved.weights.state])
         return f"stored the state of {unsaved.token}"
 
 

@@ -9,7 +9,7 @@ from redis import Redis
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Grant, Member
+from computeshare.protocol.worker_session import Grant, WorkerSession
 from tests.simulation.journal import Journal
 from tests.simulation.model import GARBAGE, NOT_FINITE, update
 
@@ -21,7 +21,7 @@ REPORT = {"bytes_up": 1, "bytes_down": 1, "seconds": SECONDS}
 class Work:
     """A submission, ready to be sent, once or more often."""
 
-    member: Member
+    session: WorkerSession
     token: str
     nonce: str
     updates: tuple[tuple[int, bytes], ...]
@@ -39,18 +39,18 @@ class SimWorker:
         self.crash()
 
     def crash(self) -> str:
-        self.member: Member | None = None
+        self.session: WorkerSession | None = None
         self.token = "0.0." + "0" * 16
         self.micro_batches: tuple[int, ...] = ()
         return "crashed"
 
     def join(self) -> str:
         """Begin a new session under the seat this worker believes it has."""
-        member = Member(self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}")
+        session = WorkerSession(self.redis, self.job_id, self.name, f"{self.name}-{uuid.uuid4().hex}")
         assigned = self.redis.hget(self.keys.seats(), self.name)
         current = assigned.decode() if isinstance(assigned, bytes) else None
         try:
-            status = member.join(self.seat, {})
+            status = session.join(self.seat, {})
         except Fenced:
             assert current != self.seat, "fenced though the seat is this worker's"
             if current is None:
@@ -65,8 +65,8 @@ class SimWorker:
         assert (status == "banned") == (status != "finished" and self.name in self.journal.held.banned), status
         if status == "running":
             self.crash()
-            self.member = member
-            self.journal.joined(self.name, member.session)
+            self.session = session
+            self.journal.joined(self.name, session.session_id)
         return status
 
     def reseat(self) -> str:
@@ -76,20 +76,20 @@ class SimWorker:
 
     def lease(self) -> str:
         """Ask for micro-batches on the version this worker knows."""
-        if self.member is None:
+        if self.session is None:
             return self.join()
-        expected = self.journal.lease_expected(self.name, self.member.session, self.token)
+        expected = self.journal.lease_expected(self.name, self.session.session_id, self.token)
         try:
-            grant = self.member.lease(self.token)
+            grant = self.session.lease(self.token)
         except (Fenced, JobGone) as error:
             kinds = {Banned: "banned", Fenced: "fenced", JobGone: "gone"}
             assert expected == kinds[type(error)], f"{error!r}, expected {expected}"
             return self.crash()
-        return self._granted(self.member, grant, expected)
+        return self._granted(self.session, grant, expected)
 
-    def _granted(self, member: Member, grant: Grant, expected: str | None) -> str:
+    def _granted(self, session: WorkerSession, grant: Grant, expected: str | None) -> str:
         if expected is None:
-            self.journal.leased(self.name, member.session, grant)
+            self.journal.leased(self.name, session.session_id, grant)
             self.micro_batches = grant.micro_batches or self.micro_batches
         else:
             assert grant.answer == expected, f"{grant.answer}, expected {expected}"
@@ -99,7 +99,7 @@ class SimWorker:
 
     def compute(self, honest: bool) -> Work | None:
         """What this worker would send; a liar damages some of it, or sends a micro-batch it has no lease on."""
-        if self.member is None or not self.micro_batches:
+        if self.session is None or not self.micro_batches:
             return None
         numbers = list(self.micro_batches)
         if not honest and self.rng.random() < 0.2:
@@ -107,7 +107,7 @@ class SimWorker:
         elif not honest and self.rng.random() < 0.2:
             numbers = numbers[: self.rng.randint(1, len(numbers))]
         updates = tuple((m, self._blob(m, honest)) for m in numbers)
-        return Work(self.member, self.token, uuid.uuid4().hex, updates)
+        return Work(self.session, self.token, uuid.uuid4().hex, updates)
 
     def _blob(self, micro_batch: int, honest: bool) -> bytes:
         if honest or self.rng.random() > 0.08:
@@ -130,16 +130,16 @@ class SimWorker:
         """The submission takes effect, but the worker never learns of it and works on."""
         kept = self.micro_batches
         outcome = self.submit()
-        self.micro_batches = kept if self.member else ()  # to be submitted again, under another nonce
+        self.micro_batches = kept if self.session else ()  # to be submitted again, under another nonce
         return f"{outcome}, reply lost"
 
     def send(self, work: Work) -> str:
         updates = [(m, [blob], 0.5) for m, blob in work.updates]
-        receipt = work.member.submit(work.token, work.nonce, updates, REPORT)
+        receipt = work.session.submit(work.token, work.nonce, updates, REPORT)
         numbers = [m for m, _ in work.updates]
-        self.journal.submitted(self.name, work.member.session, work.nonce, work.token, numbers, receipt)
+        self.journal.submitted(self.name, work.session.session_id, work.nonce, work.token, numbers, receipt)
         self.sent = [*self.sent, work][-3:]
-        if work.member is self.member and receipt.outcome == "fenced":
+        if work.session is self.session and receipt.outcome == "fenced":
             self.crash()
         return f"{receipt.outcome} {numbers}"
 
@@ -159,9 +159,9 @@ class SimWorker:
         return self.send(self.asleep.pop(self.rng.randrange(len(self.asleep)))) if self.asleep else "nothing asleep"
 
     def leave(self) -> str:
-        if self.member is not None:
-            self.member.leave("asked to")
-            if self.journal.held.sessions.get(self.name) == self.member.session:
+        if self.session is not None:
+            self.session.leave("asked to")
+            if self.journal.held.sessions.get(self.name) == self.session.session_id:
                 self.journal.left(self.name)
         return self.crash()
 

@@ -11,9 +11,9 @@ from redis import Redis
 from computeshare.codecs.messages import decode_weights, encode_update, weights_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Grant, Member
+from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.reducer.job_reducer import JobReducer
 from computeshare.tasks.registry import task_of
 from computeshare.training.replica import Replica
@@ -40,13 +40,13 @@ class Hand:
         instance = task_of(spec).instance(spec.seed, "train", Path())
         self.layout = instance.layout
         self.replica = Replica(instance, spec.plan, torch.device("cpu"))
-        self.member = Member(redis, job_id, worker, f"session of {worker}")
+        self.session = WorkerSession(redis, job_id, worker, f"session of {worker}")
         self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
-        take_seat(self.member)
+        take_seat(self.session)
 
     def pull(self) -> Grant:
         """Load the current version and lease a share of its round."""
-        parts, grant = self.member.pull(self.member.lease("").token, weights_parts(self.layout))
+        parts, grant = self.session.pull(self.session.lease("").token, weights_parts(self.layout))
         assert parts is not None
         self.replica.load(decode_weights(self.down, parts, self.layout))
         return grant
@@ -59,7 +59,7 @@ class Hand:
             seed = self.spec.plan.generator_seed(m)
             message = encode_update(self.up, update.vector, update.buffers, self.layout, seed)
             updates.append((m, spoil(message), update.loss))
-        return self.member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
+        return self.session.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
 
 
 class Job:
@@ -75,9 +75,9 @@ class Job:
     def new_reducer(self) -> JobReducer:
         """What a reducer is that takes over: it knows nothing but Redis and the disk."""
         self.redis.delete(self.store.keys.reducer())
-        claim = Claim(self.redis, self.job_id, "reducer")
-        assert claim.claim("host", 1, 60_000)
-        return JobReducer(claim, self.root)
+        reducer = ReducerSession(self.redis, self.job_id, "reducer")
+        assert reducer.claim("host", 1, 60_000)
+        return JobReducer(reducer, self.root)
 
     def hand(self, worker: str) -> Hand:
         return Hand(self.redis, self.job_id, self.spec, worker)

@@ -26,7 +26,7 @@ from computeshare.protocol import scripts
 from computeshare.protocol.scripts import Script, Scripts
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
-from tests.support.rounds import claim, join, store  # noqa: F401
+from tests.support.rounds import join, reducer, store  # noqa: F401
 
 TESTS = tuple(
     f"tests/integration/protocol/rounds/test_{which}.py"

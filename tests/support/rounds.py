@@ -8,16 +8,16 @@ import pytest
 from redis import Redis
 
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.protocol.reducer_session import Claim, Received, Suspicion
+from computeshare.protocol.reducer_session import Received, ReducerSession, Suspicion
 from computeshare.protocol.round_store import RoundState, RoundStore
 from computeshare.protocol.terms import Terms
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
 
 PLAN = Plan(seed=0, samples=100, micro_batch=10, micro_batches_per_round=4)
 """Rounds of 4, 4 and 2 micro-batches in each epoch."""
 ZERO, ONE, TWO, THREE = (Token(1, version, str(version) * 16) for version in range(4))
-Join = Callable[..., Member]
+Join = Callable[..., WorkerSession]
 GONE = Suspicion(-1, -1, -1, -1)
 """What a refusal answers that came too late."""
 
@@ -29,35 +29,35 @@ def store(redis: Redis, job_id: str) -> RoundStore:
     return store
 
 
-def opened(redis: Redis, store: RoundStore, first: Round, recent: int = 1) -> Claim:
+def opened(redis: Redis, store: RoundStore, first: Round, recent: int = 1) -> ReducerSession:
     """The active reducer of a job that is open at version 0, with this round."""
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], first, {"version": 0}, recent)
-    return claim
+    reducer = ReducerSession(redis, store.job_id, "first")
+    assert reducer.claim("host", 1, 60_000)
+    assert reducer.open(ZERO, [b"weights 0"], [b"state 0"], first, {"version": 0}, recent)
+    return reducer
 
 
 @pytest.fixture
-def claim(redis: Redis, store: RoundStore) -> Claim:
+def reducer(redis: Redis, store: RoundStore) -> ReducerSession:
     return opened(redis, store, PLAN.round(0))
 
 
 @pytest.fixture
-def join(redis: Redis, claim: Claim) -> Join:
-    def join(worker: str, session: str | None = None, **terms: Any) -> Member:
+def join(redis: Redis, reducer: ReducerSession) -> Join:
+    def join(worker: str, session_id: str | None = None, **terms: Any) -> WorkerSession:
         if terms:
-            agree(claim, **terms)
-        member = Member(redis, claim.job_id, worker, session or f"session of {worker}")
-        assert take_seat(member, f"seat of {worker}", {"name": worker}) == "running"
-        return member
+            agree(reducer, **terms)
+        session = WorkerSession(redis, reducer.job_id, worker, session_id or f"session of {worker}")
+        assert take_seat(session, f"seat of {worker}", {"name": worker}) == "running"
+        return session
 
     return join
 
 
-def take_seat(member: Member, seat: str = "seat", about: dict[str, Any] | None = None) -> str:
+def take_seat(session: WorkerSession, seat: str = "seat", about: dict[str, Any] | None = None) -> str:
     """Join under a seat that the control plane has issued."""
-    member.redis.hset(member.keys.seats(), member.worker_id, seat)
-    return member.join(seat, about or {})
+    session.redis.hset(session.keys.seats(), session.worker_id, seat)
+    return session.join(seat, about or {})
 
 
 def agree(store: RoundStore, **terms: Any) -> None:
@@ -79,11 +79,13 @@ def speed_ms(store: RoundStore, worker: str) -> float:
     return float(bytes(told).split(b"|")[0])
 
 
-def send(member: Member, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update") -> str:
-    return member.submit(str(token), nonce, [(m, [blob], 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
+def send(
+    session: WorkerSession, token: Token, *micro_batches: int, nonce: str = "nonce", blob: bytes = b"update"
+) -> str:
+    return session.submit(str(token), nonce, [(m, [blob], 0.5) for m in micro_batches], {"bytes_up": 6}).outcome
 
 
-def submit_staged(store: RoundStore, member: Member, event: str) -> Any:
+def submit_staged(store: RoundStore, session: WorkerSession, event: str) -> Any:
     """Submit micro-batch 0 of version 0 as nonce `n`, its message being what is staged for it, with this event."""
     return store.scripts.call(
         "submit",
@@ -91,8 +93,8 @@ def submit_staged(store: RoundStore, member: Member, event: str) -> Any:
         staged_keys=[store.keys.staged("n:0")],
         update_keys=[store.keys.update(str(ZERO), 0)],
         token=str(ZERO),
-        worker=member.worker_id,
-        session=member.session,
+        worker=session.worker_id,
+        session=session.session_id,
         nonce="n",
         event=event,
         parts=1,
@@ -106,32 +108,32 @@ def of(token: Token, micro_batches: Sequence[int] = range(4)) -> list[tuple[str,
     return [(str(token), m) for m in micro_batches]
 
 
-def current(claim: Claim) -> RoundState:
-    state, _ = claim.progress()
+def current(reducer: ReducerSession) -> RoundState:
+    state, _ = reducer.progress()
     assert state is not None
     return state
 
 
-def parts(claim: Claim) -> list[Received]:
+def parts(reducer: ReducerSession) -> list[Received]:
     """What the round has received, ascending."""
-    _, received = claim.progress()
+    _, received = reducer.progress()
     return [received[m] for m in sorted(received)]
 
 
-def fill(join: Join, claim: Claim, worker: str = "filler") -> None:
+def fill(join: Join, reducer: ReducerSession, worker: str = "filler") -> None:
     """The whole round, by one worker."""
-    member, token = join(worker), current(claim).token
-    grant = member.lease(str(token))
-    assert send(member, token, *grant.micro_batches, nonce=f"{token}") == "accepted"
+    session, token = join(worker), current(reducer).token
+    grant = session.lease(str(token))
+    assert send(session, token, *grant.micro_batches, nonce=f"{token}") == "accepted"
 
 
-def commit(claim: Claim, token: Token, carried: Sequence[int] = (), keep: bool = True) -> bool:
+def commit(reducer: ReducerSession, token: Token, carried: Sequence[int] = (), keep: bool = True) -> bool:
     """Commit what the round has received, and the state with it if that is to be kept."""
-    event, base, counted = {"version": token.version}, current(claim), parts(claim)
+    event, base, counted = {"version": token.version}, current(reducer), parts(reducer)
     following = PLAN.round(token.version, carried)
-    done = claim.commit(base, counted, token, [b"weights"], following, event)
+    done = reducer.commit(base, counted, token, [b"weights"], following, event)
     if done and keep:
-        claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
+        reducer.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
     return done
 
 

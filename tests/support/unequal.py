@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.worker_session import Grant
 from tests.support.rounds import age, current
 
@@ -42,13 +42,13 @@ class Course:
 class Unequal:
     """Workers of these names, each of which takes `slowness` times UNIT_MS for a unit."""
 
-    def __init__(self, claim: Claim, hands: dict[str, Hand], slowness: dict[str, float]) -> None:
-        self.claim, self.hands, self.slowness = claim, hands, slowness
+    def __init__(self, reducer: ReducerSession, hands: dict[str, Hand], slowness: dict[str, float]) -> None:
+        self.reducer, self.hands, self.slowness = reducer, hands, slowness
         self.course = Course()
 
     def play(self, order: Sequence[str] = ("slow", "a", "b", "c")) -> None:
         """One round, until it has all its units; who asks first comes first in `order`."""
-        now, total = 0.0, current(self.claim).total
+        now, total = 0.0, current(self.reducer).total
         asking = [(0.0, place, worker) for place, worker in enumerate(name for name in order if name in self.hands)]
         turns, turn_of = len(asking), {worker: place for _, place, worker in asking}
         work: dict[str, Grant] = {}
@@ -60,7 +60,7 @@ class Unequal:
             turn_of[worker] = turns
             heapq.heappush(asking, (at_ms, turns, worker))
 
-        while len(received := self.claim.progress()[1]) < total:
+        while len(received := self.reducer.progress()[1]) < total:
             for other in [name for name, grant in work.items() if set(grant.micro_batches) <= set(received)]:
                 self.course.wasted += len(work.pop(other).micro_batches)
                 then(other, now + HEARS_MS)
@@ -84,4 +84,4 @@ class Unequal:
         self.course.wasted += sum(len(grant.micro_batches) for grant in work.values())
 
     def _pass(self, by_ms: float) -> None:
-        age(self.claim, round(by_ms), runs_out=False)
+        age(self.reducer, round(by_ms), runs_out=False)

@@ -5,7 +5,7 @@ import threading
 import structlog
 from redis.exceptions import RedisError
 
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 
 EXTEND_S = 1.0
 log = structlog.get_logger()
@@ -14,8 +14,8 @@ log = structlog.get_logger()
 class LeaseKeeper:
     """Extends the leases that a seat works on, and learns from the replies whether the work is still wanted."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self, session: WorkerSession) -> None:
+        self._session = session
         self._over = threading.Event()
         self._work: tuple[int, ...] = ()
         self._nonce = ""
@@ -50,7 +50,7 @@ class LeaseKeeper:
         while not self._over.wait(EXTEND_S):
             if work := self._work:
                 try:
-                    status = self._member.extend(work, self._nonce)
+                    status = self._session.extend(work, self._nonce)
                 except RedisError as error:
                     log.warning("leases not extended", error=str(error))
                     continue

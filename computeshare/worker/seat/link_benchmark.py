@@ -10,7 +10,7 @@ from computeshare.codecs.base import Codec
 from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.codecs.registry import CANDIDATES, CODECS
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
 
@@ -23,7 +23,7 @@ Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
 """Computes some micro-batches; returns the update (d,) and the buffers (b,)."""
 
 
-def measure(member: Member, compute: Compute, layout: Layout) -> MeasuredLink:
+def measure(session: WorkerSession, compute: Compute, layout: Layout) -> MeasuredLink:
     """Time micro-batches, every candidate codec on the resulting update, and the link. Takes a few seconds."""
     compute([0])  # warm-up
     count, took = 1, 0.0
@@ -33,7 +33,7 @@ def measure(member: Member, compute: Compute, layout: Layout) -> MeasuredLink:
         vector, buffers = compute(range(count))
         took = time.perf_counter() - began
     messages = {name: coded(CODECS[name], vector, buffers, layout) for name in CANDIDATES}
-    up, down = link(member)
+    up, down = link(session)
     return MeasuredLink(compute_s=took / count, up_bytes_per_s=up, down_bytes_per_s=down, messages=messages)
 
 
@@ -49,18 +49,18 @@ def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Code
     return Coded(size=sum(map(len, message)), encode_s=encoded - began, decode_s=decoded - encoded)
 
 
-def link(member: Member) -> tuple[float, float]:
+def link(session: WorkerSession) -> tuple[float, float]:
     """Bytes per second to and from the broker, by growing probes until sending takes `LONG_ENOUGH_S`."""
     data = memoryview(os.urandom(LARGEST_PROBE))
     size, took = SMALLEST_PROBE, 0.0
     while True:
         began = time.perf_counter()
-        member.put_probe(data[:size])
+        session.put_probe(data[:size])
         took = time.perf_counter() - began
         if took >= LONG_ENOUGH_S or size == LARGEST_PROBE:
             break
         size = min(LARGEST_PROBE, size * (2 if took > LONG_ENOUGH_S / 8 else 8))
     up = size / took
     began = time.perf_counter()
-    member.take_probe()
+    session.take_probe()
     return up, size / (time.perf_counter() - began)

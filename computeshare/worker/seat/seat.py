@@ -21,7 +21,7 @@ from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.job_log import JobLog, log_warnings
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import Seat
 from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory
@@ -68,8 +68,8 @@ def serve(seat_id: str) -> str:
         spec = RoundStore(redis, seat.job).spec()
         if spec is None:
             return "the job is gone"
-        session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings, stop)
-        return session.run(settings.device)
+        seat_session = SeatSession(redis, seat, JobSpec.model_validate_json(spec), settings, stop)
+        return seat_session.run(settings.device)
 
 
 class SeatSession:
@@ -78,11 +78,11 @@ class SeatSession:
     def __init__(self, redis: Redis, seat: Seat, spec: JobSpec, settings: Settings, stop: threading.Event) -> None:
         self.redis, self.seat, self.spec, self.settings, self.stop = redis, seat, spec, settings, stop
         self.name = settings.name or hostname()
-        session = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
+        session_id = os.environ.get("RQ_EXECUTION_ID") or uuid.uuid4().hex
         pacer = Pacer(parse_rate(settings.max_up)) if settings.max_up else None
         self.wires = Wires.to(redis, by_loopback(redis), pacer=pacer, interrupt=self._is_called_off)
-        self.member = Member(redis, seat.job, seat.worker, session, self.wires)
-        self.keeper = LeaseKeeper(self.member)
+        self.session = WorkerSession(redis, seat.job, seat.worker, session_id, self.wires)
+        self.keeper = LeaseKeeper(self.session)
         self.status = SeatStatus()
         self.memory: SeatMemory | None = None
         """None until the device is chosen."""
@@ -105,17 +105,17 @@ class SeatSession:
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
             if not self.joined:  # the job's page shows why the worker does not join
-                about = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
+                about = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
                 RoundStore(self.redis, self.seat.job).append("left", about)
             raise
         finally:
             log.info("leaving", job=self.seat.job, reason=reason)
-            self.member.leave(reason)
+            self.session.leave(reason)
         return reason
 
     def _tell_unfit(self, reason: str) -> None:
         """Tell the control plane why this worker must not get a seat in this job again."""
-        about: dict[str, Any] = {"worker": self.seat.worker, "session": self.member.session, "reason": reason[:500]}
+        about: dict[str, Any] = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
         about |= {
             "name": self.name,
             "device": self.device,
@@ -145,14 +145,14 @@ class SeatSession:
         codecs, layout = self.spec.codecs, instance.layout
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
-        replica, outbox = replica_of(self.spec, instance, device), UpdateQueue(self.member, encoder)
-        inbox = Inbox(self.member, codecs.down, layout, replica.room)
+        replica, outbox = replica_of(self.spec, instance, device), UpdateQueue(self.session, encoder)
+        inbox = Inbox(self.session, codecs.down, layout, replica.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
         self._join({"kind": devices.kind(device), "memory_bytes": memory.needed_bytes})
         self._take_over(replica)
         loop = SeatLoop(
-            self.spec, self.member, self.keeper, replica, feedback, inbox, outbox, memory, self.status, self.stop
+            self.spec, self.session, self.keeper, replica, feedback, inbox, outbox, memory, self.status, self.stop
         )
         with self.keeper:
             reason = loop.run()
@@ -170,9 +170,9 @@ class SeatSession:
             update = replica.walk(micro_batches)
             return update.vector, update.buffers
 
-        found = when_there_is_room(lambda: measure(self.member, compute, layout), self.stop)
+        found = when_there_is_room(lambda: measure(self.session, compute, layout), self.stop)
         log.info("measured", job=self.seat.job, **found.model_dump())
-        self.member.report(found.model_dump_json())
+        self.session.report(found.model_dump_json())
 
     def _chosen(self) -> JobSpec:
         """Wait for the specification with its codecs chosen. Raises _Ended."""
@@ -190,7 +190,7 @@ class SeatSession:
         """Join the job once it is open. Raises _Ended: the job has ended, or does not admit this worker."""
         about = {"name": self.name, "device": self.device, **about}
         while not self.stop.is_set():
-            status = when_there_is_room(lambda: self.member.join(self.seat.id, about), self.stop)
+            status = when_there_is_room(lambda: self.session.join(self.seat.id, about), self.stop)
             if status == "running":
                 self.joined = True
                 codecs = {"up": self.spec.codecs.up, "down": self.spec.codecs.down}
@@ -200,24 +200,24 @@ class SeatSession:
                 raise _Ended("this worker is banned from the job: too many of its updates were refused")
             if status != "unopened":
                 raise _Ended(f"the job is {status}")
-            self.member.wait(1000)
+            self.session.wait(1000)
         raise _Ended(ASKED)
 
     def _take_over(self, replica: "AnyReplica") -> None:
         """Take over the inner state of a worker that has left, if the strategy keeps inner states."""
         if kept := replica.kept:
             try:
-                if state := self.member.take_over():
+                if state := self.session.take_over():
                     kept.restore(state)
             except (ArtifactError, CodecError) as error:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 
     def _hand_over(self, replica: "AnyReplica") -> None:
         """Hand the replica's inner state over to another worker, if the job is not over."""
-        status, kept = self.member.extend(()), replica.kept
+        status, kept = self.session.extend(()), replica.kept
         if kept and status in ("running", "paused") and (state := kept.dump()):
             try:
-                self.member.hand_over(in_parts(state))
+                self.session.hand_over(in_parts(state))
             except OutOfMemoryError as error:
                 log.warning("inner state not handed over", job=self.seat.job, error=str(error))
 

@@ -11,7 +11,7 @@ import structlog
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.worker_session import Grant, Member, Receipt, Waiting
+from computeshare.protocol.worker_session import Grant, Receipt, Waiting, WorkerSession
 from computeshare.runtime.failpoints import failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
 from computeshare.transport.connections import when_there_is_room
@@ -60,7 +60,7 @@ class SeatLoop:
     def __init__(
         self,
         spec: JobSpec,
-        member: Member,
+        session: WorkerSession,
         keeper: LeaseKeeper,
         replica: "AnyReplica",
         feedback: Feedback | None,
@@ -70,7 +70,7 @@ class SeatLoop:
         status: SeatStatus,
         stop: threading.Event,
     ) -> None:
-        self.member, self.keeper, self.replica, self.inbox, self.outbox = member, keeper, replica, inbox, outbox
+        self.session, self.keeper, self.replica, self.inbox, self.outbox = session, keeper, replica, inbox, outbox
         self.feedback, self.status, self.stop = feedback, status, stop
         self._strategy, self._plan, self._memory = spec.strategy, spec.plan, memory
         self._waiting_s = 0.0
@@ -86,7 +86,7 @@ class SeatLoop:
     def run(self) -> str:
         """Compute and submit until the job or the seat ends. Returns the reason."""
         loaded = ""
-        grant = self.member.lease(loaded)
+        grant = self.session.lease(loaded)
         while not self.stop.is_set():
             if grant.weights:
                 if not self._load_news(grant):
@@ -115,7 +115,7 @@ class SeatLoop:
                 case "wait":
                     grant = self._wait(loaded, grant.ask_again_ms)
                 case "fenced" | "banned" | "gone":
-                    grant = self.member.lease(loaded)  # raises the reason
+                    grant = self.session.lease(loaded)  # raises the reason
                 case status:
                     return f"the job is {status}"
         return ASKED
@@ -133,19 +133,19 @@ class SeatLoop:
         has published them again.
         """
         again, self._doubted = token == self._doubted, token
-        log.warning("damaged weights", job=self.member.keys.job_id, version=Token.parse(token).version, error=error)
-        self.member.doubt(token, again)
+        log.warning("damaged weights", job=self.session.keys.job_id, version=Token.parse(token).version, error=error)
+        self.session.doubt(token, again)
         self.inbox.forget()
         if again:
-            self.member.wait(LONGEST_WAIT_MS)
-        return self.member.lease("")
+            self.session.wait(LONGEST_WAIT_MS)
+        return self.session.lease("")
 
     def _superseded(self, token: str) -> Grant:
         """Lease from the next version, because the weights of version `token` were deleted while they were read.
 
         Raises JobGone: there is no next version; the broker has lost the weights.
         """
-        grant = self.member.lease("")
+        grant = self.session.lease("")
         if grant.answer == "stale" and grant.token == token:
             raise JobGone(f"the weights of version {token} are gone")
         return grant
@@ -156,17 +156,17 @@ class SeatLoop:
         self._look_ahead(loaded)
         timeout_ms = min(ask_again_ms, LONGEST_WAIT_MS)
         if self.inbox.with_news:
-            grant = self.member.wait_for(loaded, Waiting(timeout_ms, self.inbox.parts))
+            grant = self.session.wait_for(loaded, Waiting(timeout_ms, self.inbox.parts))
         else:
-            token = self.member.wait(timeout_ms)
-            grant = Grant("stale", token, 0, ()) if token and token != loaded else self.member.lease(loaded)
+            token = self.session.wait(timeout_ms)
+            grant = Grant("stale", token, 0, ()) if token and token != loaded else self.session.lease(loaded)
         self._waiting_s += time.perf_counter() - started
         return grant
 
     def _waited(self, loaded: str) -> Grant:
         """Finish the wait for the next version that began with the submission."""
         started = time.perf_counter()
-        grant = self.member.waited(loaded)
+        grant = self.session.waited(loaded)
         self._waiting_s += time.perf_counter() - started
         return grant
 
@@ -192,7 +192,7 @@ class SeatLoop:
             return self._doubt(grant.token)
         except Interrupted:
             self._take_back()
-            return self.member.lease(grant.token)  # its answer gives the reason
+            return self.session.lease(grant.token)  # its answer gives the reason
         finally:
             self.status.is_working = False
             self.keeper.end()
@@ -244,16 +244,16 @@ class SeatLoop:
         self._remark(receipt, token)
         self.inbox.bytes = 0
         if receipt.outcome == "gone":
-            raise JobGone(f"job {self.member.keys.job_id} is not open")
+            raise JobGone(f"job {self.session.keys.job_id} is not open")
         if self.feedback and "accepted" not in (receipt.outcome, receipt.before):
             self.feedback.go_back()
         if waiting and receipt.outcome != "accepted":
-            return self.member.lease(token)  # the round may still have work for this seat
+            return self.session.lease(token)  # the round may still have work for this seat
         return receipt.grant
 
     def _remark(self, receipt: Receipt, token: str) -> None:
         """Log failed and slow submissions; rate-limited."""
-        job = self.member.keys.job_id
+        job = self.session.keys.job_id
         if told := REMARKS.get(receipt.outcome):
             self._remarks.tell(log.warning, told, job=job, version=Token.parse(token).version)
         if self._uploading_s >= SLOW_UPLOAD_S:

@@ -11,7 +11,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 
 from computeshare.codecs.messages import UpdateEncoder
 from computeshare.errors import Interrupted
-from computeshare.protocol.worker_session import Member, Receipt, Waiting
+from computeshare.protocol.worker_session import Receipt, Waiting, WorkerSession
 from computeshare.types import Blob, Vector
 
 AHEAD_BYTES = 256 << 10
@@ -23,11 +23,11 @@ class UpdateQueue:
     """The updates of one lease, from the first finished bucket to their submission.
 
     If updates have several buckets, a thread sends finished buckets ahead; until `submit` or `drop`, only this thread
-    may use the member's wire.
+    may use the session's wire.
     """
 
-    def __init__(self, member: Member, encoder: UpdateEncoder) -> None:
-        self._member, self._encoder = member, encoder
+    def __init__(self, session: WorkerSession, encoder: UpdateEncoder) -> None:
+        self._session, self._encoder = session, encoder
         self._helper = ThreadPoolExecutor(1, "sending") if encoder.buckets > 1 else None
         self._sending: list[Future[None]] = []
         self.begin()
@@ -84,7 +84,7 @@ class UpdateQueue:
             for unit, parts in self._messages.items()
         ]
         try:
-            return self._member.submit(token, self.nonce, updates, report, waiting is None, waiting)
+            return self._session.submit(token, self.nonce, updates, report, waiting is None, waiting)
         except OutOfMemoryError:
             self.forget()
             raise
@@ -98,7 +98,7 @@ class UpdateQueue:
     def forget(self) -> None:
         """Delete the parts sent ahead from the broker."""
         if units := {unit for unit, _ in self._arrived}:
-            self._member.unstage(self.nonce, units)
+            self._session.unstage(self.nonce, units)
         self._arrived.clear()
 
     def _settle(self) -> None:
@@ -112,7 +112,7 @@ class UpdateQueue:
         if not self._goes_ahead:
             return
         try:
-            self._member.stage(self.nonce, unit, bucket, part)
+            self._session.stage(self.nonce, unit, bucket, part)
             self._arrived.add((unit, bucket))
         except (RedisError, Interrupted) as error:  # the rest goes with the submission, if it is still wanted
             self._goes_ahead = False

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from computeshare.codecs.messages import add_delta, decode_weights, is_news, weights_parts, weights_room
 from computeshare.codecs.registry import CODECS, EXACT
-from computeshare.protocol.worker_session import Grant, Member, Pulled
+from computeshare.protocol.worker_session import Grant, Pulled, WorkerSession
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Vector
 
@@ -16,10 +16,10 @@ class Inbox:
     A thread compares each version with the digest in its token while the worker computes on it.
     """
 
-    def __init__(self, member: Member, codec: str, layout: Layout, into: Vector | None = None) -> None:
+    def __init__(self, session: WorkerSession, codec: str, layout: Layout, into: Vector | None = None) -> None:
         """`into`: vector (d,) to decode the parameters of whole versions into; by default a new vector each."""
         self._into = into
-        self._member, self._codec, self._layout = member, CODECS[codec], layout
+        self._session, self._codec, self._layout = session, CODECS[codec], layout
         self._chained = self._codec.differences
         self._room = weights_room(layout)
         self._held: Weights | None = None
@@ -39,9 +39,9 @@ class Inbox:
         """A version's weights, None if they are gone, and a lease on its round. Raises CodecError."""
         self._settle()
         if not self._chained:
-            message, grant = self._member.pull(token, self.parts, self._room)
+            message, grant = self._session.pull(token, self.parts, self._room)
             return None if message is None else self._whole(token, message), grant
-        pulled, grant = self._member.follow(self._token, token, self.parts, self._room)
+        pulled, grant = self._session.follow(self._token, token, self.parts, self._room)
         return None if pulled is None else self._followed(token, pulled), grant
 
     def decoded(self, grant: Grant) -> Weights:

@@ -14,7 +14,7 @@ from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.reducer import process
 from computeshare.settings import Settings
 from computeshare.transport.connections import connect
@@ -60,7 +60,7 @@ class Reducers:
         self._message: list[Blob] = encode_update(CODECS[spec.codecs.up], update, buffers, layout, 0)
         self._children = [self._start() for _ in range(2)]
         self.until(lambda: self.store.read() is not None)
-        self._member = Member(self.redis, "large", "worker", "session")
+        self._member = WorkerSession(self.redis, "large", "worker", "session")
         self.redis.hset(self.store.keys.seats(), "worker", "seat")
         assert self._member.join("seat", {}) == "running"
 

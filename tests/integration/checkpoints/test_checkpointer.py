@@ -10,7 +10,7 @@ import pytest
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec, KeepPolicy
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.reducer.checkpointer import Checkpointer, Snapshot
 from computeshare.tensors.layout import Layout, Weights
@@ -22,11 +22,11 @@ NONE = np.empty(0, np.float32)
 
 @pytest.fixture
 def checkpoints(store: RoundStore, tmp_path: Path) -> Iterator[Checkpointer]:
-    claim = Claim(store.redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
+    reducer = ReducerSession(store.redis, store.job_id, "first")
+    assert reducer.claim("host", 1, 60_000)
     event = {"version": 0, "incarnation": ZERO.incarnation}
-    assert claim.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), event)
-    checkpoints = Checkpointer(claim, Artifacts(tmp_path, claim.job_id))
+    assert reducer.open(ZERO, [b"weights 0"], [b"state 0"], PLAN.round(0), event)
+    checkpoints = Checkpointer(reducer, Artifacts(tmp_path, reducer.job_id))
     yield checkpoints
     checkpoints.close()
 

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.reducer import process
 from computeshare.reducer.next_version import NextVersion
@@ -160,7 +160,7 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
         (held,) = reducer.jobs.values()
         version, looks = held.job.handler.current, list[None]()
         with monkeypatch.context() as patch:
-            patch.setattr(Claim, "look", lambda *_: (looks.append(None), away()))
+            patch.setattr(ReducerSession, "look", lambda *_: (looks.append(None), away()))
             wait_until(lambda: len(looks) > 1)
             assert [*reducer.jobs.values()] == [held] and held.job.handler.current is version
         hand.send(hand.pull())
@@ -171,16 +171,16 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
 def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
     redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life_ms, load = 400, Claim.load_state
+    life_ms, load = 400, ReducerSession.load_state
     monkeypatch.setattr(process, "CLAIM_MS", life_ms)
     monkeypatch.setattr(process, "RENEW_S", life_ms / 4000)
     job = left_to_others(Job(redis, "heavy", spec_of(), tmp_path))
 
-    def slow(self: Claim, token: Token) -> Blob | None:
+    def slow(self: ReducerSession, token: Token) -> Blob | None:
         time.sleep(8 * life_ms / 1000)
         return load(self, token)
 
-    monkeypatch.setattr(Claim, "load_state", slow)
+    monkeypatch.setattr(ReducerSession, "load_state", slow)
     with (
         running(Reducer(redis, tmp_path, threading.Event())) as first,
         running(Reducer(redis, tmp_path, threading.Event())) as second,
@@ -234,14 +234,14 @@ def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
     expected = whole.finish(whole.hand("solo"))
     whole.store.end("completed")
     left_to_others(job)
-    commit, outages = Claim.commit, [away]
+    commit, outages = ReducerSession.commit, [away]
 
-    def broken(self: Claim, *arguments: Any) -> bool:
+    def broken(self: ReducerSession, *arguments: Any) -> bool:
         if outages:
             outages.pop()()
         return commit(self, *arguments)
 
-    monkeypatch.setattr(Claim, "commit", broken)
+    monkeypatch.setattr(ReducerSession, "commit", broken)
     hand = job.hand("solo")
     with running(Reducer(job.redis, job.root, threading.Event())):
         hand.send(hand.pull())

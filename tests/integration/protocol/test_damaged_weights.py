@@ -11,7 +11,7 @@ from redis import Redis
 
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat
 from computeshare.reducer.process import Reducer
@@ -55,17 +55,17 @@ def train(redis: Redis, job_id: str, spec: JobSpec, root: Path, seats: int = 1) 
 
 def alter_once(monkeypatch: pytest.MonkeyPatch, job_id: str, spec: JobSpec) -> None:
     """Have every value of a version's parameters reach the broker multiplied by 1.01."""
-    commit, codec, sizes = Claim.commit, CODECS[spec.codecs.down], task_of(spec).layout().bucket_sizes
+    commit, codec, sizes = ReducerSession.commit, CODECS[spec.codecs.down], task_of(spec).layout().bucket_sizes
 
     def altered(message: Sequence[Blob]) -> list[Blob]:
         values = [codec.decode(part, size) for part, size in zip(message, sizes, strict=False)]
         return [*(codec.encode(np.float32(1.01) * value) for value in values), *message[len(values) :]]
 
-    def committed(self: Claim, base: Any, parts: Any, token: Any, weights: Sequence[Blob], *rest: Any) -> bool:
+    def committed(self: ReducerSession, base: Any, parts: Any, token: Any, weights: Sequence[Blob], *rest: Any) -> bool:
         wrong = self.job_id == job_id and token.version == DAMAGED
         return commit(self, base, parts, token, altered([*weights]) if wrong else weights, *rest)
 
-    monkeypatch.setattr(Claim, "commit", committed)
+    monkeypatch.setattr(ReducerSession, "commit", committed)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from computeshare.codecs.messages import decode_weights, encode_update, weights_
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.lease_policy import shortest
-from computeshare.protocol.worker_session import Grant, Member
+from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.tasks.registry import task_of
 from computeshare.training.work_units import replica_of
 from tests.support.job_reducer import Job
@@ -35,17 +35,17 @@ def hand(redis: Redis, job: Job, worker: str) -> Hand:
     spec = job.spec
     instance = task_of(spec).instance(spec.seed, "train", Path())
     layout, replica = instance.layout, replica_of(spec, instance, torch.device("cpu"))
-    member = Member(redis, job.job_id, worker, f"session of {worker}")
-    take_seat(member)
+    session = WorkerSession(redis, job.job_id, worker, f"session of {worker}")
+    take_seat(session)
     up, down = CODECS[spec.codecs.up], CODECS[spec.codecs.down]
     loaded = ""
 
     def lease() -> Grant:
         nonlocal loaded
-        grant = member.lease(loaded)
+        grant = session.lease(loaded)
         while grant.answer == "stale":
             loaded = grant.token
-            parts, grant = member.pull(loaded, weights_parts(layout))
+            parts, grant = session.pull(loaded, weights_parts(layout))
             assert parts is not None
             replica.load(decode_weights(down, parts, layout))
         return grant
@@ -56,7 +56,7 @@ def hand(redis: Redis, job: Job, worker: str) -> Hand:
             update = replica.compute(unit)
             seed = spec.plan.generator_seed(unit)
             updates.append((unit, encode_update(up, update.vector, update.buffers, layout, seed), update.loss))
-        return member.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
+        return session.submit(grant.token, uuid.uuid4().hex, updates, {}).outcome
 
     return Hand(lease, submit)
 
@@ -65,7 +65,7 @@ def finished(redis: Redis, job: Job, slowness: dict[str, float]) -> tuple[str, U
     """The digest of the job's last weights, and how it came to them."""
     torch.set_num_threads(1)
     hands = {worker: hand(redis, job, worker) for worker in slowness}
-    unequal = Unequal(job.reducer.rounds, hands, slowness)
+    unequal = Unequal(job.reducer.session, hands, slowness)
     while (state := job.store.read()) and state.status == "running":
         unequal.play()
         job.reducer.advance()

@@ -19,9 +19,9 @@ from api.publication.admission import BASE_BYTES, Memory, exhausted, no_room
 from api.scheduler.dispatcher import Dispatcher
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import Seat, WorkerInfo, list_workers, register, roster
 from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
@@ -113,20 +113,20 @@ def test_a_job_that_never_fits_says_so_and_holds_up_no_smaller_one(
 
 
 def test_a_submission_for_which_there_is_no_memory_leaves_no_trace(small: Redis, job_id: str) -> None:
-    claim = Claim(small, job_id, "reducer")
-    claim.publish("{}")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights"], [b"state"], PLAN.round(0), {"version": 0})
-    member = Member(small, job_id, "worker", "session")
-    take_seat(member)
-    numbers = member.lease(str(ZERO)).micro_batches
+    reducer = ReducerSession(small, job_id, "reducer")
+    reducer.publish("{}")
+    assert reducer.claim("host", 1, 60_000)
+    assert reducer.open(ZERO, [b"weights"], [b"state"], PLAN.round(0), {"version": 0})
+    session = WorkerSession(small, job_id, "worker", "session")
+    take_seat(session)
+    numbers = session.lease(str(ZERO)).micro_batches
     updates = [(m, [bytes(100_000)], 0.5) for m in numbers]
     ballast = fill(small)
     with pytest.raises(OutOfMemoryError):
-        member.submit(str(ZERO), "nonce", updates, {})
-    assert claim.progress()[1] == {} and events(claim, "submission") == []
+        session.submit(str(ZERO), "nonce", updates, {})
+    assert reducer.progress()[1] == {} and events(reducer, "submission") == []
     small.delete(*ballast)
-    assert member.submit(str(ZERO), "nonce", updates, {}).outcome == "accepted"
+    assert session.submit(str(ZERO), "nonce", updates, {}).outcome == "accepted"
 
 
 def test_a_worker_stays_alive_while_there_is_no_memory_to_say_so(small: Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.reducer import codec_choice
 from computeshare.reducer.codec_choice import Decider, Undecided
 from computeshare.worker.seat.link_benchmark import link
@@ -52,10 +52,10 @@ def store(redis: Redis, job_id: str) -> RoundStore:
 
 
 @pytest.fixture
-def claim(redis: Redis, store: RoundStore) -> Claim:
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    return claim
+def reducer(redis: Redis, store: RoundStore) -> ReducerSession:
+    reducer = ReducerSession(redis, store.job_id, "first")
+    assert reducer.claim("host", 1, 60_000)
+    return reducer
 
 
 @pytest.fixture(autouse=True)
@@ -64,64 +64,66 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def report(store: RoundStore, worker: str, measured: str = MEASURED.model_dump_json()) -> None:
-    Member(store.redis, store.job_id, worker, f"session of {worker}").report(measured)
+    WorkerSession(store.redis, store.job_id, worker, f"session of {worker}").report(measured)
 
 
-def test_as_many_workers_measure_as_the_job_waits_for(claim: Claim, tmp_path: Path) -> None:
-    decider = Decider(claim, Artifacts(tmp_path, claim.job_id))
-    report(claim, "a")
-    report(claim, "liar", '{"compute_s": -1}')
+def test_as_many_workers_measure_as_the_job_waits_for(reducer: ReducerSession, tmp_path: Path) -> None:
+    decider = Decider(reducer, Artifacts(tmp_path, reducer.job_id))
+    report(reducer, "a")
+    report(reducer, "liar", '{"compute_s": -1}')
     with pytest.raises(Undecided):
         decider.decide(SPEC)
-    assert claim.spec() == SPEC.model_dump_json() and events(claim, "chosen") == []
-    report(claim, "b")
+    assert reducer.spec() == SPEC.model_dump_json() and events(reducer, "chosen") == []
+    report(reducer, "b")
     decided = decider.decide(SPEC)
     assert decided.codecs.up == "int8" and decided.plan.inner_steps > 3
-    assert JobSpec.model_validate_json(claim.spec() or "") == decided
-    assert decider.decide(decided) is decided and len(events(claim, "chosen")) == 1
+    assert JobSpec.model_validate_json(reducer.spec() or "") == decided
+    assert decider.decide(decided) is decided and len(events(reducer, "chosen")) == 1
 
 
-def test_others_may_still_measure_for_a_while(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_may_still_measure_for_a_while(
+    reducer: ReducerSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(codec_choice, "GRACE_S", 3600.0)
-    decider = Decider(claim, Artifacts(tmp_path, claim.job_id))
+    decider = Decider(reducer, Artifacts(tmp_path, reducer.job_id))
     for worker in ("a", "b"):
-        report(claim, worker)
+        report(reducer, worker)
     with pytest.raises(Undecided):
         decider.decide(SPEC)
-    report(claim, "c")  # as many as the job takes
+    report(reducer, "c")  # as many as the job takes
     assert decider.decide(SPEC).codec != "auto"
 
 
-def test_a_choice_holds_whatever_the_broker_loses(claim: Claim, tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path, claim.job_id)
+def test_a_choice_holds_whatever_the_broker_loses(reducer: ReducerSession, tmp_path: Path) -> None:
+    artifacts = Artifacts(tmp_path, reducer.job_id)
     for worker in ("a", "b"):
-        report(claim, worker)
-    first = Decider(claim, artifacts).decide(SPEC)
-    claim.redis.delete(claim.keys.measured(), claim.keys.events())
-    claim.publish(SPEC.model_dump_json())  # by a control plane that has not heard of it
-    report(claim, "d", MEASURED.model_copy(update={"up_bytes_per_s": 1e12}).model_dump_json())
-    assert Decider(claim, artifacts).decide(SPEC) == first
-    assert len(events(claim, "chosen")) == 1  # for that control plane
+        report(reducer, worker)
+    first = Decider(reducer, artifacts).decide(SPEC)
+    reducer.redis.delete(reducer.keys.measured(), reducer.keys.events())
+    reducer.publish(SPEC.model_dump_json())  # by a control plane that has not heard of it
+    report(reducer, "d", MEASURED.model_copy(update={"up_bytes_per_s": 1e12}).model_dump_json())
+    assert Decider(reducer, artifacts).decide(SPEC) == first
+    assert len(events(reducer, "chosen")) == 1  # for that control plane
 
 
-def test_only_the_active_reducer_chooses(claim: Claim, tmp_path: Path) -> None:
+def test_only_the_active_reducer_chooses(reducer: ReducerSession, tmp_path: Path) -> None:
     for worker in ("a", "b"):
-        report(claim, worker)
-    assert claim.renew(0)
-    other = Claim(claim.redis, claim.job_id, "other")
+        report(reducer, worker)
+    assert reducer.renew(0)
+    other = ReducerSession(reducer.redis, reducer.job_id, "other")
     assert other.claim("host", 2, 60_000)
     with pytest.raises(LostClaim):
-        Decider(claim, Artifacts(tmp_path, claim.job_id)).decide(SPEC)
-    assert claim.spec() == SPEC.model_dump_json()
+        Decider(reducer, Artifacts(tmp_path, reducer.job_id)).decide(SPEC)
+    assert reducer.spec() == SPEC.model_dump_json()
 
 
-def test_the_control_plane_takes_the_choice_over_once(claim: Claim, tmp_path: Path) -> None:
+def test_the_control_plane_takes_the_choice_over_once(reducer: ReducerSession, tmp_path: Path) -> None:
     for worker in ("a", "b"):
-        report(claim, worker)
-    decided = Decider(claim, Artifacts(tmp_path, claim.job_id)).decide(SPEC)
-    (event,) = events(claim, "chosen")
+        report(reducer, worker)
+    decided = Decider(reducer, Artifacts(tmp_path, reducer.job_id)).decide(SPEC)
+    (event,) = events(reducer, "chosen")
     columns: dict[str, Any] = {"spec": SPEC.model_dump_json(), "rounds_total": SPEC.rounds_total, "chosen": None}
-    state = JobState(claim.job_id, SPEC.plan, columns)
+    state = JobState(reducer.job_id, SPEC.plan, columns)
     apply(JobProjection(state, Rates()), StreamEvent("1-0", "chosen", 0, event))
     assert JobSpec.model_validate_json(state["spec"]) == decided
     assert (state["rounds_total"], state.plan) == (decided.rounds_total, decided.plan)
@@ -132,8 +134,8 @@ def test_the_control_plane_takes_the_choice_over_once(claim: Claim, tmp_path: Pa
     assert json.loads(state["spec"])["codec"] == {"up": "int8", "down": "int8"}
 
 
-def test_a_link_is_measured_both_ways_and_nothing_is_left_behind(claim: Claim) -> None:
-    member = Member(claim.redis, claim.job_id, "a", "s")
-    up, down = link(member)
+def test_a_link_is_measured_both_ways_and_nothing_is_left_behind(reducer: ReducerSession) -> None:
+    session = WorkerSession(reducer.redis, reducer.job_id, "a", "s")
+    up, down = link(session)
     assert up > 1e6 and down > 1e6
-    assert not claim.redis.exists(claim.keys.probe("s"))
+    assert not reducer.redis.exists(reducer.keys.probe("s"))

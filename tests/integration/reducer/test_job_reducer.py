@@ -16,7 +16,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.messages import encode_update
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.protocol import channel, reducer_session
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant
 from computeshare.reducer import gather, round_handler
@@ -76,7 +76,7 @@ def test_the_weights_are_those_of_a_plain_loop(start: Callable[..., Job]) -> Non
 def dies_before_the_state(patch: pytest.MonkeyPatch) -> None:
     """Have reducers commit, and keep no state."""
     patch.setattr(round_handler, "armed", lambda _: True)  # else it goes with the commit
-    patch.setattr(Claim, "store_state", lambda *_: None)
+    patch.setattr(ReducerSession, "store_state", lambda *_: None)
 
 
 def test_one_who_takes_over_between_commit_and_state_recomputes_the_same_bits(
@@ -118,15 +118,15 @@ def test_a_late_reducer_that_computed_the_same_round_commits_nothing(
     job = start()
     hand = job.hand("solo")
     hand.send(hand.pull())
-    late, claim_commit = job.reducer, Claim.commit
+    late, claim_commit = job.reducer, ReducerSession.commit
 
-    def slow_commit(self: Claim, *arguments: Any) -> bool:
-        monkeypatch.setattr(Claim, "commit", claim_commit)
+    def slow_commit(self: ReducerSession, *arguments: Any) -> bool:
+        monkeypatch.setattr(ReducerSession, "commit", claim_commit)
         job.reducer = job.new_reducer()  # meanwhile another takes over and is quicker
         assert job.reducer.advance()
         return claim_commit(self, *arguments)
 
-    monkeypatch.setattr(Claim, "commit", slow_commit)
+    monkeypatch.setattr(ReducerSession, "commit", slow_commit)
     with pytest.raises(LostClaim, match="reduced by another"):
         late.advance()
     state = job.store.read()
@@ -247,7 +247,7 @@ def test_what_a_lost_incarnation_computed_is_stale(start: Callable[..., Job]) ->
     job.store.publish(job.spec.model_dump_json())
     job.reducer = job.new_reducer()
     assert job.reducer.advance()
-    take_seat(hand.member)
+    take_seat(hand.session)
     assert hand.send(grant) == "stale"  # the same version and digest, another incarnation
 
 
@@ -303,7 +303,7 @@ def test_nan_from_two_sessions_is_divergence_and_says_where(start: Callable[...,
     first = job.hand("first")
     first.send(first.pull(), nan(first))
     assert job.reducer.advance()
-    first.member.leave("done")
+    first.session.leave("done")
     second = job.hand("second")
     second.send(second.pull(), nan(second))
     with pytest.raises(
@@ -352,7 +352,7 @@ def test_the_reducer_itself_refuses_more_than_a_workers_share(start: Callable[..
     assert len(grant.micro_batches) == 3 and greedy.send(grant) == "accepted"
     redis.hset(job.store.keys.round(), mapping=dict(zip(("sharers", "fewest"), terms, strict=True)))
     job.reducer.advance()
-    state, received = job.reducer.rounds.progress()
+    state, received = job.reducer.session.progress()
     assert state is not None and state.version == 0 and [*received] == [min(grant.micro_batches)]
     job.reducer.close()
 
@@ -571,13 +571,13 @@ def test_an_oversized_blob_is_refused_without_being_read(
     liar.send(grants[0], first(lambda part: part + bytes(1 << 20)))
     honest.send(grants[1])
     read: list[int] = []
-    updates = Claim.updates
+    updates = ReducerSession.updates
 
-    def note(self: Claim, wanted: Any, *rest: Any) -> Any:
+    def note(self: ReducerSession, wanted: Any, *rest: Any) -> Any:
         read.extend(number for _, number in wanted)
         return updates(self, wanted, *rest)
 
-    monkeypatch.setattr(Claim, "updates", note)
+    monkeypatch.setattr(ReducerSession, "updates", note)
     assert job.reducer.advance()
     assert sorted(read) == list(grants[1].micro_batches)
     assert job.redis.hget(job.store.keys.strikes(), "liar") == b"1"
@@ -608,13 +608,13 @@ def test_updates_are_read_in_pieces_and_give_the_same_bits(
     expected = whole.finish(whole.hand("solo"))
     monkeypatch.setattr(gather, "PIECE_BYTES", 1)
     sizes: list[int] = []
-    updates = Claim.updates
+    updates = ReducerSession.updates
 
-    def note(self: Claim, wanted: Any, *rest: Any) -> Any:
+    def note(self: ReducerSession, wanted: Any, *rest: Any) -> Any:
         sizes.append(len(wanted))
         return updates(self, wanted, *rest)
 
-    monkeypatch.setattr(Claim, "updates", note)
+    monkeypatch.setattr(ReducerSession, "updates", note)
     assert job.finish(job.hand("solo")) == expected
     assert set(sizes) == {1}
 
@@ -653,7 +653,7 @@ def test_a_model_of_several_buckets_comes_to_the_same_bits(
     whole = start(**document)
     expected = whole.finish(whole.hand("solo"))
     several_buckets()
-    begun = Counted(monkeypatch, Claim, "begin")
+    begun = Counted(monkeypatch, ReducerSession, "begin")
     if large:  # updates are read one by one, ahead; versions are sent on before they have a name
         monkeypatch.setattr(gather, "PIECE_BYTES", 1)
         monkeypatch.setattr(reducer_session, "AT_ONCE_BYTES", 1000)
@@ -717,7 +717,7 @@ def test_a_worker_weighs_what_the_plan_says_and_not_what_it_says_itself(start: C
         update = hand.replica.compute(m)
         updates.append((m, encode_update(hand.up, update.vector, update.buffers, hand.layout, 0), update.loss))
     report = {"samples": 10**6, "counted": [[m, "solo", 10**6] for m in grant.micro_batches]}
-    assert hand.member.submit(grant.token, "n", updates, report).outcome == "accepted"
+    assert hand.session.submit(grant.token, "n", updates, report).outcome == "accepted"
     job.reducer.advance()
     events: Any = job.redis.xrange(job.store.keys.events())
     version = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"version")

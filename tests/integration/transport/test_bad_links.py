@@ -11,8 +11,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from computeshare.protocol.reducer_session import Claim
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.proxy import Proxy
 from tests.support.rounds import PLAN, ZERO, events, of, take_seat
@@ -37,93 +37,97 @@ def proxy(broker: EmbeddedBroker) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def claim(broker: EmbeddedBroker, job_id: str) -> Iterator[Claim]:
+def reducer(broker: EmbeddedBroker, job_id: str) -> Iterator[ReducerSession]:
     """The reducer, over a good link, of a job that is open at version 0."""
     client = Redis.from_url(broker.url)
-    claim = Claim(client, job_id, "reducer")
-    claim.publish("{}")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ZERO, [b"weights"], [b"state"], PLAN.round(0), {"version": 0})
-    yield claim
+    reducer = ReducerSession(client, job_id, "reducer")
+    reducer.publish("{}")
+    assert reducer.claim("host", 1, 60_000)
+    assert reducer.open(ZERO, [b"weights"], [b"state"], PLAN.round(0), {"version": 0})
+    yield reducer
     client.close()
 
 
 @pytest.fixture
-def member(broker: EmbeddedBroker, proxy: Proxy, claim: Claim) -> Iterator[Member]:
+def session(broker: EmbeddedBroker, proxy: Proxy, reducer: ReducerSession) -> Iterator[WorkerSession]:
     """A worker over the bad link, with a lease on the whole round; its scripts are loaded."""
     password = urlsplit(broker.tcp_url).password
     client = Redis(
         port=proxy.port, password=password, socket_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0), protocol=2
     )
-    member = Member(client, claim.job_id, "worker", "session")
-    assert take_seat(member) == "running"
-    assert submit(member, "before there is a lease", b"") == "lease_lost"
-    assert member.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
-    yield member
+    session = WorkerSession(client, reducer.job_id, "worker", "session")
+    assert take_seat(session) == "running"
+    assert submit(session, "before there is a lease", b"") == "lease_lost"
+    assert session.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    yield session
     client.close()
 
 
-def submit(member: Member, nonce: str, blob: bytes = BLOB) -> str:
-    return member.submit(str(ZERO), nonce, [(m, [blob], 0.5) for m in range(4)], {}).outcome
+def submit(session: WorkerSession, nonce: str, blob: bytes = BLOB) -> str:
+    return session.submit(str(ZERO), nonce, [(m, [blob], 0.5) for m in range(4)], {}).outcome
 
 
-def counted(claim: Claim) -> list[int]:
-    return sorted(m for event in events(claim, "submission") for m in event["counted"])
+def counted(reducer: ReducerSession) -> list[int]:
+    return sorted(m for event in events(reducer, "submission") for m in event["counted"])
 
 
 def test_a_submission_whose_reply_was_lost_is_a_duplicate_when_repeated(
-    proxy: Proxy, claim: Claim, member: Member
+    proxy: Proxy, reducer: ReducerSession, session: WorkerSession
 ) -> None:
     proxy.drop_next_reply()
     with pytest.raises(RedisConnectionError):
-        submit(member, "n", b"small")
-    assert counted(claim) == [0, 1, 2, 3]
-    assert submit(member, "n", b"small") == "duplicate"
-    assert counted(claim) == [0, 1, 2, 3]
-    assert claim.updates(of(ZERO), range(1)) == [[b"small"]] * 4
+        submit(session, "n", b"small")
+    assert counted(reducer) == [0, 1, 2, 3]
+    assert submit(session, "n", b"small") == "duplicate"
+    assert counted(reducer) == [0, 1, 2, 3]
+    assert reducer.updates(of(ZERO), range(1)) == [[b"small"]] * 4
 
 
 @pytest.mark.parametrize("upload_bytes", [10, 1000, 700_000, 1_048_700, 3_000_000, 4 * len(BLOB)])
 def test_no_part_of_an_upload_that_broke_becomes_a_submission(
-    proxy: Proxy, claim: Claim, member: Member, upload_bytes: int
+    proxy: Proxy, reducer: ReducerSession, session: WorkerSession, upload_bytes: int
 ) -> None:
     proxy.cut_after(upload_bytes)
     with pytest.raises((RedisConnectionError, RedisTimeoutError)):
-        submit(member, "n")
-    assert claim.progress()[1] == {} and counted(claim) == []
-    assert submit(member, "n") == "accepted"
-    assert counted(claim) == [0, 1, 2, 3]
-    assert claim.updates(of(ZERO), range(1)) == [[BLOB]] * 4
+        submit(session, "n")
+    assert reducer.progress()[1] == {} and counted(reducer) == []
+    assert submit(session, "n") == "accepted"
+    assert counted(reducer) == [0, 1, 2, 3]
+    assert reducer.updates(of(ZERO), range(1)) == [[BLOB]] * 4
 
 
-def test_a_call_into_a_black_hole_times_out_and_the_next_one_works(proxy: Proxy, claim: Claim, member: Member) -> None:
+def test_a_call_into_a_black_hole_times_out_and_the_next_one_works(
+    proxy: Proxy, reducer: ReducerSession, session: WorkerSession
+) -> None:
     proxy.black_hole(True)
     started = time.monotonic()
     with pytest.raises(RedisTimeoutError):
-        member.lease(str(ZERO))
+        session.lease(str(ZERO))
     assert TIMEOUT_S <= time.monotonic() - started < 20 * TIMEOUT_S
     proxy.black_hole(False)
-    assert submit(member, "n", b"small") == "accepted"
-    assert counted(claim) == [0, 1, 2, 3]
+    assert submit(session, "n", b"small") == "accepted"
+    assert counted(reducer) == [0, 1, 2, 3]
 
 
-def test_a_slow_and_distant_link_changes_nothing_but_the_time(proxy: Proxy, claim: Claim, member: Member) -> None:
+def test_a_slow_and_distant_link_changes_nothing_but_the_time(
+    proxy: Proxy, reducer: ReducerSession, session: WorkerSession
+) -> None:
     proxy.delay_s, proxy.bytes_per_s = 0.02, 2_000_000.0
     started = time.monotonic()
-    assert submit(member, "n", BLOB[:50_000]) == "accepted"
+    assert submit(session, "n", BLOB[:50_000]) == "accepted"
     assert time.monotonic() - started >= 200_000 / 2_000_000
-    assert claim.updates(of(ZERO), range(1)) == [[BLOB[:50_000]]] * 4
+    assert reducer.updates(of(ZERO), range(1)) == [[BLOB[:50_000]]] * 4
 
 
 def test_a_client_that_may_retry_rides_out_a_cut_by_itself(
-    broker: EmbeddedBroker, proxy: Proxy, claim: Claim, member: Member
+    broker: EmbeddedBroker, proxy: Proxy, reducer: ReducerSession, session: WorkerSession
 ) -> None:
     client = Redis(port=proxy.port, password=urlsplit(broker.tcp_url).password, retry=Retry(NoBackoff(), 3), protocol=2)
-    patient = Member(client, claim.job_id, "worker", "session")
+    patient = WorkerSession(client, reducer.job_id, "worker", "session")
     assert patient.lease(str(ZERO)).answer == "wait"
     connections = proxy.connections
     proxy.drop_next_reply()
     assert submit(patient, "n", b"small") in ("accepted", "duplicate")
     assert proxy.connections == connections + 1
-    assert counted(claim) == [0, 1, 2, 3]
+    assert counted(reducer) == [0, 1, 2, 3]
     client.close()

@@ -14,8 +14,8 @@ from tests.support.rounds import ZERO, Join
 
 def test_a_seat_that_is_stopped_hands_its_leases_back(redis: Redis, job_id: str, join: Join) -> None:
     seat = Seat("stopped00", job_id, 1, 1)
-    member = join(seat.worker)
-    assert member.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    session = join(seat.worker)
+    assert session.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
     SeatQueue(redis).enqueue(seat)
     queue = Queue(seat.worker, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
     worker = SeatWorker([queue], seat.worker, connection=redis, prepare_for_work=False)

@@ -31,9 +31,9 @@ from computeshare.codecs.messages import decode_update, decode_weights, encode_u
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import Fenced, JobGone, LostClaim
 from computeshare.jobspec.spec import JobSpec
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundState, RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.reducer.job_reducer import JobReducer
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.transport.connections import connect
@@ -76,7 +76,7 @@ def model() -> tuple[Layout, Weights]:
 class Work:
     """A submission, ready to be sent, once or more often."""
 
-    member: Member
+    session: WorkerSession
     token: str
     nonce: str
     updates: list[tuple[int, list[Blob], float]]
@@ -87,7 +87,7 @@ class Worker:
 
     def __init__(self, run: "Run", name: str) -> None:
         self.run, self.name, self.rng = run, name, run.rng
-        self.member: Member | None = None
+        self.session: WorkerSession | None = None
         self.token, self.weights = "", list[Blob]()
         self.to_send: list[Work] = []
         self.sent: list[Work] = []
@@ -95,7 +95,7 @@ class Worker:
     def act(self) -> str:
         """One step; says what came of it."""
         try:
-            if self.member is None:
+            if self.session is None:
                 return self._join()
             if self.to_send and self.rng.random() < 0.7:
                 return self._send(self.to_send.pop(self.rng.randrange(len(self.to_send))))
@@ -103,29 +103,29 @@ class Worker:
                 return self._send(self.rng.choice(self.sent))
             return self._lease()
         except (Fenced, JobGone):
-            self.member = None
+            self.session = None
             return "left"
 
     def _join(self) -> str:
-        member = Member(self.run.redis, self.run.job_id, self.name, secrets.token_hex(8))
-        status = take_seat(member, "seat", {"name": self.name, "device": "cpu"})
-        self.member = member if status == "running" else None
-        return "wait" if self.member is None else "joined"
+        session = WorkerSession(self.run.redis, self.run.job_id, self.name, secrets.token_hex(8))
+        status = take_seat(session, "seat", {"name": self.name, "device": "cpu"})
+        self.session = session if status == "running" else None
+        return "wait" if self.session is None else "joined"
 
     def _lease(self) -> str:
-        assert self.member is not None
-        grant = self.member.lease(self.token)
+        assert self.session is not None
+        grant = self.session.lease(self.token)
         if grant.answer == "stale":
-            message, grant = self.member.pull(grant.token, weights_parts(model()[0]))
+            message, grant = self.session.pull(grant.token, weights_parts(model()[0]))
             self.token, self.weights = grant.token, message or []
         if grant.answer == "leased":
             updates = [(m, self.run.compute(self.weights, m), 0.5) for m in grant.micro_batches]
-            self.to_send.append(Work(self.member, self.token, secrets.token_hex(8), updates))
+            self.to_send.append(Work(self.session, self.token, secrets.token_hex(8), updates))
         return grant.answer
 
     def _send(self, work: Work) -> str:
         seconds = dict.fromkeys(("waiting", "computing", "encoding", "uploading"), 0.0)
-        receipt = work.member.submit(
+        receipt = work.session.submit(
             work.token, work.nonce, work.updates, {"bytes_up": 1, "bytes_down": 1, "seconds": seconds}
         )
         self.sent = [*self.sent, work][-3:]
@@ -216,14 +216,14 @@ class Run:
     def _reduce(self) -> None:
         if self.reducer is None:
             self.redis.delete(self.store.keys.reducer())  # the claim of the one before has run out
-            claim = Claim(self.redis, self.job_id, secrets.token_hex(4))
-            if claim.claim("host", 1, 600_000):
-                self.reducer = JobReducer(claim, self.root)
+            reducer = ReducerSession(self.redis, self.job_id, secrets.token_hex(4))
+            if reducer.claim("host", 1, 600_000):
+                self.reducer = JobReducer(reducer, self.root)
             return
-        before, parts = self.reducer.rounds.progress()
+        before, parts = self.reducer.session.progress()
         full = before is not None and before.status == "running" and len(parts) == before.count
         wanted = [(part.base, m) for m, part in sorted(parts.items())]
-        messages = self.reducer.rounds.updates(wanted, range(update_parts(model()[0]))) if full else []
+        messages = self.reducer.session.updates(wanted, range(update_parts(model()[0]))) if full else []
         try:
             self.reducer.advance()
         except LostClaim as lost:

@@ -19,7 +19,7 @@ from api.projection.projector import Projector
 from api.tables import EpochStat, Job, LedgerEntry, Submission, WorkerStat, table
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import reducer_session
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
 from tests.support.event_stream import SECONDS, WORKERS, Feed, token
@@ -51,25 +51,25 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def claim(redis: Redis, feed: Feed) -> Claim:
+def reducer(redis: Redis, feed: Feed) -> ReducerSession:
     redis.set(feed.keys.spec(), "{}")
-    claim = Claim(redis, feed.keys.job_id, "reducer")
-    assert claim.claim("host", 1, 600_000)
+    reducer = ReducerSession(redis, feed.keys.job_id, "reducer")
+    assert reducer.claim("host", 1, 600_000)
     redis.delete(feed.keys.events())
-    assert claim.fold() == 0  # notes how the broker runs; nothing is there yet
-    return claim
+    assert reducer.fold() == 0  # notes how the broker runs; nothing is there yet
+    return reducer
 
 
-def fold(claim: Claim) -> int:
+def fold(reducer: ReducerSession) -> int:
     moved = 0
-    while count := claim.fold():
+    while count := reducer.fold():
         moved += count
     return moved
 
 
-def kinds(claim: Claim) -> list[str]:
-    keys = (claim.keys.backlog(), claim.keys.events())
-    return [fields[b"type"].decode() for key in keys for _, fields in claim.redis.xrange(key)]  # type: ignore[union-attr]
+def kinds(reducer: ReducerSession) -> list[str]:
+    keys = (reducer.keys.backlog(), reducer.keys.events())
+    return [fields[b"type"].decode() for key in keys for _, fields in reducer.redis.xrange(key)]  # type: ignore[union-attr]
 
 
 def totals(database: Database, job: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def rows(database: Database, model: Any, job: str) -> list[Any]:
 
 
 def test_a_stream_that_nobody_reads_keeps_its_newest_events_and_folds_older_submissions(
-    redis: Redis, claim: Claim, feed: Feed, database: Database, jobs: Jobs, history: History, job: str
+    redis: Redis, reducer: ReducerSession, feed: Feed, database: Database, jobs: Jobs, history: History, job: str
 ) -> None:
     feed.open()
     feed.join()
@@ -98,9 +98,9 @@ def test_a_stream_that_nobody_reads_keeps_its_newest_events_and_folds_older_subm
         feed.commit()
         feed.submit(4 * number, WORKERS[1], "duplicate")
         feed.submit(4 * number, WORKERS[1], "stale")
-    fold(claim)
+    fold(reducer)
     assert redis.xlen(feed.keys.events()) < 30
-    assert kinds(claim).count("version") == 30 and kinds(claim).count("submission") < 30
+    assert kinds(reducer).count("version") == 30 and kinds(reducer).count("submission") < 30
     drain(Projector(database), redis, feed)
     shown = jobs.show(job)
     assert (shown.version, shown.accepted, shown.duplicate, shown.stale) == (30, 114, 30, 30)
@@ -116,7 +116,13 @@ def test_a_stream_that_nobody_reads_keeps_its_newest_events_and_folds_older_subm
 
 
 def test_what_a_control_plane_has_read_is_not_folded(
-    redis: Redis, claim: Claim, feed: Feed, database: Database, jobs: Jobs, job: str, monkeypatch: pytest.MonkeyPatch
+    redis: Redis,
+    reducer: ReducerSession,
+    feed: Feed,
+    database: Database,
+    jobs: Jobs,
+    job: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It stores what it has read, and dies before it trims; or it sleeps between the two."""
 
@@ -132,14 +138,14 @@ def test_what_a_control_plane_has_read_is_not_folded(
     assert jobs.show(job).accepted == 15
     for micro_batch in range(15, 60):
         feed.submit(micro_batch)
-    assert fold(claim) == 40
-    assert (kinds(claim).count("submission"), kinds(claim).count("folded")) == (15 + 20, 3)
+    assert fold(reducer) == 40
+    assert (kinds(reducer).count("submission"), kinds(reducer).count("folded")) == (15 + 20, 3)
     drain(Projector(database), redis, feed)
     assert (jobs.show(job).accepted, jobs.show(job).bytes_up) == (60, 60_000)
 
 
 def test_a_submission_that_was_refused_afterwards_is_counted_as_refused(
-    redis: Redis, claim: Claim, feed: Feed, database: Database, jobs: Jobs, job: str
+    redis: Redis, reducer: ReducerSession, feed: Feed, database: Database, jobs: Jobs, job: str
 ) -> None:
     feed.submit(0, nonce="bad")
     feed.submit(1, nonce="open")
@@ -160,7 +166,7 @@ def test_a_submission_that_was_refused_afterwards_is_counted_as_refused(
         feed.send("refused", **about, nonce="bad", micro_batch=micro_batch)
     for micro_batch in range(25, 40):
         feed.submit(micro_batch)
-    fold(claim)
+    fold(reducer)
     feed.send("refused", **about, nonce="open", micro_batch=1)
     Projector(database).step(redis)
     shown = jobs.show(job)
@@ -170,28 +176,28 @@ def test_a_submission_that_was_refused_afterwards_is_counted_as_refused(
     assert (worker.accepted, worker.refused, worker.strikes) == (38, 2, 3)
 
 
-def test_only_the_newest_reducer_folds(redis: Redis, claim: Claim, feed: Feed) -> None:
+def test_only_the_newest_reducer_folds(redis: Redis, reducer: ReducerSession, feed: Feed) -> None:
     for micro_batch in range(60):
         feed.submit(micro_batch)
-    assert claim.renew(0)
-    after = Claim(redis, claim.job_id, "after")
+    assert reducer.renew(0)
+    after = ReducerSession(redis, reducer.job_id, "after")
     assert after.claim("host", 2, 600_000)
-    assert claim.fold() == 0 and after.fold() == 10
+    assert reducer.fold() == 0 and after.fold() == 10
 
 
 def test_a_broker_without_memory_lets_events_be_folded_and_taken(tmp_path: Path) -> None:
     broker = EmbeddedBroker.start(tmp_path / "broker.log", maxmemory_bytes=8_000_000)
     redis = connect(broker.url, retries=0)
     try:
-        claim = Claim(redis, "a" * 8, "reducer")
-        claim.publish("{}")
-        assert claim.claim("host", 1, 600_000)
-        feed = Feed(redis, claim.job_id, SPEC.plan)
+        reducer = ReducerSession(redis, "a" * 8, "reducer")
+        reducer.publish("{}")
+        assert reducer.claim("host", 1, 600_000)
+        feed = Feed(redis, reducer.job_id, SPEC.plan)
         for micro_batch in range(60):
             feed.submit(micro_batch)
         redis.config_set("maxmemory", 1_000_000)
-        assert claim.fold() == claim.fold() == 10  # what was there before is moved as it is
-        assert len(claim.take("0-0", 100)) == 61
+        assert reducer.fold() == reducer.fold() == 10  # what was there before is moved as it is
+        assert len(reducer.take("0-0", 100)) == 61
     finally:
         redis.close()
         broker.stop()
@@ -284,7 +290,14 @@ def drain(projector: Projector, redis: Redis, *feeds: Feed) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_total_is_as_if_nothing_had_been_folded_whoever_dies_in_between(
-    redis: Redis, claim: Claim, feed: Feed, jobs: Jobs, database: Database, job: str, deaths: Deaths, seed: int
+    redis: Redis,
+    reducer: ReducerSession,
+    feed: Feed,
+    jobs: Jobs,
+    database: Database,
+    job: str,
+    deaths: Deaths,
+    seed: int,
 ) -> None:
     """The same happens to two jobs; the events of one alone are folded, at any moment. With an odd seed the broker goes
     back, too, to what it held before events were folded and stored.
@@ -302,7 +315,7 @@ def test_every_total_is_as_if_nothing_had_been_folded_whoever_dies_in_between(
         for each in (feed, twin):
             happens(each, random.Random(f"{seed} {number}"), number)
         if rng.random() < 0.2:
-            claim.fold()
+            reducer.fold()
         if rng.random() < 0.04 or 200 < number < 210:
             try:
                 projector.step(redis)

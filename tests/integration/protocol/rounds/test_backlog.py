@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from computeshare.protocol import reducer_session
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from tests.support.rounds import ONE, ZERO, Join, commit, events, fill
 
@@ -23,13 +23,13 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def quiet(claim: Claim) -> Claim:
+def quiet(reducer: ReducerSession) -> ReducerSession:
     """A reducer whose job has told of nothing that is still there, on a broker that it knows."""
-    claim.fold()
-    claim.take("0-0", 100)
-    claim.redis.xtrim(claim.keys.events(), 0, approximate=False)
-    claim.redis.unlink(claim.keys.backlog())
-    return claim
+    reducer.fold()
+    reducer.take("0-0", 100)
+    reducer.redis.xtrim(reducer.keys.events(), 0, approximate=False)
+    reducer.redis.unlink(reducer.keys.backlog())
+    return reducer
 
 
 def tell(store: RoundStore, kind: str = "submission", /, at: int = 7, **data: Any) -> str:
@@ -51,7 +51,7 @@ def folded(store: RoundStore) -> dict[str, Any]:
     return dict(only)
 
 
-def test_events_beyond_the_bound_are_folded_into_counts_in_their_place(quiet: Claim) -> None:
+def test_events_beyond_the_bound_are_folded_into_counts_in_their_place(quiet: ReducerSession) -> None:
     first = tell(quiet, worker="a", outcome="accepted", counted=[1], micro_batches=[1, 2, 3], late=[2])
     version = tell(quiet, "version")
     last = tell(quiet, worker="b", bytes_up=2**29 + 1, at=9)
@@ -67,7 +67,7 @@ def test_events_beyond_the_bound_are_folded_into_counts_in_their_place(quiet: Cl
     assert folded(quiet) == counts
 
 
-def test_what_came_again_counts_for_nothing_each_time(quiet: Claim) -> None:
+def test_what_came_again_counts_for_nothing_each_time(quiet: ReducerSession) -> None:
     for _ in range(2):
         tell(quiet, outcome="duplicate", micro_batches=[5, 5])
     for _ in range(5):
@@ -77,7 +77,9 @@ def test_what_came_again_counts_for_nothing_each_time(quiet: Claim) -> None:
     assert folded(quiet)["workers"]["a"] == {"duplicate": 2, "stale": 1, "bytes_up": 30, "bytes_down": 60}
 
 
-def test_what_was_read_or_lay_there_when_the_broker_started_is_moved_as_it_is(redis: Redis, quiet: Claim) -> None:
+def test_what_was_read_or_lay_there_when_the_broker_started_is_moved_as_it_is(
+    redis: Redis, quiet: ReducerSession
+) -> None:
     read = [tell(quiet) for _ in range(2)]
     assert len(quiet.take("0-0", 100)) == 2
     unread = tell(quiet)
@@ -93,7 +95,9 @@ def test_what_was_read_or_lay_there_when_the_broker_started_is_moved_as_it_is(re
     assert redis.hget(quiet.keys.taken(), "run") == redis.info("server")["run_id"].encode()  # type: ignore[index]
 
 
-def test_what_is_read_again_from_the_beginning_was_read_up_to_where_it_was_before(redis: Redis, quiet: Claim) -> None:
+def test_what_is_read_again_from_the_beginning_was_read_up_to_where_it_was_before(
+    redis: Redis, quiet: ReducerSession
+) -> None:
     told = [tell(quiet) for _ in range(10)]
     assert [stream_id.decode() for stream_id, _ in quiet.take("0-0", 100)] == told
     assert [stream_id.decode() for stream_id, _ in quiet.take(told[0], 2)] == told[1:3]
@@ -101,7 +105,7 @@ def test_what_is_read_again_from_the_beginning_was_read_up_to_where_it_was_befor
     assert quiet.take(told[-1], 2) == []
 
 
-def test_the_backlog_is_read_first(quiet: Claim) -> None:
+def test_the_backlog_is_read_first(quiet: ReducerSession) -> None:
     for _ in range(8):
         tell(quiet, "version")
     quiet.fold()
@@ -111,33 +115,33 @@ def test_the_backlog_is_read_first(quiet: Claim) -> None:
 
 
 def test_a_refused_submission_is_counted_as_refused_and_one_that_may_be_is_not_folded(
-    claim: Claim, join: Join, quiet: Claim
+    reducer: ReducerSession, join: Join, quiet: ReducerSession
 ) -> None:
-    member = join("a")
-    claim.take("0-0", 100)
+    session = join("a")
+    reducer.take("0-0", 100)
     report = {"bytes_up": 6, "bytes_down": 7, "seconds": SECONDS}
     for nonce, micro_batch in (("good", 0), ("bad", 1), ("open", 2)):
-        member.lease(str(ZERO))
-        assert member.submit(str(ZERO), nonce, [(micro_batch, [b"update"], 0.5)], report).outcome == "accepted"
-    received = claim.progress()[1]
-    claim.redis.hdel(claim.keys.received(), "0")  # as a commit counts it
+        session.lease(str(ZERO))
+        assert session.submit(str(ZERO), nonce, [(micro_batch, [b"update"], 0.5)], report).outcome == "accepted"
+    received = reducer.progress()[1]
+    reducer.redis.hdel(reducer.keys.received(), "0")  # as a commit counts it
     for _ in range(4):
-        tell(claim, "version")
-    claim.refuse(ZERO, received[1], "checksum", "lost")
-    claim.redis.xtrim(claim.keys.events(), 8, approximate=False)  # without who joined
-    claim.fold()
-    assert folded(claim)["workers"] == {"a": {"accepted": 1, "refused": 1, "bytes_up": 12, "bytes_down": 14}}
-    assert [kind for _, kind in all_of(claim)][:2] == ["folded", "submission"]
+        tell(reducer, "version")
+    reducer.refuse(ZERO, received[1], "checksum", "lost")
+    reducer.redis.xtrim(reducer.keys.events(), 8, approximate=False)  # without who joined
+    reducer.fold()
+    assert folded(reducer)["workers"] == {"a": {"accepted": 1, "refused": 1, "bytes_up": 12, "bytes_down": 14}}
+    assert [kind for _, kind in all_of(reducer)][:2] == ["folded", "submission"]
 
 
-def test_a_fenced_reducer_folds_nothing(redis: Redis, quiet: Claim) -> None:
+def test_a_fenced_reducer_folds_nothing(redis: Redis, quiet: ReducerSession) -> None:
     for _ in range(10):
         tell(quiet)
-    assert quiet.renew(0) and Claim(redis, quiet.job_id, "second").claim("host", 2, 60_000)
+    assert quiet.renew(0) and ReducerSession(redis, quiet.job_id, "second").claim("host", 2, 60_000)
     assert quiet.fold() == 0 and redis.xlen(quiet.keys.events()) == 11
 
 
-def test_a_stream_whose_ids_went_back_is_left_alone(redis: Redis, quiet: Claim) -> None:
+def test_a_stream_whose_ids_went_back_is_left_alone(redis: Redis, quiet: ReducerSession) -> None:
     redis.xadd(quiet.keys.backlog(), {"type": "version"}, id="99999999999999-0")
     for _ in range(10):
         tell(quiet)
@@ -165,7 +169,7 @@ def test_a_stream_whose_ids_went_back_is_left_alone(redis: Redis, quiet: Claim) 
         {"at": "never"},
     ],
 )
-def test_a_submission_that_is_not_as_it_should_be_spoils_no_counts(quiet: Claim, odd: dict[str, Any]) -> None:
+def test_a_submission_that_is_not_as_it_should_be_spoils_no_counts(quiet: ReducerSession, odd: dict[str, Any]) -> None:
     tell(quiet)
     strange = tell(quiet, **odd)
     for _ in range(5):
@@ -179,30 +183,30 @@ def test_a_submission_that_is_not_as_it_should_be_spoils_no_counts(quiet: Claim,
 
 
 def test_commits_are_read_on_from_where_they_were_read_to_and_let_go_of_once_stored(
-    redis: Redis, claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, reducer: ReducerSession, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    unaltered = claim._events
-    monkeypatch.setattr(claim, "_events", lambda start: read.append(start) or unaltered(start))
-    assert claim.commits(1) == ([], False)  # of version 0, without an incarnation
-    fill(join, claim)
-    commit(claim, ONE)
-    assert [entry["data"]["version"] for entry in claim.commits(1)[0]] == [1]
-    claim.fold()
-    newest = claim.redis.xinfo_stream(claim.keys.events())["last-generated-id"].decode()  # type: ignore[index]
+    unaltered = reducer._events
+    monkeypatch.setattr(reducer, "_events", lambda start: read.append(start) or unaltered(start))
+    assert reducer.commits(1) == ([], False)  # of version 0, without an incarnation
+    fill(join, reducer)
+    commit(reducer, ONE)
+    assert [entry["data"]["version"] for entry in reducer.commits(1)[0]] == [1]
+    reducer.fold()
+    newest = reducer.redis.xinfo_stream(reducer.keys.events())["last-generated-id"].decode()  # type: ignore[index]
     read.clear()
-    assert [entry["data"]["version"] for entry in claim.commits(1)[0]] == [1] and read == [f"({newest}"]
-    redis.xtrim(claim.keys.events(), 0, approximate=False)
-    redis.xtrim(claim.keys.backlog(), 0, approximate=False)
-    assert claim.commits(1) == ([], False)
-    assert events(claim, "version") == []
+    assert [entry["data"]["version"] for entry in reducer.commits(1)[0]] == [1] and read == [f"({newest}"]
+    redis.xtrim(reducer.keys.events(), 0, approximate=False)
+    redis.xtrim(reducer.keys.backlog(), 0, approximate=False)
+    assert reducer.commits(1) == ([], False)
+    assert events(reducer, "version") == []
 
 
-def test_commits_of_a_broker_that_went_back_are_read_anew(redis: Redis, claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    commit(claim, ONE)
-    before = claim.commits(1)[0]
-    entries: Any = redis.xrange(claim.keys.events())
-    redis.delete(claim.keys.events())
-    redis.xadd(claim.keys.events(), entries[0][1], id="1-0")
-    assert before and claim.commits(1)[0] == []
+def test_commits_of_a_broker_that_went_back_are_read_anew(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    commit(reducer, ONE)
+    before = reducer.commits(1)[0]
+    entries: Any = redis.xrange(reducer.keys.events())
+    redis.delete(reducer.keys.events())
+    redis.xadd(reducer.keys.events(), entries[0][1], id="1-0")
+    assert before and reducer.commits(1)[0] == []

@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from computeshare.errors import Banned
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from tests.support.rounds import ONE, TWO, ZERO, Join, age, commit, events, free, late, send
 
@@ -29,155 +29,157 @@ def test_a_worker_that_comes_again_gets_no_second_share(join: Join) -> None:
     assert join("a", "second", sharers=3).lease(str(ZERO)).answer == "wait"
 
 
-def test_a_backup_task_counts_towards_the_share(claim: Claim, join: Join) -> None:
+def test_a_backup_task_counts_towards_the_share(reducer: ReducerSession, join: Join) -> None:
     slow, quick = join("slow", sharers=3), join("quick", sharers=3)
     slow.lease(str(ZERO)), quick.lease(str(ZERO))
     assert send(quick, ZERO, 2, nonce="half") == "accepted"
-    late(claim)
+    late(reducer)
     assert quick.lease(str(ZERO)).answer == "wait"  # one received, one leased
     assert join("third", sharers=3).lease(str(ZERO)).micro_batches in ((0, 1), (0, 3), (1, 3))
 
 
-def test_a_lease_that_ran_out_does_not_count_towards_the_share(claim: Claim, join: Join) -> None:
-    member = join("a", sharers=3)
-    assert member.lease(str(ZERO)).micro_batches == (0, 1)
-    age(claim, 3_600_000)
-    assert member.lease(str(ZERO)).micro_batches == (2, 3)
+def test_a_lease_that_ran_out_does_not_count_towards_the_share(reducer: ReducerSession, join: Join) -> None:
+    session = join("a", sharers=3)
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    age(reducer, 3_600_000)
+    assert session.lease(str(ZERO)).micro_batches == (2, 3)
 
 
-def test_a_submission_above_the_share_is_not_counted(claim: Claim, join: Join) -> None:
-    member = join("a", sharers=3)
-    member.lease(str(ZERO))
-    age(claim, 3_600_000)
-    member.lease(str(ZERO))
-    assert send(member, ZERO, 0, 1, 2, nonce="more") == "accepted"
-    assert sorted(claim.progress()[1]) == [0, 1]
-    assert send(member, ZERO, 2, 3, nonce="still more") == "lease_lost"
+def test_a_submission_above_the_share_is_not_counted(reducer: ReducerSession, join: Join) -> None:
+    session = join("a", sharers=3)
+    session.lease(str(ZERO))
+    age(reducer, 3_600_000)
+    session.lease(str(ZERO))
+    assert send(session, ZERO, 0, 1, 2, nonce="more") == "accepted"
+    assert sorted(reducer.progress()[1]) == [0, 1]
+    assert send(session, ZERO, 2, 3, nonce="still more") == "lease_lost"
 
 
-def test_the_share_is_of_the_round_at_hand_however_short(claim: Claim, join: Join) -> None:
-    members = [join(name, sharers=3) for name in "abc"]
+def test_the_share_is_of_the_round_at_hand_however_short(reducer: ReducerSession, join: Join) -> None:
+    sessions = [join(name, sharers=3) for name in "abc"]
     for token, expected in ((ZERO, [(0, 1), (2, 3), ()]), (ONE, [(4, 5), (6, 7), ()])):
-        grants = [member.lease(str(token)).micro_batches for member in members]
+        grants = [session.lease(str(token)).micro_batches for session in sessions]
         assert grants == expected
-        for member, grant in zip(members, grants, strict=True):
+        for session, grant in zip(sessions, grants, strict=True):
             if grant:
-                assert send(member, token, *grant, nonce=f"{token} {grant}") == "accepted"
+                assert send(session, token, *grant, nonce=f"{token} {grant}") == "accepted"
         if token == ZERO:
-            assert commit(claim, ONE)
-    assert commit(claim, TWO)  # the epoch's last round has two micro-batches: one each
-    assert [member.lease(str(TWO)).micro_batches for member in members] == [(8,), (9,), ()]
+            assert commit(reducer, ONE)
+    assert commit(reducer, TWO)  # the epoch's last round has two micro-batches: one each
+    assert [session.lease(str(TWO)).micro_batches for session in sessions] == [(8,), (9,), ()]
 
 
-def test_the_ledger_names_the_worker_that_submitted(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    member.submit(str(ZERO), "n", [(0, [b"update"], 0.25), (1, [b"longer update"], float("nan"))], {"worker": "b"})
-    received = claim.progress()[1]
-    assert {(part.worker, part.session, part.nonce) for part in received.values()} == {("a", member.session, "n")}
+def test_the_ledger_names_the_worker_that_submitted(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    session.submit(str(ZERO), "n", [(0, [b"update"], 0.25), (1, [b"longer update"], float("nan"))], {"worker": "b"})
+    received = reducer.progress()[1]
+    assert {(part.worker, part.session, part.nonce) for part in received.values()} == {("a", session.session_id, "n")}
     assert (received[0].loss, received[0].size, received[1].size) == (0.25, 6, 13)
     assert received[1].loss != received[1].loss
 
 
 @pytest.mark.parametrize("loss", [0.1, 2.302585092994046, 1e-300, float("inf"), float("-inf")])
-def test_a_loss_arrives_bit_for_bit(claim: Claim, join: Join, loss: float) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    member.submit(str(ZERO), "n", [(0, [b"update"], loss)], {})
-    assert abs(claim.progress()[1][0].loss) == abs(loss)
+def test_a_loss_arrives_bit_for_bit(reducer: ReducerSession, join: Join, loss: float) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    session.submit(str(ZERO), "n", [(0, [b"update"], loss)], {})
+    assert abs(reducer.progress()[1][0].loss) == abs(loss)
 
 
-def test_a_loss_that_is_no_number_is_kept_as_one_that_is_not_finite(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    member.submit(str(ZERO), "n", [(0, [b"update"], '", "worker": "b')], {})  # type: ignore[list-item]
-    assert claim.progress()[1][0].loss != claim.progress()[1][0].loss
+def test_a_loss_that_is_no_number_is_kept_as_one_that_is_not_finite(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    session.submit(str(ZERO), "n", [(0, [b"update"], '", "worker": "b')], {})  # type: ignore[list-item]
+    assert reducer.progress()[1][0].loss != reducer.progress()[1][0].loss
 
 
 # Strikes
 
 
 def test_a_submission_is_one_strike_however_many_of_its_micro_batches_are_refused(
-    redis: Redis, claim: Claim, join: Join
+    redis: Redis, reducer: ReducerSession, join: Join
 ) -> None:
     liar = join("liar")
     liar.lease(str(ZERO))
     send(liar, ZERO, 0, 1, 2, 3, nonce="one")
-    for part in claim.progress()[1].values():
-        claim.refuse(ZERO, part, "checksum mismatch", "damaged")
-    assert redis.hget(claim.keys.strikes(), "liar") == b"1"
+    for part in reducer.progress()[1].values():
+        reducer.refuse(ZERO, part, "checksum mismatch", "damaged")
+    assert redis.hget(reducer.keys.strikes(), "liar") == b"1"
     liar.lease(str(ZERO))
     send(liar, ZERO, 0, nonce="two")
-    claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", "damaged")
-    assert redis.hget(claim.keys.strikes(), "liar") == b"2"
+    reducer.refuse(ZERO, reducer.progress()[1][0], "checksum mismatch", "damaged")
+    assert redis.hget(reducer.keys.strikes(), "liar") == b"2"
 
 
-def test_a_blob_that_the_broker_lost_is_nobodys_strike(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    send(member, ZERO, 0)
-    assert claim.refuse(ZERO, claim.progress()[1][0], "the broker has lost the blob", "lost").sessions == 0
-    assert not redis.exists(claim.keys.strikes()) and free(claim) == [b"0"]
+def test_a_blob_that_the_broker_lost_is_nobodys_strike(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    send(session, ZERO, 0)
+    assert reducer.refuse(ZERO, reducer.progress()[1][0], "the broker has lost the blob", "lost").sessions == 0
+    assert not redis.exists(reducer.keys.strikes()) and free(reducer) == [b"0"]
 
 
-def test_the_answer_to_a_refused_submission_is_remembered(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    send(member, ZERO, 0, nonce="n")
-    claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", "damaged")
-    assert b"1|refused" in redis.hvals(claim.keys.answers())
-    assert send(member, ZERO, 0, nonce="n") == "duplicate"
+def test_the_answer_to_a_refused_submission_is_remembered(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    send(session, ZERO, 0, nonce="n")
+    reducer.refuse(ZERO, reducer.progress()[1][0], "checksum mismatch", "damaged")
+    assert b"1|refused" in redis.hvals(reducer.keys.answers())
+    assert send(session, ZERO, 0, nonce="n") == "duplicate"
 
 
 # Bans
 
 
-def ban(claim: Claim, worker: str) -> None:
-    claim.redis.hset(claim.keys.banned(), worker, "for a test")
-    claim.redis.hset(claim.keys.strikes(), worker, 5)
-    claim.redis.hdel(claim.keys.sessions(), worker)
+def ban(reducer: ReducerSession, worker: str) -> None:
+    reducer.redis.hset(reducer.keys.banned(), worker, "for a test")
+    reducer.redis.hset(reducer.keys.strikes(), worker, 5)
+    reducer.redis.hdel(reducer.keys.sessions(), worker)
 
 
-def test_a_banned_worker_that_asks_for_a_lease_is_told_so(claim: Claim, join: Join) -> None:
-    member = join("liar")
-    ban(claim, "liar")
+def test_a_banned_worker_that_asks_for_a_lease_is_told_so(reducer: ReducerSession, join: Join) -> None:
+    session = join("liar")
+    ban(reducer, "liar")
     with pytest.raises(Banned, match="worker liar is banned"):
-        member.lease(str(ZERO))
+        session.lease(str(ZERO))
 
 
-def test_a_ban_is_lifted_once_and_the_event_says_so(redis: Redis, claim: Claim, join: Join) -> None:
-    assert not claim.lift_ban("liar")
-    ban(claim, "liar")
-    assert claim.lift_ban("liar") and not claim.lift_ban("liar")
-    assert not redis.exists(claim.keys.banned(), claim.keys.strikes())
-    assert events(claim, "unbanned") == [{"worker": "liar"}]
+def test_a_ban_is_lifted_once_and_the_event_says_so(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    assert not reducer.lift_ban("liar")
+    ban(reducer, "liar")
+    assert reducer.lift_ban("liar") and not reducer.lift_ban("liar")
+    assert not redis.exists(reducer.keys.banned(), reducer.keys.strikes())
+    assert events(reducer, "unbanned") == [{"worker": "liar"}]
     join("liar")
 
 
-def test_a_deleted_job_lifts_no_ban(redis: Redis, claim: Claim) -> None:
-    ban(claim, "liar")
-    redis.delete(claim.keys.spec())
-    redis.delete(claim.keys.events())
-    assert not claim.lift_ban("liar") and not redis.exists(claim.keys.events())
+def test_a_deleted_job_lifts_no_ban(redis: Redis, reducer: ReducerSession) -> None:
+    ban(reducer, "liar")
+    redis.delete(reducer.keys.spec())
+    redis.delete(reducer.keys.events())
+    assert not reducer.lift_ban("liar") and not redis.exists(reducer.keys.events())
 
 
 # Rejoining
 
 
-def test_a_new_session_tells_what_it_freed_of_the_older_one(store: RoundStore, claim: Claim, join: Join) -> None:
+def test_a_new_session_tells_what_it_freed_of_the_older_one(
+    store: RoundStore, reducer: ReducerSession, join: Join
+) -> None:
     join("a", "old").lease(str(ZERO))
     join("a", "new")
     left = {"worker": "a", "session": "old", "reason": "a newer session has taken over"}
     assert events(store, "left") == [left | {"freed": [0, 1, 2, 3]}]
-    entries = claim.redis.xrange(claim.keys.versions())
+    entries = reducer.redis.xrange(reducer.keys.versions())
     assert entries[-1][1] == {b"freed": b"4"}  # type: ignore[index]
     join("a", "newest")  # held nothing: nothing to tell
     assert len(events(store, "left")) == 1
 
 
-def test_a_nonce_with_a_quote_in_it_is_kept_as_it_is(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    member.submit(str(ZERO), 'n"', [(0, [b"update"], 0.5)], {})
-    raw = claim.redis.hget(claim.keys.received(), "0")
+def test_a_nonce_with_a_quote_in_it_is_kept_as_it_is(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    session.submit(str(ZERO), 'n"', [(0, [b"update"], 0.5)], {})
+    raw = reducer.redis.hget(reducer.keys.received(), "0")
     assert isinstance(raw, bytes) and json.loads(raw)["nonce"] == 'n"'

@@ -4,9 +4,9 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.protocol.reducer_session import BANNING_STRIKES, Claim
+from computeshare.protocol.reducer_session import BANNING_STRIKES, ReducerSession
 from computeshare.protocol.round_store import LINE_BYTES_KEPT, LINES_KEPT, RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import (
     GONE,
     ONE,
@@ -32,11 +32,11 @@ from tests.support.rounds import (
 # Reducers
 
 
-def test_a_fenced_reducer_announces_nothing(redis: Redis, claim: Claim) -> None:
-    assert claim.announce("checkpoint", {"by": "first"})
-    assert claim.renew(0) and Claim(redis, claim.job_id, "other").claim("host", 2, 60_000)
-    assert not claim.announce("checkpoint", {"by": "late"})
-    assert events(claim, "checkpoint") == [{"by": "first"}]
+def test_a_fenced_reducer_announces_nothing(redis: Redis, reducer: ReducerSession) -> None:
+    assert reducer.announce("checkpoint", {"by": "first"})
+    assert reducer.renew(0) and ReducerSession(redis, reducer.job_id, "other").claim("host", 2, 60_000)
+    assert not reducer.announce("checkpoint", {"by": "late"})
+    assert events(reducer, "checkpoint") == [{"by": "first"}]
 
 
 def test_a_log_is_appended_to_a_job_that_is_there_and_keeps_its_newest_lines(redis: Redis, store: RoundStore) -> None:
@@ -59,127 +59,133 @@ def test_a_log_that_nobody_reads_takes_no_more_bytes_than_it_may(redis: Redis, s
         assert newest[0][1] == {b"data": b"%d" % number}
 
 
-def test_what_was_published_or_accepted_does_not_expire(redis: Redis, claim: Claim, join: Join) -> None:
-    k = claim.keys
-    member = join("a")
-    member.lease(str(ZERO))
-    send(member, ZERO, 0, 1, 2, 3)
+def test_what_was_published_or_accepted_does_not_expire(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    k = reducer.keys
+    session = join("a")
+    session.lease(str(ZERO))
+    send(session, ZERO, 0, 1, 2, 3)
     kept = [k.weights(str(ZERO)), k.state(str(ZERO)), *(k.update(str(ZERO), m) for m in range(4))]
     assert [redis.ttl(key) for key in kept] == [-1] * 6
-    assert commit(claim, ONE, keep=False)
-    claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
+    assert commit(reducer, ONE, keep=False)
+    reducer.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
     assert [redis.ttl(key) for key in (k.weights(str(ONE)), k.state(str(ONE)))] == [-1, -1]
 
 
-def test_a_commit_clears_everything_that_belonged_to_the_round(redis: Redis, claim: Claim, join: Join) -> None:
-    k = claim.keys
-    state = claim.read()
-    member = join("a")
-    member.lease(str(ZERO))
-    assert send(member, ZERO, 0) == "accepted"
+def test_a_commit_clears_everything_that_belonged_to_the_round(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    k = reducer.keys
+    state = reducer.read()
+    session = join("a")
+    session.lease(str(ZERO))
+    assert send(session, ZERO, 0) == "accepted"
     for name in (k.leases(), k.backups(), k.suspects()):
         redis.hset(name, "0", "left over")
     redis.rpush(k.free(), "0")
     redis.rpush(k.full(), str(ZERO))
-    assert state is not None and claim.commit(state, parts(claim), ONE, [b"weights 1"], PLAN.round(1), {})
+    assert state is not None and reducer.commit(state, parts(reducer), ONE, [b"weights 1"], PLAN.round(1), {})
     names = (k.leases(), k.backups(), k.received(), k.suspects(), k.free(), k.full())
     assert [name for name in names if redis.exists(name)] == []
 
 
-def test_a_round_that_was_committed_is_not_committed_again_on_its_old_token(claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    old = current(claim)
-    assert commit(claim, ONE, keep=False)
-    assert not claim.commit(old, [], TWO, [b"weights"], PLAN.round(2), {})  # nothing has been received on either
-    assert current(claim).token == ONE
+def test_a_round_that_was_committed_is_not_committed_again_on_its_old_token(
+    reducer: ReducerSession, join: Join
+) -> None:
+    fill(join, reducer)
+    old = current(reducer)
+    assert commit(reducer, ONE, keep=False)
+    assert not reducer.commit(old, [], TWO, [b"weights"], PLAN.round(2), {})  # nothing has been received on either
+    assert current(reducer).token == ONE
 
 
 def test_a_job_that_was_deleted_under_a_reducer_is_not_opened_by_it(redis: Redis, store: RoundStore) -> None:
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
+    reducer = ReducerSession(redis, store.job_id, "first")
+    assert reducer.claim("host", 1, 60_000)
     redis.delete(store.keys.spec())  # the first thing a deletion takes; the fence is still there
-    assert not claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
+    assert not reducer.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     assert store.read() is None
 
 
 # Refusing
 
 
-def test_a_reducer_that_read_an_older_version_cannot_refuse(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    send(member, ZERO, 0, 1, 2, 3)
-    part = claim.progress()[1][0]
-    assert claim.refuse(ONE, part, "reason", "damaged") == GONE
-    assert sorted(claim.progress()[1]) == [0, 1, 2, 3] and free(claim) == []
+def test_a_reducer_that_read_an_older_version_cannot_refuse(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    send(session, ZERO, 0, 1, 2, 3)
+    part = reducer.progress()[1][0]
+    assert reducer.refuse(ONE, part, "reason", "damaged") == GONE
+    assert sorted(reducer.progress()[1]) == [0, 1, 2, 3] and free(reducer) == []
 
 
-def test_a_micro_batch_is_refused_once(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("liar")
-    member.lease(str(ZERO))
-    send(member, ZERO, 0)
-    part = claim.progress()[1][0]
-    assert claim.refuse(ZERO, part, "reason", "damaged").sessions == 0
-    assert claim.updates(of(ZERO, [0]), range(1)) == [None]
-    assert claim.refuse(ZERO, part, "again", "damaged") == GONE
-    assert free(claim) == [b"0"] and redis.hget(claim.keys.strikes(), "liar") == b"1"
+def test_a_micro_batch_is_refused_once(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session = join("liar")
+    session.lease(str(ZERO))
+    send(session, ZERO, 0)
+    part = reducer.progress()[1][0]
+    assert reducer.refuse(ZERO, part, "reason", "damaged").sessions == 0
+    assert reducer.updates(of(ZERO, [0]), range(1)) == [None]
+    assert reducer.refuse(ZERO, part, "again", "damaged") == GONE
+    assert free(reducer) == [b"0"] and redis.hget(reducer.keys.strikes(), "liar") == b"1"
 
 
-def test_a_worker_is_banned_by_its_last_strike_and_not_before(redis: Redis, claim: Claim, join: Join) -> None:
+def test_a_worker_is_banned_by_its_last_strike_and_not_before(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
     liar = join("liar")
     for strike in range(1, BANNING_STRIKES + 1):
         liar.lease(str(ZERO))
         assert send(liar, ZERO, 0, nonce=str(strike)) == "accepted"
-        assert redis.hexists(claim.keys.banned(), "liar") == 0
-        claim.refuse(ZERO, claim.progress()[1][0], "reason", "damaged")
-        age(claim, 3_600_000)  # what it has leased is free for itself again
+        assert redis.hexists(reducer.keys.banned(), "liar") == 0
+        reducer.refuse(ZERO, reducer.progress()[1][0], "reason", "damaged")
+        age(reducer, 3_600_000)  # what it has leased is free for itself again
     assert send(liar, ZERO, 0, nonce="late") == "fenced"
-    assert take_seat(Member(redis, claim.job_id, "liar", "new"), "seat of liar") == "banned"
-    claim.lift_ban("liar")
+    assert take_seat(WorkerSession(redis, reducer.job_id, "liar", "new"), "seat of liar") == "banned"
+    reducer.lift_ban("liar")
     join("liar", "pardoned")
 
 
 # Pausing
 
 
-def test_only_running_rounds_are_paused_and_only_paused_ones_resumed(claim: Claim) -> None:
-    assert claim.pause() and not claim.pause()
-    assert claim.resume() and not claim.resume()
-    claim.end("cancelled")
-    assert not claim.pause() and not claim.resume()
-    assert claim.status() == "cancelled"
+def test_only_running_rounds_are_paused_and_only_paused_ones_resumed(reducer: ReducerSession) -> None:
+    assert reducer.pause() and not reducer.pause()
+    assert reducer.resume() and not reducer.resume()
+    reducer.end("cancelled")
+    assert not reducer.pause() and not reducer.resume()
+    assert reducer.status() == "cancelled"
 
 
 # Joining and leaving
 
 
-def test_joining_a_job_that_has_ended_begins_no_session(redis: Redis, claim: Claim) -> None:
-    claim.end("cancelled")
-    assert take_seat(Member(redis, claim.job_id, "a", "s")) == "cancelled"
-    assert redis.hgetall(claim.keys.sessions()) == {} and events(claim, "joined") == []
+def test_joining_a_job_that_has_ended_begins_no_session(redis: Redis, reducer: ReducerSession) -> None:
+    reducer.end("cancelled")
+    assert take_seat(WorkerSession(redis, reducer.job_id, "a", "s")) == "cancelled"
+    assert redis.hgetall(reducer.keys.sessions()) == {} and events(reducer, "joined") == []
 
 
-def test_a_new_session_frees_the_leases_of_its_own_worker_alone(claim: Claim, join: Join) -> None:
+def test_a_new_session_frees_the_leases_of_its_own_worker_alone(reducer: ReducerSession, join: Join) -> None:
     other, _ = join("b"), join("a", "old")
     assert other.lease(str(ZERO)).micro_batches == (0, 1)
     join("a", "new")
-    assert free(claim) == []
+    assert free(reducer) == []
     assert send(other, ZERO, 0, 1) == "accepted"
 
 
-def test_an_older_session_cannot_end_the_newer_one(claim: Claim, join: Join) -> None:
+def test_an_older_session_cannot_end_the_newer_one(reducer: ReducerSession, join: Join) -> None:
     old, new = join("a", "old"), join("a", "new")
     old.leave("late")
     assert new.lease(str(ZERO)).answer == "leased"
-    assert events(claim, "left") == []
+    assert events(reducer, "left") == []
 
 
-def test_leaving_a_deleted_job_brings_no_list_of_it_back(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    redis.delete(claim.keys.round())  # a deletion takes the round first and the rest key by key
-    member.leave("late")
-    assert redis.exists(claim.keys.free()) == 0
+def test_leaving_a_deleted_job_brings_no_list_of_it_back(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    redis.delete(reducer.keys.round())  # a deletion takes the round first and the rest key by key
+    session.leave("late")
+    assert redis.exists(reducer.keys.free()) == 0
 
 
 # Leasing
@@ -199,7 +205,7 @@ def test_a_freed_micro_batch_that_arrived_meanwhile_is_not_leased_again(store: R
 def test_a_lease_that_has_run_out_is_no_backup_task(redis: Redis, store: RoundStore, join: Join) -> None:
     slow = join("slow")
     agree(store, backup=False)
-    patient = Member(redis, store.job_id, "patient", "patient")
+    patient = WorkerSession(redis, store.job_id, "patient", "patient")
     assert take_seat(patient) == "running"
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     send(patient, ZERO, *patient.lease(str(ZERO)).micro_batches)
@@ -217,10 +223,10 @@ def test_rounds_wait_while_too_few_workers_are_there(store: RoundStore, join: Jo
 
 
 def test_nobody_backs_up_a_lease_of_its_own(store: RoundStore, join: Join) -> None:
-    member = join("a")
-    assert member.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+    session = join("a")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
     late(store)
-    assert member.lease(str(ZERO)).answer == "wait"
+    assert session.lease(str(ZERO)).answer == "wait"
 
 
 def test_a_slow_micro_batch_is_backed_up_once(store: RoundStore, join: Join) -> None:
@@ -248,13 +254,15 @@ def test_somebody_elses_backup_task_is_no_lease(store: RoundStore, join: Join) -
     assert send(second, ZERO, 0, nonce="backup") == "accepted"
 
 
-def test_a_blob_that_expired_while_staged_is_refused_and_handed_back(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    assert submit_staged(claim, member, '{"micro_batches":[0]}')[0] == b"refused"
-    assert claim.progress()[1] == {} and free(claim) == [b"0"]
-    assert member.lease(str(ZERO)).micro_batches == (0,)
-    assert send(member, ZERO, 0, nonce="again") == "accepted"
+def test_a_blob_that_expired_while_staged_is_refused_and_handed_back(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    assert submit_staged(reducer, session, '{"micro_batches":[0]}')[0] == b"refused"
+    assert reducer.progress()[1] == {} and free(reducer) == [b"0"]
+    assert session.lease(str(ZERO)).micro_batches == (0,)
+    assert send(session, ZERO, 0, nonce="again") == "accepted"
 
 
 def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore, join: Join) -> None:
@@ -270,19 +278,21 @@ def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore,
 # Answers
 
 
-def test_of_very_many_answers_the_oldest_give_way(redis: Redis, claim: Claim, join: Join) -> None:
-    member, key = join("a"), claim.keys.answers()
-    member.lease(str(ZERO))
+def test_of_very_many_answers_the_oldest_give_way(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session, key = join("a"), reducer.keys.answers()
+    session.lease(str(ZERO))
     redis.hset(key, mapping={f"{place:040x}": f"{place}|stale" for place in range(1, 4096)})
     redis.hset(key, "places", 4095)
-    assert send(member, ZERO, 0, nonce="n") == "accepted"
+    assert send(session, ZERO, 0, nonce="n") == "accepted"
     assert redis.hlen(key) == 2048 + 1 and redis.hget(key, "places") == b"4096"
     assert redis.hexists(key, f"{2049:040x}") and not redis.hexists(key, f"{2048:040x}")
-    again = member.submit(str(ZERO), "n", [(0, [b"update"], 0.5)], {})
+    again = session.submit(str(ZERO), "n", [(0, [b"update"], 0.5)], {})
     assert (again.outcome, again.before) == ("duplicate", "accepted")
     assert redis.hget(key, "places") == b"4096"  # an answer keeps its place
 
 
-def test_an_answer_takes_as_much_memory_however_long_its_nonce_is(redis: Redis, claim: Claim, join: Join) -> None:
+def test_an_answer_takes_as_much_memory_however_long_its_nonce_is(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
     send(join("a"), ZERO, 0, nonce="n" * 100_000)
-    assert {len(field) for field in redis.hkeys(claim.keys.answers())} == {40, len("places")}  # type: ignore[union-attr]
+    assert {len(field) for field in redis.hkeys(reducer.keys.answers())} == {40, len("places")}  # type: ignore[union-attr]

@@ -24,10 +24,10 @@ from redis import Redis
 from computeshare.errors import Banned, Fenced
 from computeshare.jobspec.quorum import needed
 from computeshare.protocol.lease_policy import TOGETHER_MS
-from computeshare.protocol.reducer_session import BANNING_STRIKES, Claim, Fault
+from computeshare.protocol.reducer_session import BANNING_STRIKES, Fault, ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.terms import Terms
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
 from tests.support.rounds import GONE, PLAN, age, current, extend, free, know, take_seat
 
@@ -50,17 +50,17 @@ class Rounds(RuleBasedStateMachine):
         self.store = RoundStore(self.redis, secrets.token_hex(6))
         self.store.publish("{}")
         self.names = iter(range(10_000))
-        self.members: dict[str, Member] = {}  # by worker: the last session it began
-        self.sessions: dict[str, str] = {}
+        self.sessions: dict[str, WorkerSession] = {}  # by worker: the last session it began
+        self.current_ids: dict[str, str] = {}
         self.strikes: dict[str, int] = {}
         self.banned: set[str] = set()
         self.paused = False
-        self.fenced: Claim | None = None
-        self.sent: tuple[Member, Token, str, list[int]] | None = None
+        self.fenced: ReducerSession | None = None
+        self.sent: tuple[WorkerSession, Token, str, list[int]] | None = None
         self.struck: set[str] = set()
-        self.claim = self._claim()
+        self.reducer = self._claim()
         token = Token(1, 0, secrets.token_hex(8))
-        assert self.claim.open(
+        assert self.reducer.open(
             token, [b"weights"], [b"state"], PLAN.round(0), {}, terms=Terms(backup=False, sharers=self.sharers)
         )
         self._next(token, ())
@@ -71,11 +71,11 @@ class Rounds(RuleBasedStateMachine):
         if hasattr(self, "store"):
             self.store.purge()
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> ReducerSession:
         self.redis.delete(self.store.keys.reducer())
-        claim = Claim(self.redis, self.store.job_id, f"reducer {next(self.names)}")
-        assert claim.claim("host", 1, 600_000)
-        return claim
+        reducer = ReducerSession(self.redis, self.store.job_id, f"reducer {next(self.names)}")
+        assert reducer.claim("host", 1, 600_000)
+        return reducer
 
     def _next(self, token: Token, carried: tuple[int, ...]) -> None:
         """The round that starts from `token`."""
@@ -95,40 +95,39 @@ class Rounds(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def join(self, worker: str) -> None:
-        session = f"s{next(self.names)}"
-        member = Member(self.redis, self.store.job_id, worker, session)
-        status = take_seat(member)
+        session = WorkerSession(self.redis, self.store.job_id, worker, f"s{next(self.names)}")
+        status = take_seat(session)
         if self.paused or worker in self.banned:
             assert status == ("paused" if self.paused else "banned")
             return
         assert status == "running"
         self.free += self._give_back(worker)
-        self.members[worker], self.sessions[worker] = member, session
+        self.sessions[worker], self.current_ids[worker] = session, session.session_id
 
     @rule(worker=WORKERS)
     def leave(self, worker: str) -> None:
-        if worker in self.members:
-            self.members[worker].leave("asked to")
-            if self.sessions.pop(worker, None):
+        if worker in self.sessions:
+            self.sessions[worker].leave("asked to")
+            if self.current_ids.pop(worker, None):
                 self.free += self._give_back(worker)
 
     @rule(worker=WORKERS, stale=st.sampled_from((False,) * 5 + (True,)))
     def lease(self, worker: str, stale: bool) -> None:
-        if worker not in self.members:
+        if worker not in self.sessions:
             return
         know(self.store, **dict.fromkeys("abc", self.unit_ms))
         asked = str(Token(1, self.token.version, "0" * 16) if stale else self.token)
         if self.paused:
-            assert self.members[worker].lease(asked).answer == "paused"
-        elif worker not in self.sessions:
+            assert self.sessions[worker].lease(asked).answer == "paused"
+        elif worker not in self.current_ids:
             with pytest.raises(Banned if worker in self.banned else Fenced) as caught:
-                self.members[worker].lease(asked)
+                self.sessions[worker].lease(asked)
             assert isinstance(caught.value, Banned) == (worker in self.banned)
         elif stale or self.closed:
-            grant = self.members[worker].lease(asked)
+            grant = self.sessions[worker].lease(asked)
             assert (grant.answer, grant.micro_batches) == ("stale" if stale else "wait", ())
         else:
-            granted = list(self.members[worker].lease(asked).micro_batches)
+            granted = list(self.sessions[worker].lease(asked).micro_batches)
             self._check(worker, granted)
             for m in granted:
                 self.leases[m] = worker, False
@@ -149,26 +148,26 @@ class Rounds(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, data=st.data())
     def submit(self, worker: str, data: st.DataObject) -> None:
-        if worker not in self.members:
+        if worker not in self.sessions:
             return
         leased = [m for m, (holder, _) in self.leases.items() if holder == worker]
         numbers = data.draw(st.sampled_from((leased, leased[:1], [*leased, *self.received], self.round.units)))
         if numbers:
-            self._send(self.members[worker], self.token, f"n{next(self.names)}", numbers, again=False)
+            self._send(self.sessions[worker], self.token, f"n{next(self.names)}", numbers, again=False)
 
-    @precondition(lambda self: not self.paused and self.sessions)
+    @precondition(lambda self: not self.paused and self.current_ids)
     @rule(data=st.data(), damaged=st.sampled_from((False, False, True)))
     def work(self, data: st.DataObject, damaged: bool) -> None:
         """A round's usual course: lease, submit all of it, and have it refused if it is damaged."""
-        nonce = self._work(data.draw(st.sampled_from(sorted(self.sessions))))
+        nonce = self._work(data.draw(st.sampled_from(sorted(self.current_ids))))
         for m in [m for m, (_, sent) in self.received.items() if damaged and sent == nonce]:
             self._refuse(m, "damaged")
 
-    @precondition(lambda self: not self.paused and self.sessions)
+    @precondition(lambda self: not self.paused and self.current_ids)
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
         """The round is made, closed early or not, and committed."""
-        for worker in data.draw(st.permutations(sorted(self.sessions))):
+        for worker in data.draw(st.permutations(sorted(self.current_ids))):
             self._work(worker)
         self.close(False)
         if self.closed or len(self.received) == self.round.total:
@@ -180,7 +179,7 @@ class Rounds(RuleBasedStateMachine):
         self.lease(worker, False)
         leased = [m for m, (holder, _) in self.leases.items() if holder == worker]
         if leased:
-            self._send(self.members[worker], self.token, nonce, leased, again=False)
+            self._send(self.sessions[worker], self.token, nonce, leased, again=False)
         return nonce
 
     @precondition(lambda self: self.sent is not None)
@@ -189,13 +188,13 @@ class Rounds(RuleBasedStateMachine):
         assert self.sent is not None
         self._send(*self.sent, again=True)
 
-    def _send(self, member: Member, token: Token, nonce: str, numbers: list[int], again: bool) -> None:
-        self.sent = member, token, nonce, numbers
-        outcome = member.submit(str(token), nonce, [(m, [b"update"], 0.5) for m in numbers], {}).outcome
-        worker, counted = member.worker_id, list[int]()
+    def _send(self, session: WorkerSession, token: Token, nonce: str, numbers: list[int], again: bool) -> None:
+        self.sent = session, token, nonce, numbers
+        outcome = session.submit(str(token), nonce, [(m, [b"update"], 0.5) for m in numbers], {}).outcome
+        worker, counted = session.worker_id, list[int]()
         if again:
             expected = "duplicate"
-        elif self.sessions.get(worker) != member.session:
+        elif self.current_ids.get(worker) != session.session_id:
             expected = "fenced"
         elif token != self.token or self.paused:
             expected = "stale"
@@ -244,23 +243,23 @@ class Rounds(RuleBasedStateMachine):
 
     @rule()
     def take_over(self) -> None:
-        self.fenced, self.claim = self.claim, self._claim()
+        self.fenced, self.reducer = self.reducer, self._claim()
 
     @precondition(lambda self: self.received)
     @rule(data=st.data(), damaged=st.booleans(), late=st.booleans())
     def refuse(self, data: st.DataObject, damaged: bool, late: bool) -> None:
         m = data.draw(st.sampled_from(sorted(self.received)))
         if late and self.fenced:
-            part = self.claim.progress()[1][m]
+            part = self.reducer.progress()[1][m]
             assert self.fenced.refuse(self.token, part, "for a test", "damaged") == GONE
             return
         self._refuse(m, "damaged" if damaged else "lost")
 
     def _refuse(self, m: int, fault: Fault) -> None:
-        part = self.claim.progress()[1][m]
+        part = self.reducer.progress()[1][m]
         worker, nonce = self.received[m]
         assert (part.worker, part.nonce) == (worker, nonce)
-        assert self.claim.refuse(self.token, part, "for a test", fault).sessions == 0
+        assert self.reducer.refuse(self.token, part, "for a test", fault).sessions == 0
         del self.received[m]
         self.free = [other for other in self.free if other != m] + [m]
         self.closed = False
@@ -269,21 +268,21 @@ class Rounds(RuleBasedStateMachine):
             self.strikes[worker] = self.strikes.get(worker, 0) + 1
             if self.strikes[worker] >= BANNING_STRIKES and worker not in self.banned:
                 self.banned.add(worker)
-                self.sessions.pop(worker, None)
+                self.current_ids.pop(worker, None)
                 self.free += self._give_back(worker)
 
     @rule(late=st.booleans())
     def close(self, late: bool) -> None:
         enough = needed(self.round.total, self.quorum)
-        claim = self.fenced if late and self.fenced else self.claim
-        possible = not (self.closed or self.paused or claim is self.fenced) and len(self.received) >= enough
-        assert claim.close(self.token, enough) == possible
+        reducer = self.fenced if late and self.fenced else self.reducer
+        possible = not (self.closed or self.paused or reducer is self.fenced) and len(self.received) >= enough
+        assert reducer.close(self.token, enough) == possible
         self.closed = self.closed or possible
 
     @precondition(lambda self: self.closed or len(self.received) == self.round.total)
     @rule(late=st.booleans())
     def commit(self, late: bool) -> None:
-        base, parts = current(self.claim), self.claim.progress()[1]
+        base, parts = current(self.reducer), self.reducer.progress()[1]
         counted = [parts[m] for m in sorted(parts)]
         carried = tuple(m for m in base.units if m not in parts)
         token = Token(1, self.token.version + 1, secrets.token_hex(8))
@@ -291,8 +290,8 @@ class Rounds(RuleBasedStateMachine):
         if late and self.fenced:
             assert not self.fenced.commit(base, counted, token, [b"late"], following, {})
             return
-        assert self.claim.commit(base, counted, token, [b"weights"], following, {})
-        assert self.claim.store_state(
+        assert self.reducer.commit(base, counted, token, [b"weights"], following, {})
+        assert self.reducer.store_state(
             self.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"]
         )
         self._next(token, carried)
@@ -303,7 +302,7 @@ class Rounds(RuleBasedStateMachine):
     def both_say_the_same(self) -> None:
         if not hasattr(self, "token"):
             return
-        state, received = self.claim.progress()
+        state, received = self.reducer.progress()
         assert state is not None and state.status == ("paused" if self.paused else "running")
         assert (state.token, state.closed) == (self.token, self.closed)
         assert state.units == self.round.units

@@ -7,8 +7,8 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.protocol.reducer_session import Claim, Link
-from computeshare.protocol.worker_session import Grant, Member, Waiting
+from computeshare.protocol.reducer_session import Link, ReducerSession
+from computeshare.protocol.worker_session import Grant, Waiting, WorkerSession
 from computeshare.transport.connections import BLOCK_MS
 from computeshare.types import Token
 from tests.support.rounds import ONE, PLAN, TWO, ZERO, Join, current, fill, know, parts, send
@@ -17,18 +17,18 @@ SOON = Waiting(20, 1)
 LATER = Waiting(10_000, 1)
 
 
-def publish(claim: Claim, token: Token = ONE, news: bool = True, link: Link | None = None) -> None:
+def publish(reducer: ReducerSession, token: Token = ONE, news: bool = True, link: Link | None = None) -> None:
     """Commit the next version, of what the round has received."""
-    base, counted, weights = current(claim), parts(claim), f"news of {token.version}".encode()
+    base, counted, weights = current(reducer), parts(reducer), f"news of {token.version}".encode()
     event = {"version": token.version}
-    assert claim.commit(base, counted, token, [weights], PLAN.round(token.version), event, link, news)
-    claim.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
+    assert reducer.commit(base, counted, token, [weights], PLAN.round(token.version), event, link, news)
+    reducer.store_state(base.token, [(part.base, part.micro_batch) for part in counted], token, [b"state"])
 
 
-def make(join: Join, claim: Claim, token: Token = ONE, news: bool = True, link: Link | None = None) -> None:
+def make(join: Join, reducer: ReducerSession, token: Token = ONE, news: bool = True, link: Link | None = None) -> None:
     """A whole round, and the version that comes of it."""
-    fill(join, claim)
-    publish(claim, token, news, link)
+    fill(join, reducer)
+    publish(reducer, token, news, link)
 
 
 def blocked(redis: Redis) -> list[Any]:
@@ -45,29 +45,29 @@ def woken() -> Iterator[None]:
     assert time.monotonic() - started < BLOCK_MS / 2000
 
 
-def begun(claim: Claim, member: Member, waiting: Waiting = LATER) -> None:
+def begun(reducer: ReducerSession, session: WorkerSession, waiting: Waiting = LATER) -> None:
     """Submit the whole round and begin to wait for what comes of it."""
-    numbers = member.lease(str(ZERO)).micro_batches
+    numbers = session.lease(str(ZERO)).micro_batches
     updates = [(m, [b"update"], 0.5) for m in numbers]
-    receipt = member.submit(str(ZERO), "nonce", updates, {}, and_wait=waiting)
+    receipt = session.submit(str(ZERO), "nonce", updates, {}, and_wait=waiting)
     assert (receipt.outcome, receipt.grant) == ("accepted", None)
-    assert len(parts(claim)) == len(numbers) == 4
+    assert len(parts(reducer)) == len(numbers) == 4
 
 
-def test_the_next_versions_weights_come_with_a_lease_on_it(claim: Claim, join: Join) -> None:
-    member = join("a")
-    make(join, claim)
-    grant = member.wait_for(str(ZERO), SOON)
+def test_the_next_versions_weights_come_with_a_lease_on_it(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    make(join, reducer)
+    grant = session.wait_for(str(ZERO), SOON)
     assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
     assert grant.micro_batches[:2] == (4, 5)
-    again = member.wait_for(str(ONE), SOON)
+    again = session.wait_for(str(ONE), SOON)
     assert (again.token, again.weights) == (str(ONE), ())  # they are at hand
 
 
-def test_weights_come_even_if_there_is_nothing_to_lease(claim: Claim, join: Join) -> None:
-    make(join, claim)
+def test_weights_come_even_if_there_is_nothing_to_lease(reducer: ReducerSession, join: Join) -> None:
+    make(join, reducer)
     quick = join("quick")
-    know(claim, quick=100_000, filler=100_000)
+    know(reducer, quick=100_000, filler=100_000)
     while quick.lease(str(ONE)).micro_batches:
         pass
     grant = join("late").wait_for(str(ZERO), SOON)
@@ -76,120 +76,120 @@ def test_weights_come_even_if_there_is_nothing_to_lease(claim: Claim, join: Join
     assert (alone.answer, alone.weights) == ("wait", (b"news of 1",))
 
 
-def test_nothing_is_leased_without_the_weights(claim: Claim, join: Join) -> None:
-    make(join, claim, news=False)
-    member = join("a")
-    assert member.wait_for(str(ZERO), SOON) == Grant("stale", str(ONE), 0, ())
-    assert member.lease(str(ZERO)) == Grant("stale", str(ONE), 0, ())
-    assert not claim.redis.exists(claim.keys.leases())
+def test_nothing_is_leased_without_the_weights(reducer: ReducerSession, join: Join) -> None:
+    make(join, reducer, news=False)
+    session = join("a")
+    assert session.wait_for(str(ZERO), SOON) == Grant("stale", str(ONE), 0, ())
+    assert session.lease(str(ZERO)) == Grant("stale", str(ONE), 0, ())
+    assert not reducer.redis.exists(reducer.keys.leases())
 
 
-def test_a_lease_alone_is_on_the_version_that_is_named(claim: Claim, join: Join) -> None:
-    make(join, claim)
+def test_a_lease_alone_is_on_the_version_that_is_named(reducer: ReducerSession, join: Join) -> None:
+    make(join, reducer)
     assert join("a").lease(str(ZERO)).answer == "stale"
 
 
-def test_news_are_for_those_who_have_the_version_before(claim: Claim, join: Join) -> None:
-    make(join, claim)
+def test_news_are_for_those_who_have_the_version_before(reducer: ReducerSession, join: Join) -> None:
+    make(join, reducer)
     assert join("a").wait_for("", SOON).answer == "stale"
-    make(join, claim, TWO)
+    make(join, reducer, TWO)
     assert join("b").wait_for(str(ZERO), SOON).answer == "stale"
-    claim.redis.hset(claim.keys.news(str(ZERO)), "0", "left behind")
+    reducer.redis.hset(reducer.keys.news(str(ZERO)), "0", "left behind")
     assert join("b").wait_for(str(ZERO), SOON).answer == "stale"
     assert join("c").wait_for(str(ONE), SOON).weights == (b"news of 2",)
 
 
-def test_news_are_kept_until_the_next(claim: Claim, join: Join) -> None:
-    make(join, claim)
-    news = claim.keys.news
-    assert claim.redis.hgetall(news(str(ZERO))) == {b"0": b"news of 1"} and claim.redis.ttl(news(str(ZERO))) == -1
-    assert claim.load(claim.keys.weights(str(ONE))) == [b"news of 1"]  # for those who come later
-    make(join, claim, TWO)
-    assert claim.redis.keys(news("*")) == [news(str(ONE)).encode()]
-    state = current(claim)
-    assert claim.discard(state)
-    assert claim.redis.keys(news("*")) == []
+def test_news_are_kept_until_the_next(reducer: ReducerSession, join: Join) -> None:
+    make(join, reducer)
+    news = reducer.keys.news
+    assert reducer.redis.hgetall(news(str(ZERO))) == {b"0": b"news of 1"} and reducer.redis.ttl(news(str(ZERO))) == -1
+    assert reducer.load(reducer.keys.weights(str(ONE))) == [b"news of 1"]  # for those who come later
+    make(join, reducer, TWO)
+    assert reducer.redis.keys(news("*")) == [news(str(ONE)).encode()]
+    state = current(reducer)
+    assert reducer.discard(state)
+    assert reducer.redis.keys(news("*")) == []
 
 
-def test_differences_are_news_too(claim: Claim, join: Join) -> None:
-    make(join, claim, link=Link())
+def test_differences_are_news_too(reducer: ReducerSession, join: Join) -> None:
+    make(join, reducer, link=Link())
     grant = join("a").wait_for(str(ZERO), SOON)
     assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
 
 
-def test_waiting_ends_with_the_next_version_its_weights_and_a_lease(claim: Claim, join: Join) -> None:
-    member = join("a")
-    begun(claim, member)
-    assert len(blocked(claim.redis)) == 1  # before anything more is asked of it
-    publish(claim)
+def test_waiting_ends_with_the_next_version_its_weights_and_a_lease(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    begun(reducer, session)
+    assert len(blocked(reducer.redis)) == 1  # before anything more is asked of it
+    publish(reducer)
     with woken():
-        grant = member.waited(str(ZERO))
+        grant = session.waited(str(ZERO))
     assert (grant.answer, grant.token, grant.weights) == ("leased", str(ONE), (b"news of 1",))
-    assert member.wait_for(str(ONE), SOON).token == str(ONE)
+    assert session.wait_for(str(ONE), SOON).token == str(ONE)
 
 
-def test_waiting_goes_on_where_the_broker_ended_the_connection(claim: Claim, join: Join) -> None:
-    member = join("a")
-    begun(claim, member)
-    (one,) = blocked(claim.redis)
-    assert claim.redis.client_kill_filter(_id=one["id"]) == 1
-    publish(claim)
+def test_waiting_goes_on_where_the_broker_ended_the_connection(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    begun(reducer, session)
+    (one,) = blocked(reducer.redis)
+    assert reducer.redis.client_kill_filter(_id=one["id"]) == 1
+    publish(reducer)
     with woken():
-        assert member.waited(str(ZERO)).weights == (b"news of 1",)
+        assert session.waited(str(ZERO)).weights == (b"news of 1",)
 
 
-def test_waiting_goes_on_where_the_broker_forgot_the_scripts(claim: Claim, join: Join) -> None:
-    member = join("a")
-    begun(claim, member)
-    claim.redis.script_flush()
-    publish(claim)
+def test_waiting_goes_on_where_the_broker_forgot_the_scripts(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    begun(reducer, session)
+    reducer.redis.script_flush()
+    publish(reducer)
     with woken():
-        assert member.waited(str(ZERO)).weights == (b"news of 1",)
+        assert session.waited(str(ZERO)).weights == (b"news of 1",)
 
 
-def test_waiting_has_an_end(claim: Claim, join: Join) -> None:
-    member = join("a")
-    begun(claim, member, SOON)
-    grant = member.waited(str(ZERO))
+def test_waiting_has_an_end(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    begun(reducer, session, SOON)
+    grant = session.waited(str(ZERO))
     assert (grant.answer, grant.token, grant.weights) == ("wait", str(ZERO), ())
-    assert member.wait_for(str(ZERO), SOON).answer == "wait"
+    assert session.wait_for(str(ZERO), SOON).answer == "wait"
 
 
-def test_who_begins_to_wait_may_do_something_else_instead(claim: Claim, join: Join) -> None:
-    member = join("a")
-    begun(claim, member)
-    assert member.lease(str(ZERO)).answer == "wait"
-    assert blocked(claim.redis) == []
-    publish(claim)
+def test_who_begins_to_wait_may_do_something_else_instead(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    begun(reducer, session)
+    assert session.lease(str(ZERO)).answer == "wait"
+    assert blocked(reducer.redis) == []
+    publish(reducer)
     with woken():
-        assert member.wait_for(str(ZERO), LATER).weights == (b"news of 1",)
+        assert session.wait_for(str(ZERO), LATER).weights == (b"news of 1",)
 
 
-def test_work_that_is_freed_ends_the_waiting(claim: Claim, join: Join) -> None:
-    leaver, member = join("leaver"), join("a")
+def test_work_that_is_freed_ends_the_waiting(reducer: ReducerSession, join: Join) -> None:
+    leaver, session = join("leaver"), join("a")
     assert leaver.lease(str(ZERO)).micro_batches == (0, 1)
-    updates = [(m, [b"update"], 0.5) for m in member.lease(str(ZERO)).micro_batches]
-    member.submit(str(ZERO), "nonce", updates, {}, and_wait=LATER)
+    updates = [(m, [b"update"], 0.5) for m in session.lease(str(ZERO)).micro_batches]
+    session.submit(str(ZERO), "nonce", updates, {}, and_wait=LATER)
     leaver.leave("asked to")
     with woken():
-        grant = member.waited(str(ZERO))
+        grant = session.waited(str(ZERO))
     assert (grant.token, grant.weights, grant.micro_batches) == (str(ZERO), (), (0, 1))
 
 
-def test_waiting_is_over_at_once_where_more_than_one_version_came(claim: Claim, join: Join) -> None:
-    member = join("a")
+def test_waiting_is_over_at_once_where_more_than_one_version_came(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
     for token in (ONE, TWO):
-        base = current(claim).token
-        assert send(member, base, *member.lease(str(base)).micro_batches, nonce=f"{base}") == "accepted"
-        publish(claim, token)
+        base = current(reducer).token
+        assert send(session, base, *session.lease(str(base)).micro_batches, nonce=f"{base}") == "accepted"
+        publish(reducer, token)
     with woken():
-        assert member.wait_for(str(ZERO), LATER) == Grant("stale", str(TWO), 0, ())
+        assert session.wait_for(str(ZERO), LATER) == Grant("stale", str(TWO), 0, ())
 
 
-def test_news_that_were_left_behind_are_written_over(claim: Claim, join: Join) -> None:
-    claim.redis.hset(claim.keys.news(str(ZERO)), mapping={"0": "left behind", "1": "too"})
-    member = join("a")
-    assert member.wait_for(str(ZERO), SOON).weights == ()
-    member.leave("done")
-    make(join, claim)
-    assert claim.redis.hgetall(claim.keys.news(str(ZERO))) == {b"0": b"news of 1"}
+def test_news_that_were_left_behind_are_written_over(reducer: ReducerSession, join: Join) -> None:
+    reducer.redis.hset(reducer.keys.news(str(ZERO)), mapping={"0": "left behind", "1": "too"})
+    session = join("a")
+    assert session.wait_for(str(ZERO), SOON).weights == ()
+    session.leave("done")
+    make(join, reducer)
+    assert reducer.redis.hgetall(reducer.keys.news(str(ZERO))) == {b"0": b"news of 1"}

@@ -11,9 +11,9 @@ from redis.exceptions import ResponseError
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol import keys
-from computeshare.protocol.reducer_session import Claim, Suspicion
+from computeshare.protocol.reducer_session import ReducerSession, Suspicion
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token
 from tests.support.rounds import (
     GONE,
@@ -41,7 +41,7 @@ from tests.support.rounds import (
 
 
 def test_a_job_has_one_active_reducer_at_a_time(redis: Redis, store: RoundStore) -> None:
-    first, second = Claim(redis, store.job_id, "first"), Claim(redis, store.job_id, "second")
+    first, second = ReducerSession(redis, store.job_id, "first"), ReducerSession(redis, store.job_id, "second")
     assert first.claim("host", 1, 60_000) and not second.claim("host", 2, 60_000)
     assert first.renew(0)
     assert second.claim("host", 2, 60_000) and second.fence > first.fence
@@ -50,15 +50,15 @@ def test_a_job_has_one_active_reducer_at_a_time(redis: Redis, store: RoundStore)
 
 
 def test_a_claim_expires_by_itself(redis: Redis, store: RoundStore) -> None:
-    assert Claim(redis, store.job_id, "first").claim("host", 1, 1)
-    second = Claim(redis, store.job_id, "second")
+    assert ReducerSession(redis, store.job_id, "first").claim("host", 1, 1)
+    second = ReducerSession(redis, store.job_id, "second")
     tries = (second.claim("host", 2, 60_000) for _ in range(10_000))
     assert any(tries)
 
 
 def test_a_claim_outlives_no_clock_that_is_set_back(redis: Redis, store: RoundStore) -> None:
     """A broker whose clock goes back an hour would keep what expires for an hour more."""
-    first, second = (Claim(redis, store.job_id, name) for name in ("first", "second"))
+    first, second = (ReducerSession(redis, store.job_id, name) for name in ("first", "second"))
     assert first.claim("host", 1, 500)
     redis.pexpire(store.keys.reducer(), 3_600_000)
     assert not second.claim("host", 2, 500)
@@ -69,46 +69,46 @@ def test_a_claim_outlives_no_clock_that_is_set_back(redis: Redis, store: RoundSt
 
 
 def test_a_deleted_job_cannot_be_claimed_or_opened(redis: Redis, store: RoundStore) -> None:
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
+    reducer = ReducerSession(redis, store.job_id, "first")
+    assert reducer.claim("host", 1, 60_000)
     store.purge()
-    assert not claim.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
-    assert not Claim(redis, store.job_id, "second").claim("host", 1, 60_000)
-    assert not claim.append("checkpoint", {})
-    claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state"])
+    assert not reducer.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
+    assert not ReducerSession(redis, store.job_id, "second").claim("host", 1, 60_000)
+    assert not reducer.append("checkpoint", {})
+    reducer.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state"])
     left = {bytes(key).decode() for key in redis.scan_iter(store.keys.pattern())}
     assert all(":staged:" in key and redis.ttl(key) > 0 for key in left)
 
 
-def test_opening_twice_changes_nothing(claim: Claim) -> None:
-    assert not claim.open(ONE, [b"other"], [b"other"], PLAN.round(1), {})
-    assert claim.read() is not None and claim.read().token == ZERO  # type: ignore[union-attr]
+def test_opening_twice_changes_nothing(reducer: ReducerSession) -> None:
+    assert not reducer.open(ONE, [b"other"], [b"other"], PLAN.round(1), {})
+    assert reducer.read() is not None and reducer.read().token == ZERO  # type: ignore[union-attr]
 
 
 def test_a_fenced_reducer_cannot_open(redis: Redis, store: RoundStore) -> None:
-    first = Claim(redis, store.job_id, "first")
+    first = ReducerSession(redis, store.job_id, "first")
     assert first.claim("host", 1, 60_000) and first.renew(0)
-    assert Claim(redis, store.job_id, "second").claim("host", 2, 60_000)
+    assert ReducerSession(redis, store.job_id, "second").claim("host", 2, 60_000)
     assert not first.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {})
     assert store.read() is None
 
 
 def test_fences_grow_even_after_the_broker_lost_everything(redis: Redis, store: RoundStore) -> None:
-    before = Claim(redis, store.job_id, "before")
+    before = ReducerSession(redis, store.job_id, "before")
     assert before.claim("host", 1, 60_000)
     store.purge()
     store.publish("{}")
-    after = Claim(redis, store.job_id, "after")
+    after = ReducerSession(redis, store.job_id, "after")
     assert after.claim("host", 2, 60_000) and after.fence > before.fence
     assert after.renew(0)
-    again = Claim(redis, store.job_id, "again")
+    again = ReducerSession(redis, store.job_id, "again")
     assert again.claim("host", 3, 60_000) and again.fence > after.fence
 
 
 def test_a_job_restored_at_its_last_version_is_finished(redis: Redis, store: RoundStore) -> None:
-    claim = Claim(redis, store.job_id, "first")
-    assert claim.claim("host", 1, 60_000)
-    assert claim.open(ONE, [b"w"], [b"s"], Round(1, 0, 4, 0, 0), {})
+    reducer = ReducerSession(redis, store.job_id, "first")
+    assert reducer.claim("host", 1, 60_000)
+    assert reducer.open(ONE, [b"w"], [b"s"], Round(1, 0, 4, 0, 0), {})
     assert store.status() == "finished"
 
 
@@ -116,7 +116,7 @@ def test_a_job_restored_at_its_last_version_is_finished(redis: Redis, store: Rou
 
 
 def test_joining_before_the_job_is_open_says_so(redis: Redis, store: RoundStore) -> None:
-    assert take_seat(Member(redis, store.job_id, "worker", "s")) == "unopened"
+    assert take_seat(WorkerSession(redis, store.job_id, "worker", "s")) == "unopened"
 
 
 def test_the_newest_session_wins_and_the_older_is_fenced(join: Join) -> None:
@@ -129,14 +129,14 @@ def test_the_newest_session_wins_and_the_older_is_fenced(join: Join) -> None:
     assert new.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
 
 
-def test_an_older_attempt_at_a_seat_cannot_join(redis: Redis, claim: Claim) -> None:
-    member = Member(redis, claim.job_id, "worker", "s")
+def test_an_older_attempt_at_a_seat_cannot_join(redis: Redis, reducer: ReducerSession) -> None:
+    session = WorkerSession(redis, reducer.job_id, "worker", "s")
     with pytest.raises(Fenced):
-        member.join("seat-2", {})  # which nobody has issued yet
-    redis.hset(claim.keys.seats(), "worker", "seat-2")
+        session.join("seat-2", {})  # which nobody has issued yet
+    redis.hset(reducer.keys.seats(), "worker", "seat-2")
     with pytest.raises(Fenced, match="another seat than seat-1"):
-        member.join("seat-1", {})
-    assert member.join("seat-2", {}) == "running"
+        session.join("seat-1", {})
+    assert session.join("seat-2", {}) == "running"
 
 
 def test_one_who_leaves_hands_the_leases_back_and_wakes_the_others(join: Join) -> None:
@@ -168,8 +168,8 @@ def test_the_control_plane_ends_a_dead_workers_session(store: RoundStore, join: 
 
 
 def test_a_round_is_shared_out_evenly(join: Join) -> None:
-    members = [join(name) for name in "abc"]
-    grants = [member.lease(str(ZERO)).micro_batches for member in members]
+    sessions = [join(name) for name in "abc"]
+    grants = [session.lease(str(ZERO)).micro_batches for session in sessions]
     assert grants == [(0, 1), (2,), (3,)]
 
 
@@ -184,7 +184,7 @@ def test_a_worker_of_unknown_speed_gets_no_more_units_than_the_terms_say(store: 
     assert send(first, ZERO, 3, nonce="another") == "accepted" and send(other, ZERO, 1, 2, nonce="o") == "accepted"
 
 
-def test_once_its_speed_is_known_a_worker_gets_its_share(claim: Claim, join: Join) -> None:
+def test_once_its_speed_is_known_a_worker_gets_its_share(reducer: ReducerSession, join: Join) -> None:
     first = join("first", unmeasured=1)
     assert first.lease(str(ZERO)).micro_batches == (0,)
     assert send(first, ZERO, 0) == "accepted"
@@ -213,10 +213,10 @@ def test_an_expired_lease_goes_to_the_next_who_asks(store: RoundStore, join: Joi
 
 
 def test_a_late_update_counts_while_nobody_else_has_the_lease(store: RoundStore, join: Join) -> None:
-    member = join("slow")
-    member.lease(str(ZERO))
+    session = join("slow")
+    session.lease(str(ZERO))
     age(store, 3_600_000)
-    assert send(member, ZERO, 0, 1, 2, 3) == "accepted"
+    assert send(session, ZERO, 0, 1, 2, 3) == "accepted"
 
 
 def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(store: RoundStore, join: Join) -> None:
@@ -234,23 +234,25 @@ def test_a_slow_micro_batch_is_leased_twice_and_the_first_submission_wins(store:
 
 @pytest.mark.parametrize("count", [8, 9, 63, 64])
 @pytest.mark.parametrize("spread_ms", [0, 3, 5_000])
-def test_a_deadline_is_the_median_and_four_deviations(claim: Claim, join: Join, count: int, spread_ms: int) -> None:
-    fill(join, claim)
-    claim.redis.delete(claim.keys.arrivals())
+def test_a_deadline_is_the_median_and_four_deviations(
+    reducer: ReducerSession, join: Join, count: int, spread_ms: int
+) -> None:
+    fill(join, reducer)
+    reducer.redis.delete(reducer.keys.arrivals())
     draw = random.Random(count + spread_ms)
     arrivals = [100 + draw.randint(0, spread_ms) + draw.choice([0.0, 0.5]) for _ in range(count)]
-    claim.redis.rpush(claim.keys.arrivals(), *arrivals)
-    assert commit(claim, ONE)
+    reducer.redis.rpush(reducer.keys.arrivals(), *arrivals)
+    assert commit(reducer, ONE)
     middle = statistics.median(arrivals)
     deviation = statistics.median(abs(arrival - middle) for arrival in arrivals)
-    assert current(claim).deadline_ms == pytest.approx(middle + 4 * max(deviation, 0.1 * middle, 5))
+    assert current(reducer).deadline_ms == pytest.approx(middle + 4 * max(deviation, 0.1 * middle, 5))
 
 
-def test_few_arrivals_make_no_deadline(claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    assert commit(claim, ONE) and current(claim).deadline_ms == 0  # four arrivals
-    fill(join, claim)
-    assert commit(claim, TWO) and current(claim).deadline_ms > 0
+def test_few_arrivals_make_no_deadline(reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    assert commit(reducer, ONE) and current(reducer).deadline_ms == 0  # four arrivals
+    fill(join, reducer)
+    assert commit(reducer, TWO) and current(reducer).deadline_ms > 0
 
 
 def test_without_backup_tasks_a_slow_micro_batch_is_waited_for(store: RoundStore, join: Join) -> None:
@@ -262,72 +264,72 @@ def test_without_backup_tasks_a_slow_micro_batch_is_waited_for(store: RoundStore
 
 
 def test_leases_last_as_long_as_the_workers_own_speed_suggests(store: RoundStore, join: Join) -> None:
-    member = join("a")
+    session = join("a")
     know(store, a=700)
-    assert member.lease(str(ZERO)).ask_again_ms == 4 * 700
+    assert session.lease(str(ZERO)).ask_again_ms == 4 * 700
     know(store, a=600_000)
-    assert member.lease(str(ZERO)).ask_again_ms == 4 * 600_000
+    assert session.lease(str(ZERO)).ask_again_ms == 4 * 600_000
 
 
 # Submitting
 
 
-def test_a_submission_is_accepted_once_and_a_repeated_one_is_a_duplicate(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    assert send(member, ZERO, 0, 1) == "accepted"
-    assert send(member, ZERO, 0, 1) == "duplicate"
-    assert send(member, ZERO, 0, 1, nonce="another") == "duplicate"
-    state, received = claim.progress()
+def test_a_submission_is_accepted_once_and_a_repeated_one_is_a_duplicate(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    assert send(session, ZERO, 0, 1) == "accepted"
+    assert send(session, ZERO, 0, 1) == "duplicate"
+    assert send(session, ZERO, 0, 1, nonce="another") == "duplicate"
+    state, received = reducer.progress()
     assert sorted(received) == [0, 1] and state is not None and state.count == 4
-    assert [e["counted"] for e in events(claim, "submission")] == [[0, 1], [], []]
+    assert [e["counted"] for e in events(reducer, "submission")] == [[0, 1], [], []]
 
 
-def test_a_submission_repeated_after_the_commit_is_a_duplicate_not_stale(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    assert send(member, ZERO, 0, 1, 2, 3) == "accepted"
-    assert commit(claim, ONE)
-    assert send(member, ZERO, 0, 1, 2, 3) == "duplicate"
+def test_a_submission_repeated_after_the_commit_is_a_duplicate_not_stale(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    assert send(session, ZERO, 0, 1, 2, 3) == "accepted"
+    assert commit(reducer, ONE)
+    assert send(session, ZERO, 0, 1, 2, 3) == "duplicate"
 
 
-def test_a_submission_on_an_old_version_is_stale_and_changes_nothing(claim: Claim, join: Join) -> None:
+def test_a_submission_on_an_old_version_is_stale_and_changes_nothing(reducer: ReducerSession, join: Join) -> None:
     slow = join("slow")
-    fill(join, claim)
-    assert commit(claim, ONE)
+    fill(join, reducer)
+    assert commit(reducer, ONE)
     receipt = slow.submit(str(ZERO), "n", [(0, [b"late"], 0.5)], {})
     assert (receipt.outcome, receipt.token) == ("stale", str(ONE))
-    assert claim.progress()[1] == {}
+    assert reducer.progress()[1] == {}
 
 
 def test_an_update_without_a_lease_is_not_counted(join: Join) -> None:
     assert send(join("a"), ZERO, 0) == "lease_lost"
 
 
-def test_a_submission_of_which_only_a_part_is_leased_counts_that_part(claim: Claim, join: Join) -> None:
+def test_a_submission_of_which_only_a_part_is_leased_counts_that_part(reducer: ReducerSession, join: Join) -> None:
     a, b = join("a"), join("b")
     a.lease(str(ZERO)), b.lease(str(ZERO))
     assert send(a, ZERO, 1, 2) == "accepted"
-    assert sorted(claim.progress()[1]) == [1]
+    assert sorted(reducer.progress()[1]) == [1]
 
 
-def test_a_micro_batch_named_twice_in_one_submission_counts_once(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    assert send(member, ZERO, 0, 0, 1) == "accepted"
-    assert sorted(claim.progress()[1]) == [0, 1]
-    assert events(claim, "submission")[0]["counted"] == [0, 1]
+def test_a_micro_batch_named_twice_in_one_submission_counts_once(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    assert send(session, ZERO, 0, 0, 1) == "accepted"
+    assert sorted(reducer.progress()[1]) == [0, 1]
+    assert events(reducer, "submission")[0]["counted"] == [0, 1]
 
 
-def test_a_micro_batch_handed_back_twice_is_free_once(claim: Claim, join: Join) -> None:
+def test_a_micro_batch_handed_back_twice_is_free_once(reducer: ReducerSession, join: Join) -> None:
     first, second = join("first"), join("second")
     assert first.lease(str(ZERO)).micro_batches == (0, 1)
     assert second.lease(str(ZERO)).micro_batches == (2, 3)
-    late(claim)
+    late(reducer)
     assert second.lease(str(ZERO)).micro_batches == (0, 1)  # backed up
     first.leave("gone")
     assert send(second, ZERO, 0) == "accepted"
-    claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", "damaged")
+    reducer.refuse(ZERO, reducer.progress()[1][0], "checksum mismatch", "damaged")
     rejoined = join("third")
     second.leave("gone")
     freed = [*rejoined.lease(str(ZERO)).micro_batches, *rejoined.lease(str(ZERO)).micro_batches]
@@ -335,68 +337,70 @@ def test_a_micro_batch_handed_back_twice_is_free_once(claim: Claim, join: Join) 
 
 
 @pytest.mark.parametrize("report", ["{garbage", "[1]", '"text"', "1"])
-def test_a_report_that_is_no_json_object_changes_nothing(redis: Redis, claim: Claim, join: Join, report: str) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    k = claim.keys
+def test_a_report_that_is_no_json_object_changes_nothing(
+    redis: Redis, reducer: ReducerSession, join: Join, report: str
+) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    k = reducer.keys
     redis.hset(k.staged("n:0"), "0", "x")
     with pytest.raises(ResponseError):
-        submit_staged(claim, member, report)
-    assert claim.progress()[1] == {}
+        submit_staged(reducer, session, report)
+    assert reducer.progress()[1] == {}
     assert not redis.exists(k.answers())
     with pytest.raises(ResponseError):
-        claim.scripts.call("join", k, worker="b", session="session of b", seat="seat of b", event=report)
+        reducer.scripts.call("join", k, worker="b", session="session of b", seat="seat of b", event=report)
     assert not redis.hexists(k.sessions(), "b")
 
 
-def test_nothing_staged_is_left_behind(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("a")
-    send(member, ZERO, 0, nonce="no lease")
-    send(member, ONE, 0, nonce="stale")
-    member.lease(str(ZERO))
-    send(member, ZERO, 0, nonce="good")
-    send(member, ZERO, 0, nonce="good")
-    assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
+def test_nothing_staged_is_left_behind(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    send(session, ZERO, 0, nonce="no lease")
+    send(session, ONE, 0, nonce="stale")
+    session.lease(str(ZERO))
+    send(session, ZERO, 0, nonce="good")
+    send(session, ZERO, 0, nonce="good")
+    assert not [key for key in redis.scan_iter(reducer.keys.pattern()) if b":staged:" in key]
 
 
-def test_the_reducer_is_woken_when_the_round_is_full(redis: Redis, claim: Claim, join: Join) -> None:
+def test_the_reducer_is_woken_when_the_round_is_full(redis: Redis, reducer: ReducerSession, join: Join) -> None:
     a, b = join("a"), join("b")
     a.lease(str(ZERO)), b.lease(str(ZERO))
     send(a, ZERO, 0, 1, nonce="a")
-    assert redis.llen(claim.keys.full()) == 0
+    assert redis.llen(reducer.keys.full()) == 0
     send(b, ZERO, 2, 3, nonce="b")
-    assert redis.lrange(claim.keys.full(), 0, -1) == [str(ZERO).encode()]
+    assert redis.lrange(reducer.keys.full(), 0, -1) == [str(ZERO).encode()]
 
 
-def test_many_workers_racing_count_each_micro_batch_once(redis_url: str, claim: Claim) -> None:
+def test_many_workers_racing_count_each_micro_batch_once(redis_url: str, reducer: ReducerSession) -> None:
     from computeshare.transport.connections import connect
 
     outcomes: list[str] = []
 
     def work(worker: str) -> None:
-        member = Member(connect(redis_url), claim.job_id, worker, worker)
-        take_seat(member)
+        session = WorkerSession(connect(redis_url), reducer.job_id, worker, worker)
+        take_seat(session)
         for turn in range(5):
-            grant = member.lease(str(ZERO))
+            grant = session.lease(str(ZERO))
             if grant.micro_batches:
-                outcomes.append(send(member, ZERO, *grant.micro_batches, nonce=f"{worker}{turn}"))
+                outcomes.append(send(session, ZERO, *grant.micro_batches, nonce=f"{worker}{turn}"))
 
     threads = [threading.Thread(target=work, args=(f"worker{i}",)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    counted = [m for event in events(claim, "submission") for m in event["counted"]]
+    counted = [m for event in events(reducer, "submission") for m in event["counted"]]
     assert sorted(counted) == [0, 1, 2, 3] and set(outcomes) <= {"accepted", "duplicate"}
 
 
 # Committing
 
 
-def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(claim: Claim, join: Join) -> None:
+def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(reducer: ReducerSession, join: Join) -> None:
     waiting = join("waiting")
-    fill(join, claim)
-    assert commit(claim, ONE)
+    fill(join, reducer)
+    assert commit(reducer, ONE)
     assert waiting.wait(1000) == str(ONE)
     room = bytearray(20)
     blob, grant = waiting.pull(str(ONE), 1, [room])
@@ -404,259 +408,269 @@ def test_a_commit_opens_the_next_round_and_wakes_those_who_wait(claim: Claim, jo
     assert waiting.pull(str(ONE), 2, [room, bytearray(20)])[0] is waiting.pull(str(ONE), 2)[0] is None
 
 
-def test_one_who_sleeps_until_a_round_is_full_sees_what_woke_it(claim: Claim, join: Join) -> None:
-    assert claim.look(patience_s=0.01)[1] == {}
-    fill(join, claim)
-    assert claim.redis.llen(claim.keys.full()) == 1
-    state, received, _ = claim.look(patience_s=10)
+def test_one_who_sleeps_until_a_round_is_full_sees_what_woke_it(reducer: ReducerSession, join: Join) -> None:
+    assert reducer.look(patience_s=0.01)[1] == {}
+    fill(join, reducer)
+    assert reducer.redis.llen(reducer.keys.full()) == 1
+    state, received, _ = reducer.look(patience_s=10)
     assert state is not None and sorted(received) == [0, 1, 2, 3]
-    assert claim.redis.llen(claim.keys.full()) == 0
+    assert reducer.redis.llen(reducer.keys.full()) == 0
 
 
-def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    state, _ = claim.progress()
-    assert state is not None and claim.renew(0)
-    other = Claim(redis, claim.job_id, "other")
+def test_late_reducer_cannot_overwrite_a_committed_round(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    state, _ = reducer.progress()
+    assert state is not None and reducer.renew(0)
+    other = ReducerSession(redis, reducer.job_id, "other")
     assert other.claim("host", 2, 60_000)
-    counted = parts(claim)
-    assert not claim.commit(state, counted, TWO, [b"late"], PLAN.round(1), {})  # fenced, though the token still matches
-    assert other.commit(state, parts(claim), ONE, [b"weights"], PLAN.round(1), {})
+    counted = parts(reducer)
+    assert not reducer.commit(
+        state, counted, TWO, [b"late"], PLAN.round(1), {}
+    )  # fenced, though the token still matches
+    assert other.commit(state, parts(reducer), ONE, [b"weights"], PLAN.round(1), {})
     assert not other.commit(state, counted, TWO, [b"again"], PLAN.round(1), {})  # the token has moved on
-    assert claim.load(claim.keys.weights(str(ONE))) == [b"weights"]
-    assert len(events(claim, "version")) == 1
+    assert reducer.load(reducer.keys.weights(str(ONE))) == [b"weights"]
+    assert len(events(reducer, "version")) == 1
 
 
-def test_the_version_before_stays_readable_and_the_one_before_that_goes(claim: Claim, join: Join) -> None:
+def test_the_version_before_stays_readable_and_the_one_before_that_goes(reducer: ReducerSession, join: Join) -> None:
     for index, token in enumerate((ONE, TWO)):
-        fill(join, claim, f"filler{index}")
-        assert commit(claim, token)
-    kept = [claim.load(claim.keys.weights(str(token))) is not None for token in (ZERO, ONE, TWO)]
+        fill(join, reducer, f"filler{index}")
+        assert commit(reducer, token)
+    kept = [reducer.load(reducer.keys.weights(str(token))) is not None for token in (ZERO, ONE, TWO)]
     assert kept == [False, True, True]
 
 
-def test_submissions_stay_until_the_state_they_led_to_is_stored(claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    assert commit(claim, ONE, keep=False)
-    assert claim.updates(of(ZERO), range(1)) == [[b"update"]] * 4
-    claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
-    assert claim.updates(of(ZERO), range(1)) == [None] * 4
-    assert claim.load_state(ONE) == b"state 1"
-    assert claim.load_state(ZERO) is None
+def test_submissions_stay_until_the_state_they_led_to_is_stored(reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    assert commit(reducer, ONE, keep=False)
+    assert reducer.updates(of(ZERO), range(1)) == [[b"update"]] * 4
+    reducer.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
+    assert reducer.updates(of(ZERO), range(1)) == [None] * 4
+    assert reducer.load_state(ONE) == b"state 1"
+    assert reducer.load_state(ZERO) is None
 
 
-def test_a_small_state_is_kept_with_the_commit(redis: Redis, claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    base, counted = current(claim), parts(claim)
-    assert claim.commit(base, counted, ONE, [b"weights"], PLAN.round(1), {"version": 1}, state=[b"state ", b"1"])
-    assert claim.load_state(ONE) == b"state 1" and redis.ttl(claim.keys.state(str(ONE))) == -1
-    assert claim.updates(of(ZERO), range(1)) == [None] * 4
-    assert not redis.exists(claim.keys.state(str(ZERO)))
-    again = claim.commit(base, counted, TWO, [b"weights"], PLAN.round(1), {"version": 1}, state=[b"of no version"])
-    assert not again and claim.load_state(ONE) == b"state 1"
-    assert not [key for key in redis.scan_iter(claim.keys.pattern()) if key.endswith(b":state")]
+def test_a_small_state_is_kept_with_the_commit(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    base, counted = current(reducer), parts(reducer)
+    assert reducer.commit(base, counted, ONE, [b"weights"], PLAN.round(1), {"version": 1}, state=[b"state ", b"1"])
+    assert reducer.load_state(ONE) == b"state 1" and redis.ttl(reducer.keys.state(str(ONE))) == -1
+    assert reducer.updates(of(ZERO), range(1)) == [None] * 4
+    assert not redis.exists(reducer.keys.state(str(ZERO)))
+    again = reducer.commit(base, counted, TWO, [b"weights"], PLAN.round(1), {"version": 1}, state=[b"of no version"])
+    assert not again and reducer.load_state(ONE) == b"state 1"
+    assert not [key for key in redis.scan_iter(reducer.keys.pattern()) if key.endswith(b":state")]
 
 
-def test_a_state_is_read_into_one_piece_of_memory_part_by_part(claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    assert commit(claim, ONE, keep=False)
-    assert claim.load_state(ONE) is None
+def test_a_state_is_read_into_one_piece_of_memory_part_by_part(reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    assert commit(reducer, ONE, keep=False)
+    assert reducer.load_state(ONE) is None
     parts = [bytes([number]) * 1_500_000 for number in range(3)]
-    claim.store_state(ZERO, of(ZERO, range(4)), ONE, parts)
-    state = claim.load_state(ONE)
+    reducer.store_state(ZERO, of(ZERO, range(4)), ONE, parts)
+    state = reducer.load_state(ONE)
     assert state == b"".join(parts) and not memoryview(state).readonly
 
 
-def test_a_late_reducer_stores_no_state(redis: Redis, claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    assert commit(claim, ONE, keep=False)
-    assert claim.renew(0)
-    other = Claim(redis, claim.job_id, "other")
+def test_a_late_reducer_stores_no_state(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    assert commit(reducer, ONE, keep=False)
+    assert reducer.renew(0)
+    other = ReducerSession(redis, reducer.job_id, "other")
     assert other.claim("host", 2, 60_000)
-    assert not claim.store_state(ZERO, of(ZERO, range(4)), ONE, [b"late"])  # fenced
+    assert not reducer.store_state(ZERO, of(ZERO, range(4)), ONE, [b"late"])  # fenced
     assert other.store_state(ZERO, of(ZERO, range(4)), ONE, [b"state 1"])
     assert not other.store_state(ZERO, of(ZERO, range(4)), TWO, [b"of no version"])
-    assert claim.load_state(ONE) == b"state 1"
-    assert not [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" in key]
+    assert reducer.load_state(ONE) == b"state 1"
+    assert not [key for key in redis.scan_iter(reducer.keys.pattern()) if b":staged:" in key]
 
 
-def test_the_last_commit_ends_the_rounds(claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    state, _ = claim.progress()
-    assert state is not None and claim.commit(state, parts(claim), ONE, [b"w"], Round(1, 0, 4, 0, 0), {})
-    assert join_status(claim) == "finished"
-    assert Member(claim.redis, claim.job_id, "filler", "session of filler").lease(str(ONE)).answer == "finished"
+def test_the_last_commit_ends_the_rounds(reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    state, _ = reducer.progress()
+    assert state is not None and reducer.commit(state, parts(reducer), ONE, [b"w"], Round(1, 0, 4, 0, 0), {})
+    assert join_status(reducer) == "finished"
+    assert (
+        WorkerSession(reducer.redis, reducer.job_id, "filler", "session of filler").lease(str(ONE)).answer == "finished"
+    )
 
 
-def join_status(claim: Claim) -> str:
-    return take_seat(Member(claim.redis, claim.job_id, "late", "s"))
+def join_status(reducer: ReducerSession) -> str:
+    return take_seat(WorkerSession(reducer.redis, reducer.job_id, "late", "s"))
 
 
 # Refusing
 
 
 def test_a_refused_micro_batch_is_free_again_and_its_sender_gets_a_strike(
-    redis: Redis, claim: Claim, join: Join
+    redis: Redis, reducer: ReducerSession, join: Join
 ) -> None:
     liar = join("liar")
     liar.lease(str(ZERO))
     send(liar, ZERO, 0, 1, 2, 3)
-    _, received = claim.progress()
-    assert claim.refuse(ZERO, received[2], "checksum mismatch", "damaged").sessions == 0
-    assert redis.hget(claim.keys.strikes(), "liar") == b"1"
-    assert sorted(claim.progress()[1]) == [0, 1, 3]
+    _, received = reducer.progress()
+    assert reducer.refuse(ZERO, received[2], "checksum mismatch", "damaged").sessions == 0
+    assert redis.hget(reducer.keys.strikes(), "liar") == b"1"
+    assert sorted(reducer.progress()[1]) == [0, 1, 3]
     assert join("honest").lease(str(ZERO)).micro_batches == (2,)
-    assert events(claim, "refused")[0]["reason"] == "checksum mismatch"
+    assert events(reducer, "refused")[0]["reason"] == "checksum mismatch"
 
 
 def test_a_worker_with_too_many_strikes_is_banned_until_somebody_lifts_it(
-    redis: Redis, claim: Claim, join: Join
+    redis: Redis, reducer: ReducerSession, join: Join
 ) -> None:
     liar = join("liar")
     for turn in range(5):
         liar.lease(str(ZERO))
         send(liar, ZERO, 0, nonce=f"lie {turn}")
-        claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", "damaged")
+        reducer.refuse(ZERO, reducer.progress()[1][0], "checksum mismatch", "damaged")
     with pytest.raises(Banned, match="liar is banned from the job"):
         liar.lease(str(ZERO))
     assert take_seat(liar, "seat of liar") == "banned"
     ban = {"worker": "liar", "session": "session of liar", "strikes": 5, "reason": "checksum mismatch"}
-    assert events(claim, "banned") == [ban]
-    assert claim.lift_ban("liar")
+    assert events(reducer, "banned") == [ban]
+    assert reducer.lift_ban("liar")
     assert take_seat(liar, "seat of liar") == "running"
-    assert events(claim, "unbanned") == [{"worker": "liar"}]
+    assert events(reducer, "unbanned") == [{"worker": "liar"}]
 
 
-def test_a_ban_frees_what_the_worker_had_leased(claim: Claim, join: Join) -> None:
+def test_a_ban_frees_what_the_worker_had_leased(reducer: ReducerSession, join: Join) -> None:
     liar = join("liar")
-    claim.redis.hset(claim.keys.strikes(), "liar", 4)
+    reducer.redis.hset(reducer.keys.strikes(), "liar", 4)
     liar.lease(str(ZERO))
     send(liar, ZERO, 0, nonce="lie")
-    claim.refuse(ZERO, claim.progress()[1][0], "checksum mismatch", "damaged")
+    reducer.refuse(ZERO, reducer.progress()[1][0], "checksum mismatch", "damaged")
     assert sorted(join("honest").lease(str(ZERO)).micro_batches) == [0, 1, 2, 3]
 
 
-def test_a_late_refusal_spares_the_submission_that_took_the_place(claim: Claim, join: Join) -> None:
+def test_a_late_refusal_spares_the_submission_that_took_the_place(reducer: ReducerSession, join: Join) -> None:
     bad = join("bad")
     bad.lease(str(ZERO))
     send(bad, ZERO, 0, nonce="bad")
-    judged = claim.progress()[1][0]
-    assert claim.refuse(ZERO, judged, "checksum mismatch", "damaged").sessions == 0
+    judged = reducer.progress()[1][0]
+    assert reducer.refuse(ZERO, judged, "checksum mismatch", "damaged").sessions == 0
     bad.lease(str(ZERO))
     assert send(bad, ZERO, 0, nonce="good") == "accepted"
-    assert claim.refuse(ZERO, judged, "checksum mismatch", "damaged") == GONE
-    assert sorted(claim.progress()[1]) == [0]
+    assert reducer.refuse(ZERO, judged, "checksum mismatch", "damaged") == GONE
+    assert sorted(reducer.progress()[1]) == [0]
 
 
-def test_values_that_are_not_finite_are_a_strike_until_another_agrees(redis: Redis, claim: Claim, join: Join) -> None:
+def test_values_that_are_not_finite_are_a_strike_until_another_agrees(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
     a, b = join("a"), join("b")
     assert 0 in a.lease(str(ZERO)).micro_batches
     send(a, ZERO, 0, nonce="a")
-    assert claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite") == Suspicion(1, 1, 1, 2)
-    assert redis.hgetall(claim.keys.strikes()) == {b"a": b"1"}
+    assert reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite") == Suspicion(1, 1, 1, 2)
+    assert redis.hgetall(reducer.keys.strikes()) == {b"a": b"1"}
     assert 0 in b.lease(str(ZERO)).micro_batches
     send(b, ZERO, 0, nonce="b")
-    assert claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite") == Suspicion(2, 2, 2, 2)
-    assert redis.hgetall(claim.keys.strikes()) == {b"a": b"0"}
-    assert events(claim, "forgiven") == [{"worker": "a", "strikes": 1}]
+    assert reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite") == Suspicion(2, 2, 2, 2)
+    assert redis.hgetall(reducer.keys.strikes()) == {b"a": b"0"}
+    assert events(reducer, "forgiven") == [{"worker": "a", "strikes": 1}]
 
 
-def test_values_that_are_not_finite_are_no_strike_of_the_only_worker(redis: Redis, claim: Claim, join: Join) -> None:
+def test_values_that_are_not_finite_are_no_strike_of_the_only_worker(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
     solo = join("solo")
     for times in (1, 2):
         assert 0 in solo.lease(str(ZERO)).micro_batches
         send(solo, ZERO, 0, nonce=f"nonce {times}")
-        answer = claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
+        answer = reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite")
         assert answer == Suspicion(1, times, 1, 1)
-    assert redis.hgetall(claim.keys.strikes()) == {}
+    assert redis.hgetall(reducer.keys.strikes()) == {}
 
 
-def test_every_session_that_sends_a_round_what_is_not_finite_is_told_of(claim: Claim, join: Join) -> None:
+def test_every_session_that_sends_a_round_what_is_not_finite_is_told_of(reducer: ReducerSession, join: Join) -> None:
     a, b = join("a"), join("b")
-    first, second = (member.lease(str(ZERO)).micro_batches[0] for member in (a, b))
+    first, second = (session.lease(str(ZERO)).micro_batches[0] for session in (a, b))
     send(a, ZERO, first, nonce="a")
     send(b, ZERO, second, nonce="b")
-    received = claim.progress()[1]
-    assert claim.refuse(ZERO, received[first], "not finite", "not_finite") == Suspicion(1, 1, 1, 2)
-    assert claim.refuse(ZERO, received[second], "not finite", "not_finite") == Suspicion(1, 1, 2, 2)
+    received = reducer.progress()[1]
+    assert reducer.refuse(ZERO, received[first], "not finite", "not_finite") == Suspicion(1, 1, 1, 2)
+    assert reducer.refuse(ZERO, received[second], "not finite", "not_finite") == Suspicion(1, 1, 2, 2)
 
 
-def test_another_worker_is_asked_about_values_that_are_not_finite(claim: Claim, join: Join) -> None:
+def test_another_worker_is_asked_about_values_that_are_not_finite(reducer: ReducerSession, join: Join) -> None:
     a = join("a")
     assert a.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
     b = join("b")
     send(a, ZERO, 0, nonce="a")
-    claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
+    reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite")
     asked = a.lease(str(ZERO))
     assert asked.answer == "wait" and asked.ask_again_ms <= 500
     assert b.lease(str(ZERO)).micro_batches == (0,)
 
 
-def test_what_two_workers_sent_is_asked_for_again_where_the_reducer_died_over_it(claim: Claim, join: Join) -> None:
+def test_what_two_workers_sent_is_asked_for_again_where_the_reducer_died_over_it(
+    reducer: ReducerSession, join: Join
+) -> None:
     a, b = join("a"), join("b")
-    for nonce, member in (("a", a), ("b", b)):
-        assert 0 in member.lease(str(ZERO)).micro_batches
-        send(member, ZERO, 0, nonce=nonce)
-        claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
+    for nonce, session in (("a", a), ("b", b)):
+        assert 0 in session.lease(str(ZERO)).micro_batches
+        send(session, ZERO, 0, nonce=nonce)
+        reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite")
     assert 0 in a.lease(str(ZERO)).micro_batches
     send(a, ZERO, 0, nonce="again")
-    assert claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite") == Suspicion(2, 3, 2, 2)
+    assert reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite") == Suspicion(2, 3, 2, 2)
 
 
-def test_a_worker_whose_share_nobody_may_take_is_asked_itself_again(claim: Claim, join: Join) -> None:
-    members = [join(worker, sharers=4) for worker in "abcd"]
-    grants = [member.lease(str(ZERO)).micro_batches for member in members]
-    send(members[0], ZERO, *grants[0], nonce="a")
-    claim.refuse(ZERO, claim.progress()[1][grants[0][0]], "not finite", "not_finite")
-    assert members[0].lease(str(ZERO)).micro_batches == grants[0]
+def test_a_worker_whose_share_nobody_may_take_is_asked_itself_again(reducer: ReducerSession, join: Join) -> None:
+    sessions = [join(worker, sharers=4) for worker in "abcd"]
+    grants = [session.lease(str(ZERO)).micro_batches for session in sessions]
+    send(sessions[0], ZERO, *grants[0], nonce="a")
+    reducer.refuse(ZERO, reducer.progress()[1][grants[0][0]], "not finite", "not_finite")
+    assert sessions[0].lease(str(ZERO)).micro_batches == grants[0]
 
 
-def test_a_reducer_that_lost_its_claim_cannot_refuse(redis: Redis, claim: Claim, join: Join) -> None:
-    fill(join, claim)
-    part = claim.progress()[1][0]
-    assert claim.renew(0) and Claim(redis, claim.job_id, "other").claim("host", 2, 60_000)
-    assert claim.refuse(ZERO, part, "reason", "damaged") == GONE
-    assert len(claim.progress()[1]) == 4
+def test_a_reducer_that_lost_its_claim_cannot_refuse(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    fill(join, reducer)
+    part = reducer.progress()[1][0]
+    assert reducer.renew(0) and ReducerSession(redis, reducer.job_id, "other").claim("host", 2, 60_000)
+    assert reducer.refuse(ZERO, part, "reason", "damaged") == GONE
+    assert len(reducer.progress()[1]) == 4
 
 
 # Ending
 
 
-def test_an_ended_job_gives_no_leases_and_takes_no_submissions(claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    claim.end("cancelled")
-    assert member.lease(str(ZERO)).answer == "cancelled"
-    assert send(member, ZERO, 0) == "stale"
-    assert not commit(claim, ONE)
-    assert claim.job_id.encode() not in claim.redis.smembers(keys.JOBS)  # type: ignore[operator]
+def test_an_ended_job_gives_no_leases_and_takes_no_submissions(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    reducer.end("cancelled")
+    assert session.lease(str(ZERO)).answer == "cancelled"
+    assert send(session, ZERO, 0) == "stale"
+    assert not commit(reducer, ONE)
+    assert reducer.job_id.encode() not in reducer.redis.smembers(keys.JOBS)  # type: ignore[operator]
 
 
-def test_ending_wakes_those_who_wait(claim: Claim, join: Join) -> None:
-    member = join("a")
-    woken = threading.Thread(target=lambda: member.wait(4000))
+def test_ending_wakes_those_who_wait(reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    woken = threading.Thread(target=lambda: session.wait(4000))
     woken.start()
-    claim.end("cancelled")
+    reducer.end("cancelled")
     woken.join(3)
     assert not woken.is_alive()
 
 
-def test_a_deleted_job_comes_back_by_no_script(redis: Redis, claim: Claim, join: Join) -> None:
-    member = join("a")
-    member.lease(str(ZERO))
-    claim.purge()
+def test_a_deleted_job_comes_back_by_no_script(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    session = join("a")
+    session.lease(str(ZERO))
+    reducer.purge()
     with pytest.raises(JobGone):
-        member.lease(str(ZERO))
-    assert send(member, ZERO, 0) == "gone"
-    member.leave("late")
-    claim.append("checkpoint", {})
-    claim.end("failed")
-    assert [key for key in redis.scan_iter(claim.keys.pattern()) if b":staged:" not in key] == []
+        session.lease(str(ZERO))
+    assert send(session, ZERO, 0) == "gone"
+    session.leave("late")
+    reducer.append("checkpoint", {})
+    reducer.end("failed")
+    assert [key for key in redis.scan_iter(reducer.keys.pattern()) if b":staged:" not in key] == []
 
 
 def test_scripts_are_loaded_again_after_the_broker_lost_them(redis: Redis, join: Join) -> None:
-    member = join("a")
+    session = join("a")
     redis.script_flush()
-    assert member.lease(str(ZERO)).answer == "leased"
+    assert session.lease(str(ZERO)).answer == "leased"
     redis.script_flush()
-    assert send(member, ZERO, 0) == "accepted"
+    assert send(session, ZERO, 0) == "accepted"

@@ -18,9 +18,9 @@ from computeshare.protocol.lease_policy import (
     share,
     shortest,
 )
-from computeshare.protocol.reducer_session import Claim
+from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
-from computeshare.protocol.worker_session import Grant, Member
+from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.types import Token
 from tests.support.rounds import (
     ONE,
@@ -52,34 +52,34 @@ def play(redis: Redis, store: RoundStore) -> Play:
     def play(units: int, rounds: int, slowness: dict[str, float], changes: dict[int, float] | None = None) -> Course:
         """`changes`: from which round on the slow one takes how long."""
         plan = Plan(seed=0, samples=units * rounds, micro_batch=1, micro_batches_per_round=units)
-        claim = opened(redis, store, plan.round(0))
-        agree(claim, unmeasured=1)
+        reducer = opened(redis, store, plan.round(0))
+        agree(reducer, unmeasured=1)
         tokens = [Token(1, version, f"{version:016x}") for version in range(rounds + 1)]
         redis.hset(store.keys.round(), "token", str(tokens[0]))
         redis.lset(store.keys.recent(), 0, str(tokens[0]))
         redis.rename(store.keys.state(str(ZERO)), store.keys.state(str(tokens[0])))
-        members = {name: Member(redis, store.job_id, name, f"session of {name}") for name in slowness}
-        for name, member in members.items():
+        sessions = {name: WorkerSession(redis, store.job_id, name, f"session of {name}") for name in slowness}
+        for name, session in sessions.items():
             redis.hset(store.keys.seats(), name, "seat")
-            assert member.join("seat", {}) == "running"
+            assert session.join("seat", {}) == "running"
         version = 0
         nonces = iter(range(1_000_000))
 
-        def lease(member: Member) -> Grant:
-            return member.lease(str(tokens[version]))
+        def lease(session: WorkerSession) -> Grant:
+            return session.lease(str(tokens[version]))
 
-        def submit(member: Member, grant: Grant) -> str:
-            return send(member, tokens[version], *grant.micro_batches, nonce=f"nonce {next(nonces)}")
+        def submit(session: WorkerSession, grant: Grant) -> str:
+            return send(session, tokens[version], *grant.micro_batches, nonce=f"nonce {next(nonces)}")
 
-        hands = {name: Hand(partial(lease, m), partial(submit, m)) for name, m in members.items()}
-        unequal = Unequal(claim, hands, slowness)
+        hands = {name: Hand(partial(lease, m), partial(submit, m)) for name, m in sessions.items()}
+        unequal = Unequal(reducer, hands, slowness)
         for version in range(rounds):
             slowness["slow"] = (changes or {}).get(version, slowness["slow"])
             unequal.play()
-            base, counted = current(claim), parts(claim)
+            base, counted = current(reducer), parts(reducer)
             following = plan.round(version + 1)
-            assert claim.commit(base, counted, tokens[version + 1], [b"weights"], following, {"version": version + 1})
-            claim.store_state(base.token, [(p.base, p.micro_batch) for p in counted], tokens[version + 1], [b"state"])
+            assert reducer.commit(base, counted, tokens[version + 1], [b"weights"], following, {"version": version + 1})
+            reducer.store_state(base.token, [(p.base, p.micro_batch) for p in counted], tokens[version + 1], [b"state"])
         return unequal.course
 
     return play
@@ -123,7 +123,7 @@ def test_a_worker_that_became_slow_is_found_out_and_one_that_became_fast_again_t
 
 
 @pytest.fixture
-def two(store: RoundStore, claim: Claim, join: Join) -> tuple[Member, Member]:
+def two(store: RoundStore, reducer: ReducerSession, join: Join) -> tuple[WorkerSession, WorkerSession]:
     """Two workers that take a second for a unit; each has begun one of the last two of a round."""
     first, second = join("first"), join("second")
     know(store, first=1000, second=1000)
@@ -134,7 +134,9 @@ def two(store: RoundStore, claim: Claim, join: Join) -> tuple[Member, Member]:
     return first, second
 
 
-def test_nothing_is_begun_twice_while_waiting_costs_less(store: RoundStore, two: tuple[Member, Member]) -> None:
+def test_nothing_is_begun_twice_while_waiting_costs_less(
+    store: RoundStore, two: tuple[WorkerSession, WorkerSession]
+) -> None:
     first, _ = two
     for _ in range(2):  # as long as it should take, and as long again
         early = first.lease(str(ZERO))
@@ -147,7 +149,7 @@ def test_nothing_is_begun_twice_while_waiting_costs_less(store: RoundStore, two:
 
 
 def test_what_a_slow_worker_has_begun_is_begun_at_once_by_one_that_is_done_well_before(
-    store: RoundStore, two: tuple[Member, Member]
+    store: RoundStore, two: tuple[WorkerSession, WorkerSession]
 ) -> None:
     first, _second = two
     know(store, first=1000, second=4000)
@@ -159,7 +161,7 @@ def test_what_a_slow_worker_has_begun_is_begun_at_once_by_one_that_is_done_well_
 
 
 def test_a_worker_that_is_overtaken_early_counts_as_no_faster_than_before(
-    store: RoundStore, two: tuple[Member, Member]
+    store: RoundStore, two: tuple[WorkerSession, WorkerSession]
 ) -> None:
     first, _second = two
     know(store, first=1000, second=60_000)
@@ -168,7 +170,7 @@ def test_a_worker_that_is_overtaken_early_counts_as_no_faster_than_before(
     assert speed_ms(store, "second") >= 60_000
 
 
-def test_a_batch_is_begun_a_second_time_as_a_whole(store: RoundStore, claim: Claim, join: Join) -> None:
+def test_a_batch_is_begun_a_second_time_as_a_whole(store: RoundStore, reducer: ReducerSession, join: Join) -> None:
     slow, quick = join("slow"), join("quick")
     know(store, slow=400, quick=400)
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
@@ -183,32 +185,34 @@ def test_a_batch_is_begun_a_second_time_as_a_whole(store: RoundStore, claim: Cla
 
 
 def test_how_often_work_was_begun_twice_is_told_with_the_version(
-    store: RoundStore, claim: Claim, two: tuple[Member, Member]
+    store: RoundStore, reducer: ReducerSession, two: tuple[WorkerSession, WorkerSession]
 ) -> None:
     first, second = two
     know(store, first=1000, second=4000)
     assert first.lease(str(ZERO)).micro_batches == (3,)
-    assert send(first, ZERO, 3, nonce="backup") == "accepted" and commit(claim, ONE)
+    assert send(first, ZERO, 3, nonce="backup") == "accepted" and commit(reducer, ONE)
     assert events(store, "reassigned") == []
     assert events(store, "version") == [{"version": 1, "doubled": [3]}]
-    fill(lambda name: {"first": first, "second": second}[name], claim, "first")
-    while len(parts(claim)) < 4:
+    fill(lambda name: {"first": first, "second": second}[name], reducer, "first")
+    while len(parts(reducer)) < 4:
         grant = first.lease(str(ONE))
         assert send(first, ONE, *grant.micro_batches, nonce=f"{grant.micro_batches}") == "accepted"
-    assert commit(claim, TWO) and events(store, "version")[-1] == {"version": 2}
+    assert commit(reducer, TWO) and events(store, "version")[-1] == {"version": 2}
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_script_shares_out_as_the_rules_say(store: RoundStore, claim: Claim, join: Join, seed: int) -> None:
+def test_the_script_shares_out_as_the_rules_say(
+    store: RoundStore, reducer: ReducerSession, join: Join, seed: int
+) -> None:
     """Whoever asks, in whatever state the others are: the same units as `computeshare.protocol.lease_policy` gives."""
     draw = random.Random(seed)
     names = "abcde"[: draw.randint(1, 5)]
-    members = {name: join(name, backup=False) for name in names}
-    redis, k = claim.redis, claim.keys
+    sessions = {name: join(name, backup=False) for name in names}
+    redis, k = reducer.redis, reducer.keys
     base_ms = draw.choice((100_000, 10_000_000))  # what passes while the test runs is nothing against it
     unit_ms = {name: base_ms * draw.randint(10, 40) / 10 for name in names}
     opened_ms = base_ms * draw.randint(0, 60) / 10
-    now = claim.now_ms()
+    now = reducer.now_ms()
     total = draw.randint(1, 40)
     round_ = {"count": total, "total": total, "needed": total, "opened": int(now - opened_ms), "cursor": 0}
     redis.hset(k.round(), mapping=round_)  # type: ignore[arg-type]
@@ -230,7 +234,7 @@ def test_the_script_shares_out_as_the_rules_say(store: RoundStore, claim: Claim,
             peers.append(Peer(unit_ms[other]))
     redis.hset(k.round(), "cursor", cursor)
     expected = share(total - cursor, unit_ms[asker], peers, idle_ms[asker])
-    granted = members[asker].lease(str(ZERO)).micro_batches
+    granted = sessions[asker].lease(str(ZERO)).micro_batches
     assert len(granted) == expected.units, expected.reason
     assert min(unit_ms.values()) > TOGETHER_MS and TRIED_AGAIN_AFTER == 8
 
@@ -272,14 +276,14 @@ def test_a_backup_doubles_what_one_worker_holds_not_what_several_do(store: Round
 
 
 def test_a_backup_begins_only_where_it_saves_a_tenth_of_a_second(
-    store: RoundStore, claim: Claim, two: tuple[Member, Member]
+    store: RoundStore, reducer: ReducerSession, two: tuple[WorkerSession, WorkerSession]
 ) -> None:
     first, _ = two
     lease = store.redis.hget(store.keys.leases(), "3")
     assert lease is not None
     since_ms = int(bytes(lease).split(b"|")[2])
     early = first.lease(str(ZERO))
-    cost_ms = early.ask_again_ms - (1000 - (claim.now_ms() - since_ms))
+    cost_ms = early.ask_again_ms - (1000 - (reducer.now_ms() - since_ms))
     assert early.answer == "wait" and cost_ms >= 1.5 * 1000 + 100
 
 
@@ -297,18 +301,22 @@ def test_where_each_has_a_part_to_make_nobody_is_passed_over(store: RoundStore, 
     assert quick.lease(str(ZERO)).micro_batches == (1, 2)
 
 
-def test_what_others_are_to_judge_goes_to_them_however_slow(store: RoundStore, claim: Claim, join: Join) -> None:
+def test_what_others_are_to_judge_goes_to_them_however_slow(
+    store: RoundStore, reducer: ReducerSession, join: Join
+) -> None:
     quick, slow = join("quick"), join("slow")
     know(store, quick=400, slow=400)
     quick.lease(str(ZERO)), slow.lease(str(ZERO))
     assert send(quick, ZERO, 0, 1, nonce="quick") == "accepted" and send(slow, ZERO, 2, 3) == "accepted"
-    claim.refuse(ZERO, claim.progress()[1][0], "not finite", "not_finite")
+    reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite")
     know(store, quick=1, slow=100_000)
     assert quick.lease(str(ZERO)).answer == "wait"
     assert slow.lease(str(ZERO)).micro_batches == (0,)
 
 
-def test_a_backup_is_no_more_than_the_share_that_is_left(store: RoundStore, claim: Claim, join: Join) -> None:
+def test_a_backup_is_no_more_than_the_share_that_is_left(
+    store: RoundStore, reducer: ReducerSession, join: Join
+) -> None:
     slow, quick = join("slow", sharers=2), join("quick", sharers=2)
     assert slow.lease(str(ZERO)).micro_batches == (0, 1)
     assert send(quick, ZERO, *quick.lease(str(ZERO)).micro_batches[:1]) == "accepted"
@@ -333,14 +341,14 @@ def test_a_worker_of_unknown_speed_is_taken_to_be_as_fast_as_the_others(store: R
 
 def test_one_slow_unit_is_no_slow_machine_and_a_fast_one_is_soon_believed(store: RoundStore, join: Join) -> None:
     def measured(after_ms: int, nonce: str) -> float:
-        (unit,) = member.lease(str(ZERO)).micro_batches
+        (unit,) = session.lease(str(ZERO)).micro_batches
         age(store, after_ms, runs_out=False)
-        assert send(member, ZERO, unit, nonce=nonce) == "accepted"
+        assert send(session, ZERO, unit, nonce=nonce) == "accepted"
         told = store.redis.hget(store.keys.speeds(), "a")
         assert told is not None
         return float(bytes(told).split(b"|")[0])
 
-    member = join("a")
+    session = join("a")
     know(store, a=100_000)
     assert measured(3_200_000, "slow") == pytest.approx(200_000, rel=0.01)  # a fifth of the way, in factors
     assert measured(50_000, "fast") == pytest.approx(100_000, rel=0.01)  # half of it

@@ -9,8 +9,8 @@ from redis.exceptions import OutOfMemoryError
 
 from computeshare.codecs.messages import UpdateEncoder, encode_update, feedback_of
 from computeshare.codecs.registry import CODECS
-from computeshare.protocol.reducer_session import Claim
-from computeshare.protocol.worker_session import Member
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Layout
 from computeshare.types import Vector
 from computeshare.worker.seat.update_sender import UpdateQueue
@@ -31,8 +31,8 @@ def layout(monkeypatch: pytest.MonkeyPatch) -> Layout:
     return Layout.build(iter([("w", (BUCKETS * 1000 - 10,), "parameter"), ("b", (7,), "buffer")]))
 
 
-def outbox_of(member: Member, layout: Layout) -> UpdateQueue:
-    return UpdateQueue(member, UpdateEncoder(CODEC, layout))
+def outbox_of(session: WorkerSession, layout: Layout) -> UpdateQueue:
+    return UpdateQueue(session, UpdateEncoder(CODEC, layout))
 
 
 def take(outbox: UpdateQueue, layout: Layout, unit: int, vector: Vector) -> None:
@@ -51,15 +51,15 @@ def submit(outbox: UpdateQueue) -> str:
     return outbox.submit(str(ZERO), {}, None).outcome
 
 
-def staged(claim: Claim, outbox: UpdateQueue, unit: int) -> set[int]:
+def staged(reducer: ReducerSession, outbox: UpdateQueue, unit: int) -> set[int]:
     """The parts of a unit's update that have arrived."""
-    names: Any = claim.redis.hkeys(claim.keys.staged(f"{outbox.nonce}:{unit}"))
+    names: Any = reducer.redis.hkeys(reducer.keys.staged(f"{outbox.nonce}:{unit}"))
     return set(map(int, names))
 
 
-def held(claim: Claim, layout: Layout) -> list[Any]:
-    wanted = [(part.base, part.micro_batch) for part in parts(claim)]
-    return claim.updates(wanted, range(BUCKETS + 1))
+def held(reducer: ReducerSession, layout: Layout) -> list[Any]:
+    wanted = [(part.base, part.micro_batch) for part in parts(reducer)]
+    return reducer.updates(wanted, range(BUCKETS + 1))
 
 
 def messages(layout: Layout) -> list[Any]:
@@ -71,32 +71,32 @@ def messages(layout: Layout) -> list[Any]:
 
 
 def test_what_is_large_has_arrived_before_it_is_submitted(
-    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member, _ = join("a"), join("another")
-    assert member.lease(str(ZERO)).micro_batches == (0, 1)
-    outbox = outbox_of(member, layout)
+    session, _ = join("a"), join("another")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = outbox_of(session, layout)
     for unit, vector in enumerate(VECTORS):
         take(outbox, layout, unit, vector)
-    submitted, send = list[Any](), member.submit
+    submitted, send = list[Any](), session.submit
 
     def note(token: str, nonce: str, updates: Any, *rest: Any) -> Any:
         submitted.append(updates)
-        assert [staged(claim, outbox, unit) for unit in (0, 1)] == [{*range(BUCKETS)}] * 2
+        assert [staged(reducer, outbox, unit) for unit in (0, 1)] == [{*range(BUCKETS)}] * 2
         return send(token, nonce, updates, *rest)
 
-    monkeypatch.setattr(member, "submit", note)
+    monkeypatch.setattr(session, "submit", note)
     assert outbox.bytes == sum(len(part) for message in messages(layout) for part in message)
     assert submit(outbox) == "accepted"
     assert [[part is None for part in message] for _, message, _ in submitted[0]] == [[True] * BUCKETS + [False]] * 2
-    assert held(claim, layout) == messages(layout)
+    assert held(reducer, layout) == messages(layout)
 
 
 def test_what_the_broker_did_not_take_ahead_goes_with_the_submission(
-    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member, _ = join("a"), join("another")
-    stage, sent = member.stage, list[int]()
+    session, _ = join("a"), join("another")
+    stage, sent = session.stage, list[int]()
 
     def refuse(nonce: str, unit: int, index: int, part: Any) -> None:
         sent.append(index)
@@ -104,89 +104,93 @@ def test_what_the_broker_did_not_take_ahead_goes_with_the_submission(
             raise OutOfMemoryError("no room")
         stage(nonce, unit, index, part)
 
-    monkeypatch.setattr(member, "stage", refuse)
-    assert member.lease(str(ZERO)).micro_batches == (0, 1)
-    outbox = outbox_of(member, layout)
+    monkeypatch.setattr(session, "stage", refuse)
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = outbox_of(session, layout)
     for unit, vector in enumerate(VECTORS):
         take(outbox, layout, unit, vector)
     assert submit(outbox) == "accepted"
-    assert sent == [2, 1] and held(claim, layout) == messages(layout)
+    assert sent == [2, 1] and held(reducer, layout) == messages(layout)
 
 
 def test_who_finds_no_room_holds_nothing_while_waiting_for_it(
-    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member, _ = join("a"), join("another")
-    member.lease(str(ZERO))
-    outbox = outbox_of(member, layout)
+    session, _ = join("a"), join("another")
+    session.lease(str(ZERO))
+    outbox = outbox_of(session, layout)
     for unit, vector in enumerate(VECTORS):
         take(outbox, layout, unit, vector)
     with monkeypatch.context() as patch:
-        patch.setattr(member, "submit", full)
+        patch.setattr(session, "submit", full)
         with pytest.raises(OutOfMemoryError):
             submit(outbox)
-    assert [staged(claim, outbox, unit) for unit in (0, 1)] == [set(), set()]
+    assert [staged(reducer, outbox, unit) for unit in (0, 1)] == [set(), set()]
     assert submit(outbox) == "accepted"
-    assert held(claim, layout) == messages(layout)
+    assert held(reducer, layout) == messages(layout)
 
 
 def full(*_: object) -> None:
     raise OutOfMemoryError("no room")
 
 
-def test_updates_of_one_bucket_go_in_one_exchange(claim: Claim, join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_of_one_bucket_go_in_one_exchange(
+    reducer: ReducerSession, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("computeshare.worker.seat.update_sender.AHEAD_BYTES", 1)
-    member = join("a")
-    monkeypatch.setattr(member, "stage", full)
-    assert member.lease(str(ZERO)).answer == "leased"
-    outbox = outbox_of(member, Layout.build(iter([("w", (5000,), "parameter")])))
+    session = join("a")
+    monkeypatch.setattr(session, "stage", full)
+    assert session.lease(str(ZERO)).answer == "leased"
+    outbox = outbox_of(session, Layout.build(iter([("w", (5000,), "parameter")])))
     outbox.taker(0, 0)(0, np.ones(5000, np.float32))
     outbox.complete(0, np.empty(0, np.float32), 0.5)
     assert submit(outbox) == "accepted"
 
 
 def test_updates_that_are_dropped_leave_the_wire_to_others_and_the_broker_empty(
-    claim: Claim, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
+    reducer: ReducerSession, join: Join, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    member = join("a")
-    stage, sent, goes_on = member.stage, list[int](), threading.Event()
+    session = join("a")
+    stage, sent, goes_on = session.stage, list[int](), threading.Event()
 
     def hold(nonce: str, unit: int, index: int, part: Any) -> None:
         sent.append(index)
         assert goes_on.wait(10)
         stage(nonce, unit, index, part)
 
-    monkeypatch.setattr(member, "stage", hold)
-    member.lease(str(ZERO))
-    outbox = outbox_of(member, layout)
+    monkeypatch.setattr(session, "stage", hold)
+    session.lease(str(ZERO))
+    outbox = outbox_of(session, layout)
     take(outbox, layout, 0, VECTORS[0])
     threading.Timer(0.1, goes_on.set).start()
     outbox.drop()
-    assert sent == [2] and staged(claim, outbox, 0) == {2}  # the one under way
+    assert sent == [2] and staged(reducer, outbox, 0) == {2}  # the one under way
     outbox.forget()
-    assert staged(claim, outbox, 0) == set()
-    assert member.lease(str(ZERO)).answer == "wait"
+    assert staged(reducer, outbox, 0) == set()
+    assert session.lease(str(ZERO)).answer == "wait"
     nonce = outbox.nonce
     outbox.begin()
     assert outbox.nonce != nonce
     for unit, vector in enumerate(VECTORS):
         take(outbox, layout, unit, vector)
     assert submit(outbox) == "accepted"
-    assert held(claim, layout) == messages(layout)
+    assert held(reducer, layout) == messages(layout)
 
 
-def test_parts_that_the_broker_lost_cost_the_lease_and_no_more(claim: Claim, join: Join, layout: Layout) -> None:
-    member, _ = join("a"), join("another")
-    assert member.lease(str(ZERO)).micro_batches == (0, 1)
-    outbox = outbox_of(member, layout)
+def test_parts_that_the_broker_lost_cost_the_lease_and_no_more(
+    reducer: ReducerSession, join: Join, layout: Layout
+) -> None:
+    session, _ = join("a"), join("another")
+    assert session.lease(str(ZERO)).micro_batches == (0, 1)
+    outbox = outbox_of(session, layout)
     for unit, vector in enumerate(VECTORS):
         take(outbox, layout, unit, vector)
     outbox.drop()
     outbox._goes_ahead = True
-    claim.redis.unlink(claim.keys.staged(f"{outbox.nonce}:0"))
+    reducer.redis.unlink(reducer.keys.staged(f"{outbox.nonce}:0"))
     take(outbox, layout, 1, VECTORS[1])
     receipt = outbox.submit(str(ZERO), {}, None)
-    assert receipt.outcome == "accepted" and [part.micro_batch for part in parts(claim)] == [1]
+    assert receipt.outcome == "accepted" and [part.micro_batch for part in parts(reducer)] == [1]
     assert receipt.grant is not None and receipt.grant.micro_batches == (0, 2)  # it can be had again
 
 
