@@ -39,6 +39,7 @@ TESTS = tuple(
         "news",
         "terms",
         "backlog",
+        "doubts",
         "shares",
     )
 )

@@ -20,6 +20,15 @@ def of(cases: Sequence[Case], count: int, name: str = "") -> list[Case]:
 
 
 @functools.cache
+def newest_commit_changes(*paths: str) -> bool:
+    """Whether HEAD differs from its parent in these paths; False where that cannot be told, as in a shallow clone."""
+    return bool(_git("diff", "--name-only", "HEAD~1", "HEAD", "--", *paths))
+
+
+@functools.cache
 def _commit() -> str:
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return _git("rev-parse", "HEAD")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
