@@ -17,8 +17,8 @@ from api.projection.rates import Rates
 from api.projection.row_store import add_versions
 from api.tables import WORKER, Event, Score, Submission, VersionRow, table
 from computeshare.checkpoints.branch import ALL, Branch
-from computeshare.protocol.ledger import Entry as SavedVersion
-from computeshare.protocol.ledger import lineage
+from computeshare.protocol.versions.ledger import Entry as SavedVersion
+from computeshare.protocol.versions.ledger import lineage
 from computeshare.types import Token
 
 _STANDS = """(version <= COALESCE(

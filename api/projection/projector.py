@@ -25,8 +25,8 @@ from api.projection.row_store import is_scored, load_job, save_job, store_change
 from computeshare.checkpoints.branch import Branch
 from computeshare.checkpoints.store import Artifacts
 from computeshare.protocol.keys import JobKeys
-from computeshare.protocol.ledger import Entry as SavedVersion
 from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.versions.ledger import Entry as SavedVersion
 from computeshare.runtime.failpoints import failpoint
 from computeshare.types import Token
 

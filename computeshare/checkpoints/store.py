@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 
 from computeshare.checkpoints.branch import ALL, Branch
 from computeshare.errors import ArtifactError, LostClaim
-from computeshare.protocol.ledger import Entry
+from computeshare.protocol.versions.ledger import Entry
 from computeshare.runtime.durability import flush, flush_open
 from computeshare.runtime.failpoints import failpoint
 from computeshare.tensors import safetensors_writer

@@ -38,13 +38,13 @@ class Channel:
         self._wires = wires or Wires.to(redis)
         self._retry: Any = redis.get_retry()
         self._scripts = Scripts(redis)
-        self._following: Sequence[Command] = ()
+        self._pipelined: Sequence[Command] = ()
 
     def exchange(
         self,
         commands: Sequence[Command],
         into: Sequence[Buffer | None] | None = None,
-        following: Sequence[Command] = (),
+        pipelined: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
         large: bool | None = None,
         raise_errors: bool = True,
@@ -56,10 +56,10 @@ class Channel:
         Args:
             into, raise_errors: as for `Wire.exchange`.
             large: use the connection for large values; by default, if `into` is given.
-            following: commands to send with these; `rest` returns their replies.
+            pipelined: commands to send with these; `pipelined_replies` returns their replies.
             meanwhile: as for `Wire.exchange`; called again on each retry.
         """
-        self._following = following
+        self._pipelined = pipelined
         wire = self._wires.large if large or (large is None and into) else self._wires.short
         try:
             return self._exchange(wire, commands, into, meanwhile, raise_errors)
@@ -75,12 +75,12 @@ class Channel:
                 raise reply
         return replies
 
-    def rest(self) -> list[Any]:
-        """The replies to the `following` commands of the last exchange; sends them again after an outage."""
+    def pipelined_replies(self) -> list[Any]:
+        """The replies to the `pipelined` commands of the last exchange; sends them again after an outage."""
         try:
-            return self._wires.short.rest()
+            return self._wires.short.pipelined_replies()
         except (NoScriptError, RedisConnectionError, RedisTimeoutError):
-            return self.exchange(self._following)
+            return self.exchange(self._pipelined)
 
     def script(self, name: str, job: JobKeys, **values: Any) -> Command:
         """The EVALSHA command for a script, see `Scripts.call`."""
@@ -108,12 +108,12 @@ class Channel:
         script: Command,
         *others: Command,
         before: Sequence[str] = (),
-        following: Sequence[Command] = (),
+        pipelined: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
         """Stage messages and run the script that uses them; returns the script's reply, then the replies to `others`.
 
-        `before` is as for `stage`, `following` and `meanwhile` as for `exchange`.
+        `before` is as for `stage`, `pipelined` and `meanwhile` as for `exchange`.
 
         Small messages go in one transaction with the script, which a broker short of memory rejects as a whole; large
         messages are staged beforehand. So the script never sees an incomplete message.
@@ -123,7 +123,7 @@ class Channel:
             messages = {}
         staged = [command for key, parts in messages.items() for command in staging(key, parts, life_s)]
         block: list[Command] = [["MULTI"], *staged, script, ["EXEC"]]
-        replies = self.exchange([*block, *others], following=following, meanwhile=meanwhile)
+        replies = self.exchange([*block, *others], pipelined=pipelined, meanwhile=meanwhile)
         return [replies[len(block) - 1][-1], *replies[len(block) :]]
 
     def read(
@@ -180,7 +180,7 @@ class Channel:
         raise_errors: bool,
     ) -> list[Any]:
         def exchange() -> list[Any]:
-            return wire.exchange(commands, into, raise_errors, self._following, meanwhile)
+            return wire.exchange(commands, into, raise_errors, self._pipelined, meanwhile)
 
         if self._retry is None:
             return exchange()

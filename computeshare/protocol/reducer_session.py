@@ -1,12 +1,11 @@
 """A reducer's side of the round protocol: claim, open, gather, refuse, commit."""
 
 import json
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha1
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from redis import Redis
@@ -15,57 +14,18 @@ from computeshare.codecs.messages import seal
 from computeshare.errors import CodecError, DamagedRound
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
-from computeshare.protocol.ledger import LONGEST
+from computeshare.protocol.refusal import Fault, Received, Suspicion, refuse
 from computeshare.protocol.round_store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.protocol.terms import DEFAULTS, Terms
+from computeshare.protocol.versions.history import VersionHistory
 from computeshare.transport.commands import Command
 from computeshare.transport.wire import Wires
 from computeshare.types import Blob, Message, Token
 
-BANNING_STRIKES = 5
-"""Refused submissions after which a worker is banned from the job."""
-PIECE = 2000
-"""Events read at a time."""
 EVENTS_KEPT, EVENTS_FOLDED = 5000, 1000
 """Events kept unfolded for the control plane, and the number of older events folded at a time."""
 STAGED_S = 120
 """Lifetime of staged weights and states, in seconds."""
-
-Fault = Literal["damaged", "not_finite", "lost"]
-"""Why an update is refused: damaged by its sender, not finite (a strike unless others agree), or lost by the broker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suspicion:
-    """How many sessions sent non-finite values in a round."""
-
-    sessions: int
-    """Sessions that sent non-finite values for this micro-batch; -1 if the round had moved on."""
-    times: int
-    """How often this micro-batch was sent with non-finite values."""
-    senders: int
-    """Sessions that sent non-finite values for any micro-batch of the round."""
-    there: int
-    """Sessions in the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """An accepted submission's part for one micro-batch."""
-
-    micro_batch: int
-    worker: str
-    session: str
-    nonce: str
-    base: str
-    """Token of the version that the update was computed on."""
-    loss: float
-    size: int
-    """Bytes of the update's message."""
-    at: float
-    """Time of arrival, in milliseconds since the epoch by the broker's clock."""
-    entry: bytes = field(repr=False)
-    """The raw JSON entry in Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +50,7 @@ class ReducerSession(RoundStore):
         self.reducer_id = reducer_id
         self.fence = 0
         self._held = ""
-        self._commits: deque[tuple[bytes, dict[bytes, bytes]]] = deque(maxlen=LONGEST)
-        self._opened: tuple[bytes, int | None] | None = None
-        self._read_upto = b"0-0"
+        self.history = VersionHistory(redis, self.keys)
 
     def claim(self, host: str, pid: int, life_ms: int) -> bool:
         """Become the job's active reducer, under a new fence; False while another reducer is active."""
@@ -116,7 +74,7 @@ class ReducerSession(RoundStore):
         token: Token,
         weights: Sequence[Blob],
         state: Sequence[Blob],
-        following: Round,
+        next_round: Round,
         event: dict[str, Any],
         recent: int = 1,
         terms: Terms = DEFAULTS,
@@ -138,12 +96,12 @@ class ReducerSession(RoundStore):
             fence=self.fence,
             token=str(token),
             version=token.version,
-            first=following.first,
-            count=following.count,
+            first=next_round.first,
+            count=next_round.count,
             event=json.dumps(event),
-            carried=numbers_text(following.carried),
-            total=following.total,
-            needed=following.needed,
+            carried=numbers_text(next_round.carried),
+            total=next_round.total,
+            needed=next_round.needed,
             recent=recent,
             term_names=agreed.keys(),
             term_values=agreed.values(),
@@ -220,10 +178,10 @@ class ReducerSession(RoundStore):
         k = self.keys
         asked: list[Command] = [["HMGET", k.round(), "token", "first", "cursor"], ["LRANGE", k.free(), 0, -1]]
         asked += [["HKEYS", key] for key in (k.leases(), k.backups(), k.received())]
-        (round_, *rest) = self._channel.exchange([["MULTI"], *asked, ["EXEC"]])[-1]
+        (round_, *unit_lists) = self._channel.exchange([["MULTI"], *asked, ["EXEC"]])[-1]
         if round_[0] is None or round_[0].decode() != str(token):
             return None
-        return int(round_[1]) + int(round_[2]), sorted({int(unit) for some in rest for unit in some})
+        return int(round_[1]) + int(round_[2]), sorted({int(unit) for units in unit_lists for unit in units})
 
     def close(self, token: Token, at_least: int) -> bool:
         """Close the round if it has received `at_least` updates; False if too few, or the round has moved on."""
@@ -244,24 +202,7 @@ class ReducerSession(RoundStore):
 
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
         """Take back an accepted micro-batch whose update failed the checks, and reopen the round if it was closed."""
-        event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
-        event |= {"micro_batch": part.micro_batch, "reason": reason}
-        found = self.scripts.call(
-            "refuse",
-            self.keys,
-            update_key=self.keys.update(part.base, part.micro_batch),
-            token=str(token),
-            fence=self.fence,
-            micro_batch=part.micro_batch,
-            worker=part.worker,
-            session=part.session,
-            event=json.dumps(event),
-            fault=fault,
-            banning_strikes=BANNING_STRIKES,
-            reason=reason,
-            nonce=part.nonce,
-        )
-        return Suspicion(*map(int, found))
+        return refuse(self.scripts, self.keys, self.fence, token, part, reason, fault)
 
     def begin(self, weights: Iterable[Blob]) -> Sequence[Blob]:
         """Stage a version's weights before its token is known, if they are large.
@@ -269,11 +210,11 @@ class ReducerSession(RoundStore):
         Returns: the parts still to be passed to `commit`; empty if all were staged.
         """
         first: list[Blob] = []
-        rest = iter(weights)
-        for part in rest:
+        remaining = iter(weights)
+        for part in remaining:
             first.append(part)
             if sum(map(len, first)) > AT_ONCE_BYTES:
-                self._channel.stage({self._staged("weights"): chain(first, rest)}, STAGED_S)
+                self._channel.stage({self._staged("weights"): chain(first, remaining)}, STAGED_S)
                 return ()
         return first
 
@@ -283,7 +224,7 @@ class ReducerSession(RoundStore):
         parts: Sequence[Received],
         token: Token,
         weights: Sequence[Blob],
-        following: Round,
+        next_round: Round,
         event: dict[str, Any],
         link: Link | None = None,
         news: bool = False,
@@ -296,7 +237,7 @@ class ReducerSession(RoundStore):
             parts: the updates that made the version, ascending: all updates received, unless the next round is the same
                 window of units.
             weights: the parts that `begin` returned.
-            following: the next round, including carried units; its count is 0 after the last round.
+            next_round: the next round, including carried units; its count is 0 after the last round.
             link: changes to the chain, if `weights` are the difference from the version before.
             news: whether to publish `weights` as news, too (`JobKeys.news`).
             state: the version's state, to be stored in the same exchange; None: call `store_state` next.
@@ -321,14 +262,14 @@ class ReducerSession(RoundStore):
             next_token=str(token),
             fence=self.fence,
             next_version=token.version,
-            next_first=following.first,
-            next_count=following.count,
+            next_first=next_round.first,
+            next_count=next_round.count,
             event=json.dumps(event, separators=(",", ":")),
             counted=numbers_text(part.micro_batch for part in parts),
             entries_sha1=entries.hexdigest(),
-            carried=numbers_text(following.carried),
-            next_total=following.total,
-            next_needed=following.needed,
+            carried=numbers_text(next_round.carried),
+            next_total=next_round.total,
+            next_needed=next_round.needed,
             bases="" if set(bases) == {str(base.token)} else ",".join(bases),
             published_as="delta" if link else "whole",
             kept=link.kept if link and link.snapshot else "",
@@ -418,48 +359,6 @@ class ReducerSession(RoundStore):
         raw: Any = self.redis.get(self.keys.origin())
         return None if raw is None else bytes(raw).decode()
 
-    def commits(self, incarnation: int) -> tuple[list[dict[str, Any]], bool]:
-        """The `version` events still in the event stream, oldest first, and whether the stream still holds the `opened`
-        event of this incarnation.
-
-        The control plane has stored all events that left the stream. Each call reads only events added since the last
-        call, so only one thread may call this.
-        """
-        first, last = self._ends()
-        if _order(last) < _order(self._read_upto):  # the broker went back
-            self._commits.clear()
-            self._opened, self._read_upto = None, b"0-0"
-        while entries := self._events("(" + self._read_upto.decode()):
-            for stream_id, fields in entries:
-                self._read_upto = stream_id
-                if fields[b"type"] == b"version":
-                    self._commits.append((stream_id, fields))
-                elif fields[b"type"] == b"opened":
-                    self._opened = stream_id, json.loads(fields[b"data"]).get("incarnation")
-        while self._commits and _order(self._commits[0][0]) < _order(first):
-            self._commits.popleft()
-        opened = self._opened and _order(self._opened[0]) >= _order(first) and self._opened[1] == incarnation
-        found = [{"at": int(float(f[b"at"])), "data": json.loads(f[b"data"])} for _, f in self._commits]
-        return found, bool(opened)
-
-    def _ends(self) -> tuple[bytes, bytes]:
-        """Ids of the oldest event not stored yet (2**63-0 if there is none), and of the newest event ever appended."""
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.xrange(self.keys.backlog(), count=1)
-        pipeline.xrange(self.keys.events(), count=1)
-        pipeline.xinfo_stream(self.keys.events())
-        *oldest, about = pipeline.execute(raise_on_error=False)
-        last = about["last-generated-id"] if isinstance(about, dict) else b"0-0"
-        return min((some[0][0] for some in oldest if some), key=_order, default=b"%d-0" % 2**63), last
-
-    def _events(self, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """The next events from `start` on, of the backlog first and then of the stream, about `PIECE` at most."""
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.xrange(self.keys.backlog(), min=start, count=PIECE)
-        pipeline.xrange(self.keys.events(), min=start, count=PIECE)
-        backlog, events = pipeline.execute()
-        return backlog if len(backlog) == PIECE else [*backlog, *events]
-
     def fold(self) -> int:
         """Move the oldest events to the backlog, submissions folded into counts, if too many await the control plane.
 
@@ -475,11 +374,6 @@ class ReducerSession(RoundStore):
 def _too_large(message: Sequence[Any]) -> CodecError | None:
     """The first CodecError among the parts, of a part longer than its buffer; None if there is none."""
     return next((part for part in message if isinstance(part, CodecError)), None)
-
-
-def _order(stream_id: bytes) -> tuple[int, int]:
-    milliseconds, number = stream_id.split(b"-")
-    return int(milliseconds), int(number)
 
 
 def _is_there(message: Message) -> bool:

@@ -13,7 +13,7 @@ from computeshare.protocol.channel import Channel, Messages, pairs
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import leave
 from computeshare.protocol.scripts import Scripts
-from computeshare.protocol.version_chain import route
+from computeshare.protocol.versions.chain import route
 from computeshare.runtime.failpoints import armed, failpoint
 from computeshare.transport.commands import Command
 from computeshare.transport.connections import BLOCK_MS
@@ -219,10 +219,10 @@ class WorkerSession:
             messages = {}
         submission = self._submission(token, nonce, updates, report)
         others = [self._lease(token)] if and_lease else []
-        following = self._waiting(token, and_wait) if and_wait else []
+        pipelined = self._waiting(token, and_wait) if and_wait else []
         meanwhile = and_wait.meanwhile if and_wait else None
         (outcome, current, status, before), *granted = self._channel.run_staged(
-            messages, STAGED_S, submission, *others, following=following, meanwhile=meanwhile
+            messages, STAGED_S, submission, *others, pipelined=pipelined, meanwhile=meanwhile
         )
         failpoint("after_push")
         grant = self._parsed(granted[0]) if granted else None
@@ -260,7 +260,7 @@ class WorkerSession:
 
     def waited(self, token: str) -> Grant:
         """Complete the wait that `submit` began; returns the grant as `wait_for` does."""
-        return self._next(token, self._channel.rest())
+        return self._next(token, self._channel.pipelined_replies())
 
     def _waiting(self, token: str, waiting: Waiting) -> list[Command]:
         news: Command = ["HMGET", self.keys.news(token), *range(waiting.parts)]

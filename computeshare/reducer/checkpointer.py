@@ -12,8 +12,8 @@ from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts, Manifest, Staged
 from computeshare.errors import LostClaim
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.ledger import Entry, lineage
 from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.versions.ledger import Entry, lineage
 from computeshare.runtime.failpoints import failpoint
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.types import Blob, Token
@@ -32,7 +32,7 @@ class Snapshot:
     """Digest of the weights; empty: not computed yet."""
     state: Sequence[Blob]
     """Parts of `ServerStep.dump`."""
-    following: Round
+    next_round: Round
     """The round that starts from this version."""
 
 
@@ -110,15 +110,15 @@ class Checkpointer:
     def _stage(self, layout: Layout, snapshot: Snapshot, retention: Retention) -> None:
         weights, sha256 = snapshot.weights, snapshot.sha256 or layout.digest(snapshot.weights)
         staged = self._staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state)
-        finish = functools.partial(self._finish, staged, sha256, snapshot.following, retention)
+        finish = functools.partial(self._finish, staged, sha256, snapshot.next_round, retention)
         self._unsaved = functools.partial(self._submit, finish)
         self._unsaved()
 
     def _submit(self, finish: Callable[[], None]) -> None:
         self._writing = self._disk.submit(finish)
 
-    def _finish(self, staged: Staged, sha256: str, following: Round, retention: Retention) -> None:
-        about = (following.epoch, following.first, following.carried)
+    def _finish(self, staged: Staged, sha256: str, next_round: Round, retention: Retention) -> None:
+        about = (next_round.epoch, next_round.first, next_round.carried)
         try:
             manifest = self.artifacts.seal(staged, sha256, *about, self._ledger(staged.token))
             self._stands(staged.token)
@@ -148,7 +148,7 @@ class Checkpointer:
 
         Raises LostClaim: the broker has lost the job, and with it some of the entries.
         """
-        entries, opened = self.session.commits(token.incarnation)
+        entries, opened = self.session.history.commits(token.incarnation)
         state = self.session.read()  # read after the commits, so that it proves them complete
         if state is None or state.token.incarnation != token.incarnation or state.version < token.version:
             raise LostClaim(f"the broker has lost what led to version {token}")

@@ -13,7 +13,8 @@ from computeshare.codecs.messages import decode_bucket, largest_update, parts_of
 from computeshare.errors import CodecError, Diverged
 from computeshare.jobspec.quorum import largest_share, tolerated
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.protocol.reducer_session import Fault, Received, ReducerSession, Suspicion
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import Fault, Received, Suspicion
 from computeshare.protocol.round_store import RoundState
 from computeshare.strategies.averages import Mean
 from computeshare.tensors.layout import Layout
@@ -117,8 +118,8 @@ class Gatherer:
         buckets = len(self.layout.buckets)
         pieces = [tuple((part.base, part.micro_batch) for part in some) for some in _pieces(parts, buckets)]
         coming = [_Wanted(b, names) for b in range(bucket, buckets)[:2] for names in pieces]
-        for one, following in zip(coming[: len(pieces)], [*coming[1:], None], strict=False):
-            messages = self._reading.take(one, following)
+        for one, upcoming in zip(coming[: len(pieces)], [*coming[1:], None], strict=False):
+            messages = self._reading.take(one, upcoming)
             yield from ((micro_batch, message) for (_, micro_batch), message in zip(one.names, messages, strict=True))
 
     def settle(self) -> None:
@@ -163,11 +164,11 @@ class Gatherer:
                 f"{found.times} times ({workers}). Try a lower learning rate."
             )
 
-    def expected(self, base: Token, following: Round) -> list[tuple[str, int]]:
+    def expected(self, base: Token, next_round: Round) -> list[tuple[str, int]]:
         """The updates (base token, unit) of the next round that are small enough to be read as they are found."""
-        if self.limit * following.total > PIECE_BYTES:
+        if self.limit * next_round.total > PIECE_BYTES:
             return []
-        return [(str(base), unit) for unit in following.units]
+        return [(str(base), unit) for unit in next_round.units]
 
 
 def _pick(message: Message, wanted: range) -> Message:
@@ -228,8 +229,8 @@ class _ReadAhead:
         self._read, self._helper = read, helper
         self._coming: tuple[_Wanted, Future[list[Message | CodecError | None]]] | None = None
 
-    def take(self, wanted: _Wanted, following: _Wanted | None) -> list[Message | CodecError | None]:
-        """Return the frames for `wanted`, and begin to read those for `following`."""
+    def take(self, wanted: _Wanted, upcoming: _Wanted | None) -> list[Message | CodecError | None]:
+        """Return the frames for `wanted`, and begin to read those for `upcoming`."""
         coming = self._coming
         if coming is None or coming[0] != wanted:
             self.settle()
@@ -237,8 +238,8 @@ class _ReadAhead:
         else:
             self._coming = None
             found = coming[1].result()
-        if following:
-            self._coming = following, self._helper.submit(self._read, following)
+        if upcoming:
+            self._coming = upcoming, self._helper.submit(self._read, upcoming)
         return found
 
     def settle(self) -> None:

@@ -9,7 +9,8 @@ import structlog
 
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound, LostClaim
-from computeshare.protocol.reducer_session import Received, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.reducer.checkpointer import Checkpointer
 from computeshare.reducer.codec_choice import Decider, Undecided

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from computeshare.errors import Diverged
-from computeshare.protocol.reducer_session import Link, Received, ReducerSession
+from computeshare.protocol.reducer_session import Link, ReducerSession
+from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
-from computeshare.protocol.version_chain import Chain
+from computeshare.protocol.versions.chain import Chain
 from computeshare.reducer.gather import RoundUpdates
 from computeshare.reducer.job_setup import JobContext
 from computeshare.reducer.recovery import staleness

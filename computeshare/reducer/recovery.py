@@ -16,7 +16,7 @@ from computeshare.jobspec.sampling_plan import Round
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundState
-from computeshare.protocol.version_chain import Chain, route
+from computeshare.protocol.versions.chain import Chain, route
 from computeshare.reducer.gather import Gatherer
 from computeshare.tensors.layout import Weights
 from computeshare.types import Token, Vector

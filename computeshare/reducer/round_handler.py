@@ -14,9 +14,10 @@ from computeshare.codecs.messages import is_news, update_parts
 from computeshare.errors import ArtifactError, CodecError, DamagedRound, LostClaim, ShapeError
 from computeshare.jobspec.quorum import Progress, decide, needed
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.protocol.reducer_session import Received, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
-from computeshare.protocol.version_chain import Chain
+from computeshare.protocol.versions.chain import Chain
 from computeshare.reducer.checkpointer import Checkpointer, Snapshot
 from computeshare.reducer.gather import Refused
 from computeshare.reducer.job_setup import JobContext
@@ -84,15 +85,15 @@ class RoundHandler:
         blob, model = job.server_step.publish_whole(loaded)
         sha256 = job.layout.digest(model.published)
         token = Token(incarnation, version, sha256[:16])
-        following = self._next_round(version, carried)
-        if manifest and following.wanted is not None:
-            following = dataclasses.replace(following.behind(manifest.next_micro_batch), carried=carried)
+        next_round = self._next_round(version, carried)
+        if manifest and next_round.wanted is not None:
+            next_round = dataclasses.replace(next_round.behind(manifest.next_micro_batch), carried=carried)
         event: dict[str, Any] = {"token": str(token), "version": version, "incarnation": incarnation}
         event |= {"sha256": sha256, "bytes": sum(map(len, blob))}
         event |= {"restored": restored is not None and restored.token.incarnation > 0}  # else it is a fork's beginning
         event |= {"parameters": job.layout.parameters, "kind": job.kind}
         state = job.server_step.dump(model.master)
-        if not self.session.open(token, blob, state, following, event, job.spec.strategy.recent, job.terms):
+        if not self.session.open(token, blob, state, next_round, event, job.spec.strategy.recent, job.terms):
             raise LostClaim("the job was opened by another reducer")
         return_freed_memory()
         self.current = LoadedVersion(token, model, sha256)
@@ -191,26 +192,26 @@ class RoundHandler:
         event = self._event(base, token, sha256, counted, samples)
         if any(staleness):
             event["staleness"] = staleness
-        following = self._next_round(token.version, tuple(m for m in base.units if m not in parts), base)
-        if following.carried and following.wanted is None:
-            event["carried"] = following.carried
+        next_round = self._next_round(token.version, tuple(m for m in base.units if m not in parts), base)
+        if next_round.carried and next_round.wanted is None:
+            event["carried"] = next_round.carried
         clock.lap("encode")
         failpoint("before_commit")
         link = self._next_version.link(self._chain, token, model, weights)
         event["seconds"] = clock.laps
         is_small = is_news(job.layout)
         state = job.server_step.dump(master) if is_small and not armed("after_commit") else None
-        if not self.session.commit(base, counted, token, left, following, event, link, is_small, state):
+        if not self.session.commit(base, counted, token, left, next_round, event, link, is_small, state):
             raise LostClaim(f"version {base.token} was reduced by another, or the job ended")
         del weights, left, link
         failpoint("after_commit")
         self.current = LoadedVersion(token, model, sha256)
-        self.expected = job.gatherer.expected(token, following)
+        self.expected = job.gatherer.expected(token, next_round)
         if state is None:
             done = [(part.base, part.micro_batch) for part in counted]
             self.session.store_state(base.token, done, token, job.server_step.dump(master))
         failpoint("after_state")
-        self._save(self.current, following)
+        self._save(self.current, next_round)
         if job.spec.quorum_of(token.version) < 1:
             self.look_again_s = 0.005  # the next round has a deadline of its own
 
@@ -250,10 +251,10 @@ class RoundHandler:
 
     # Checkpoints
 
-    def _save(self, version: LoadedVersion, following: Round) -> None:
+    def _save(self, version: LoadedVersion, next_round: Round) -> None:
         """Write a checkpoint of a version if one is due."""
         if self.checkpoints.is_due or self._disk_is_full() or self.job.spec.wants_checkpoint(version.token.version):
-            self._checkpoint(version, following)
+            self._checkpoint(version, next_round)
 
     def _disk_is_full(self) -> bool:
         """Whether the disk has no room for the next checkpoint, checked before the checkpoint is due."""
@@ -262,16 +263,16 @@ class RoundHandler:
         self._disk_checked_s = time.monotonic()
         return Disk.of(self.artifacts.folder).obstacle(4 * self.job.layout.parameters) is not None
 
-    def _checkpoint(self, version: LoadedVersion, following: Round) -> None:
+    def _checkpoint(self, version: LoadedVersion, next_round: Round) -> None:
         """Begin to write a checkpoint. Raises OSError: the one before could not be written."""
-        if following.wanted is not None:
+        if next_round.wanted is not None:
             left = self.session.pending(version.token)
             if left is None:
                 return  # the version has moved on, under another reducer
-            following = dataclasses.replace(following.behind(left[0]), carried=tuple(left[1]))
+            next_round = dataclasses.replace(next_round.behind(left[0]), carried=tuple(left[1]))
         job, model = self.job, version.model
         snapshot = Snapshot(
-            version.token, model.published, version.sha256, job.server_step.dump(model.master), following
+            version.token, model.published, version.sha256, job.server_step.dump(model.master), next_round
         )
         self.checkpoints.begin(job.layout, snapshot, job.retention)
 

@@ -74,7 +74,7 @@ class Wire:
         commands: Sequence[Command],
         into: Sequence[Blob | None] | None = None,
         raise_errors: bool = True,
-        following: Sequence[Command] = (),
+        pipelined: Sequence[Command] = (),
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
         """Send commands and receive their replies, both at the same time.
@@ -85,7 +85,8 @@ class Wire:
                 in the reply they are views of it. A string that does not fit becomes a CodecError at its place.
             raise_errors: whether to raise the first error among the replies, nested ones included, after the last reply
                 has arrived; else errors are exceptions at their places. A broker busy with a script always raises.
-            following: commands pipelined after these; `rest` reads their replies, another exchange discards them.
+            pipelined: commands to send after these; `pipelined_replies` reads their replies, another exchange discards
+                them.
             meanwhile: called once all is sent, before waiting for replies.
         Returns: a reply for each command: bytes, int, None, list; with RESP3 also float, bool, dict.
         Raises:
@@ -95,15 +96,15 @@ class Wire:
                 this exchange's commands the broker has executed.
         """
         buffers = [None if each is None else as_view(each) for each in into or [None] * len(commands)]
-        buffers += [None] * len(following)
-        outgoing = Outgoing([*commands, *following], [len(each or b"") for each in buffers])
+        buffers += [None] * len(pipelined)
+        outgoing = Outgoing([*commands, *pipelined], [len(each or b"") for each in buffers])
         with self._closing():
             self._ready()
             self._replies.expect(buffers)
         return self._taken(outgoing, len(commands), raise_errors, meanwhile)
 
-    def rest(self) -> list[Any]:
-        """Read the replies to the previous exchange's `following` commands. Raises the same errors as `exchange`."""
+    def pipelined_replies(self) -> list[Any]:
+        """Read the replies to the previous exchange's `pipelined` commands. Raises the same errors as `exchange`."""
         if self._outgoing is None:
             raise RedisConnectionError("the connection to the broker broke since the commands were sent")
         return self._taken(self._outgoing, self._replies.expected, True)
@@ -117,7 +118,7 @@ class Wire:
     def _taken(
         self, outgoing: Outgoing, count: int, raise_errors: bool, meanwhile: Callable[[], object] | None = None
     ) -> list[Any]:
-        """Receive the next `count` replies; later replies are left for `rest`."""
+        """Receive the next `count` replies; later replies are left for `pipelined_replies`."""
         with self._closing():
             self._transfer(outgoing, self._replies.expected - count, meanwhile)
         replies, error = self._replies.take(count)

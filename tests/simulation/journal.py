@@ -12,7 +12,7 @@ from redis import Redis
 from computeshare.jobspec.quorum import largest_share
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.keys import JobKeys
-from computeshare.protocol.reducer_session import BANNING_STRIKES, Received
+from computeshare.protocol.refusal import BANNING_STRIKES, Received
 from computeshare.protocol.worker_session import Grant, Receipt
 from computeshare.types import Token
 from tests.simulation.model import ROUNDS, Version, Weights, following, update, waits_for_all

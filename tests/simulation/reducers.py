@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from computeshare.jobspec.quorum import needed
-from computeshare.protocol.reducer_session import Received, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import Received
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.terms import Terms
 from computeshare.types import Blob, Token

@@ -8,7 +8,8 @@ import pytest
 from redis import Redis
 
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.protocol.reducer_session import Received, ReducerSession, Suspicion
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import Received, Suspicion
 from computeshare.protocol.round_store import RoundState, RoundStore
 from computeshare.protocol.terms import Terms
 from computeshare.protocol.worker_session import WorkerSession

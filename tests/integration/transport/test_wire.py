@@ -265,17 +265,17 @@ def test_a_connection_that_the_broker_ended_meanwhile_costs_no_error(wire: Wire,
 def test_what_follows_an_exchange_is_waited_for_later(wire: Wire, broker: EmbeddedBroker) -> None:
     value = noise(BUCKET).tobytes()
     following = [["BLPOP", "list", 0], ["GET", "large"], ["NO SUCH COMMAND"]]
-    assert wire.exchange([["SET", "large", value], ["PING"]], following=following[:2]) == [b"OK", b"PONG"]
+    assert wire.exchange([["SET", "large", value], ["PING"]], pipelined=following[:2]) == [b"OK", b"PONG"]
     with closing(client_of(broker.url)) as client:
         client.rpush("list", "now")
-        assert wire.rest() == [[b"list", b"now"], value]
-        assert wire.exchange([["PING"]], following=following[2:]) == [b"PONG"]
+        assert wire.pipelined_replies() == [[b"list", b"now"], value]
+        assert wire.exchange([["PING"]], pipelined=following[2:]) == [b"PONG"]
         with pytest.raises(ResponseError, match="unknown command"):
-            wire.rest()
+            wire.pipelined_replies()
         with pytest.raises(ResponseError, match="unknown command"):
-            wire.exchange(following[2:], following=[["PING"]])
+            wire.exchange(following[2:], pipelined=[["PING"]])
         with pytest.raises(RedisConnectionError):
-            wire.rest()  # given up: nobody who hears of the error would ask
+            wire.pipelined_replies()  # given up: nobody who hears of the error would ask
         assert wire.exchange([["PING"]]) == [b"PONG"]
 
 
@@ -293,19 +293,19 @@ def test_what_is_to_be_done_meanwhile_is_done_once_when_all_is_sent(wire: Wire, 
 
 
 def test_an_exchange_does_not_wait_for_what_followed_the_one_before(wire: Wire, broker: EmbeddedBroker) -> None:
-    number, *_ = wire.exchange([["CLIENT", "ID"]], following=[["BLPOP", "nothing", 0]])
+    number, *_ = wire.exchange([["CLIENT", "ID"]], pipelined=[["BLPOP", "nothing", 0]])
     assert wire.exchange([["PING"]]) == [b"PONG"]
     assert wire.exchange([["CLIENT", "ID"]])[0] > number
     with pytest.raises(RedisConnectionError):
-        wire.rest()
+        wire.pipelined_replies()
 
 
 def test_a_connection_that_ends_before_the_rest_has_come_is_an_error(wire: Wire, broker: EmbeddedBroker) -> None:
-    [number] = wire.exchange([["CLIENT", "ID"]], following=[["BLPOP", "nothing", 0]])
+    [number] = wire.exchange([["CLIENT", "ID"]], pipelined=[["BLPOP", "nothing", 0]])
     with closing(client_of(broker.url)) as client:
         assert client.client_kill_filter(_id=number) == 1
     with pytest.raises(RedisConnectionError):
-        wire.rest()
+        wire.pipelined_replies()
     assert wire.exchange([["PING"]]) == [b"PONG"]
 
 

@@ -185,28 +185,28 @@ def test_a_submission_that_is_not_as_it_should_be_spoils_no_counts(quiet: Reduce
 def test_commits_are_read_on_from_where_they_were_read_to_and_let_go_of_once_stored(
     redis: Redis, reducer: ReducerSession, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    unaltered = reducer._events
-    monkeypatch.setattr(reducer, "_events", lambda start: read.append(start) or unaltered(start))
-    assert reducer.commits(1) == ([], False)  # of version 0, without an incarnation
+    read: list[bytes] = []
+    unaltered = reducer.history._read_after
+    monkeypatch.setattr(reducer.history, "_read_after", lambda after: read.append(after) or unaltered(after))
+    assert reducer.history.commits(1) == ([], False)  # of version 0, without an incarnation
     fill(join, reducer)
     commit(reducer, ONE)
-    assert [entry["data"]["version"] for entry in reducer.commits(1)[0]] == [1]
+    assert [entry["data"]["version"] for entry in reducer.history.commits(1)[0]] == [1]
     reducer.fold()
     newest = reducer.redis.xinfo_stream(reducer.keys.events())["last-generated-id"].decode()  # type: ignore[index]
     read.clear()
-    assert [entry["data"]["version"] for entry in reducer.commits(1)[0]] == [1] and read == [f"({newest}"]
+    assert [entry["data"]["version"] for entry in reducer.history.commits(1)[0]] == [1] and read == [newest.encode()]
     redis.xtrim(reducer.keys.events(), 0, approximate=False)
     redis.xtrim(reducer.keys.backlog(), 0, approximate=False)
-    assert reducer.commits(1) == ([], False)
+    assert reducer.history.commits(1) == ([], False)
     assert events(reducer, "version") == []
 
 
 def test_commits_of_a_broker_that_went_back_are_read_anew(redis: Redis, reducer: ReducerSession, join: Join) -> None:
     fill(join, reducer)
     commit(reducer, ONE)
-    before = reducer.commits(1)[0]
+    before = reducer.history.commits(1)[0]
     entries: Any = redis.xrange(reducer.keys.events())
     redis.delete(reducer.keys.events())
     redis.xadd(reducer.keys.events(), entries[0][1], id="1-0")
-    assert before and reducer.commits(1)[0] == []
+    assert before and reducer.history.commits(1)[0] == []

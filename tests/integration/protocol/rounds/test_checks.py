@@ -4,7 +4,8 @@ from typing import Any
 
 from redis import Redis
 
-from computeshare.protocol.reducer_session import BANNING_STRIKES, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import BANNING_STRIKES
 from computeshare.protocol.round_store import LINE_BYTES_KEPT, LINES_KEPT, RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import (

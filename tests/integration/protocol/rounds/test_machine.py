@@ -24,7 +24,8 @@ from redis import Redis
 from computeshare.errors import Banned, Fenced
 from computeshare.jobspec.quorum import needed
 from computeshare.protocol.lease_policy import TOGETHER_MS
-from computeshare.protocol.reducer_session import BANNING_STRIKES, Fault, ReducerSession
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import BANNING_STRIKES, Fault
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.terms import Terms
 from computeshare.protocol.worker_session import WorkerSession

@@ -11,7 +11,8 @@ from redis.exceptions import ResponseError
 from computeshare.errors import Banned, Fenced, JobGone
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol import keys
-from computeshare.protocol.reducer_session import ReducerSession, Suspicion
+from computeshare.protocol.reducer_session import ReducerSession
+from computeshare.protocol.refusal import Suspicion
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.types import Token

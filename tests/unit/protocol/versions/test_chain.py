@@ -2,7 +2,7 @@
 
 import pytest
 
-from computeshare.protocol.version_chain import LONGEST, Chain, Route, route
+from computeshare.protocol.versions.chain import LONGEST, Chain, Route, route
 from computeshare.types import Token
 
 TOKENS = [Token(1, version, f"{version:016x}") for version in range(100)]

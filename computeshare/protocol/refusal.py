@@ -1,0 +1,72 @@
+"""Takes back accepted updates that failed the reducer's checks."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.scripts import Scripts
+from computeshare.types import Token
+
+BANNING_STRIKES = 5
+"""Refused submissions after which a worker is banned from the job."""
+
+Fault = Literal["damaged", "not_finite", "lost"]
+"""Why an update is refused: damaged by its sender, not finite (a strike unless others agree), or lost by the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An accepted submission's part for one micro-batch."""
+
+    micro_batch: int
+    worker: str
+    session: str
+    nonce: str
+    base: str
+    """Token of the version that the update was computed on."""
+    loss: float
+    size: int
+    """Bytes of the update's message."""
+    at: float
+    """Time of arrival, in milliseconds since the epoch by the broker's clock."""
+    entry: bytes = field(repr=False)
+    """The raw JSON entry in Redis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """How many sessions sent non-finite values in a round."""
+
+    sessions: int
+    """Sessions that sent non-finite values for this micro-batch; -1 if the round had moved on."""
+    times: int
+    """How often this micro-batch was sent with non-finite values."""
+    senders: int
+    """Sessions that sent non-finite values for any micro-batch of the round."""
+    there: int
+    """Sessions in the job."""
+
+
+def refuse(
+    scripts: Scripts, keys: JobKeys, fence: int, token: Token, part: Received, reason: str, fault: Fault
+) -> Suspicion:
+    """Take back an accepted micro-batch, as `ReducerSession.refuse`."""
+    event: dict[str, Any] = {"worker": part.worker, "nonce": part.nonce, "base": str(token)}
+    event |= {"micro_batch": part.micro_batch, "reason": reason}
+    found = scripts.call(
+        "refuse",
+        keys,
+        update_key=keys.update(part.base, part.micro_batch),
+        token=str(token),
+        fence=fence,
+        micro_batch=part.micro_batch,
+        worker=part.worker,
+        session=part.session,
+        event=json.dumps(event),
+        fault=fault,
+        banning_strikes=BANNING_STRIKES,
+        reason=reason,
+        nonce=part.nonce,
+    )
+    return Suspicion(*map(int, found))
