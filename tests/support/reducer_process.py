@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from computeshare.protocol.round_store import RoundStore
-from computeshare.reducer.process import Reducer
+from computeshare.reducer.process import Reducer, warm
 
 
 @contextmanager
 def running(reducer: Reducer) -> Iterator[Reducer]:
-    """It runs until the end of the block."""
+    """Run a reducer until the end of the block, warmed as in its own process: slow imports would cost it its claims."""
+    warm()
     thread = threading.Thread(target=reducer.run, daemon=True)
     thread.start()
     try:
