@@ -1,4 +1,4 @@
-"""The server's step from one version to the next: combine, optimize, encode. Pure: a reducer and a replay share it."""
+"""The server's step from one version to the next: combine, optimize, encode. No I/O; reducers and replays use it."""
 
 import math
 import struct
