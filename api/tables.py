@@ -29,7 +29,31 @@ def _job() -> Any:
     return Field(foreign_key="job.id", ondelete="CASCADE", primary_key=True)
 
 
-class Job(SQLModel, table=True):
+class _OfVersion(SQLModel):
+    """Columns of a row about one version."""
+
+    job_id: str = _job()
+    token: str = Field(primary_key=True)
+    incarnation: int
+    version: int
+    at_ms: int = Field(sa_type=Millis)
+    voided: bool = False
+
+
+class _Traffic(SQLModel):
+    """Counts of submissions by outcome, and bytes."""
+
+    accepted: int = 0
+    stale: int = 0
+    duplicate: int = 0
+    lease_lost: int = 0
+    fenced: int = 0
+    refused: int = 0
+    bytes_up: int = Field(default=0, sa_type=BigInteger)
+    bytes_down: int = Field(default=0, sa_type=BigInteger)
+
+
+class Job(_Traffic, table=True):
     """A job: its specification, its status, and totals computed from its events."""
 
     __table_args__ = (Index("ix_job_newest", "created_ms", "id"),)
@@ -80,18 +104,10 @@ class Job(SQLModel, table=True):
     chosen: str | None = None
     """Why the job got its codecs, where its specification left the choice open (codec `auto`)."""
 
-    accepted: int = 0
-    stale: int = 0
-    duplicate: int = 0
-    lease_lost: int = 0
-    fenced: int = 0
-    refused: int = 0
     reassigned: int = 0
     residual_resets: int = 0
-    bytes_up: int = Field(default=0, sa_type=BigInteger)
-    bytes_down: int = Field(default=0, sa_type=BigInteger)
     folded: int = 0
-    """Submissions that the counts above include and that have no row: the reducer summed them up (`fold.lua`)
+    """Submissions that the counts by outcome include and that have no row: the reducer summed them up (`fold.lua`)
     because too many came while no control plane stored them."""
 
     stream_id: str = "0-0"
@@ -176,16 +192,12 @@ class Invite(SQLModel, table=True):
     """sha256 of a secret of that machine: a repeated request with the same secret gets the same answer."""
 
 
-class VersionRow(SQLModel, table=True):
+class VersionRow(_OfVersion, table=True):
     """A committed version. `bytes_up` and `bytes_down` are the job's totals at that moment."""
 
     __tablename__ = "version"
     __table_args__ = (Index("ix_version_series", "job_id", "version"),)
 
-    job_id: str = _job()
-    token: str = Field(primary_key=True)
-    incarnation: int
-    version: int
     epoch: int
     loss: float | None = None
     sha256: str | None = None
@@ -194,8 +206,6 @@ class VersionRow(SQLModel, table=True):
     bytes_up: int = Field(sa_type=BigInteger)
     bytes_down: int = Field(sa_type=BigInteger)
     seconds: dict[str, float] | None = _json()
-    at_ms: int = Field(sa_type=Millis)
-    voided: bool = False
 
 
 class LedgerEntry(SQLModel, table=True):
@@ -288,36 +298,24 @@ class Submission(SQLModel, table=True):
     voided: bool = False
 
 
-class CheckpointRow(SQLModel, table=True):
+class CheckpointRow(_OfVersion, table=True):
     """A version whose files are complete on disk, in `artifacts/JOB/TOKEN/`."""
 
     __tablename__ = "checkpoint"
     __table_args__ = (Index("ix_checkpoint_version", "job_id", "version"),)
 
-    job_id: str = _job()
-    token: str = Field(primary_key=True)
-    incarnation: int
-    version: int
     sha256: str
     bytes: int = Field(sa_type=BigInteger)
-    at_ms: int = Field(sa_type=Millis)
-    voided: bool = False
 
 
-class Score(SQLModel, table=True):
+class Score(_OfVersion, table=True):
     """A version's loss and accuracy on the test set."""
 
     __table_args__ = (Index("ix_score_version", "job_id", "version"),)
 
-    job_id: str = _job()
-    token: str = Field(primary_key=True)
-    incarnation: int
-    version: int
     loss: float | None
     accuracy: float
     samples: int
-    at_ms: int = Field(sa_type=Millis)
-    voided: bool = False
 
 
 TELLING = text("type NOT IN ('version', 'folded')")
@@ -344,7 +342,7 @@ class Event(SQLModel, table=True):
     data: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
 
 
-class WorkerStat(SQLModel, table=True):
+class WorkerStat(_Traffic, table=True):
     """A worker's part in a job; the row stays when the worker leaves."""
 
     __tablename__ = "worker_stat"
@@ -366,12 +364,6 @@ class WorkerStat(SQLModel, table=True):
     samples: int = 0
     """Samples counted for this worker in versions that stand."""
     samples_per_s: float = 0.0
-    accepted: int = 0
-    stale: int = 0
-    duplicate: int = 0
-    lease_lost: int = 0
-    fenced: int = 0
-    refused: int = 0
     refused_reason: str | None = None
     strikes: int = 0
     banned: str | None = None
@@ -380,8 +372,6 @@ class WorkerStat(SQLModel, table=True):
     """Why the worker gets no seat in the job: its own report that its machine cannot run it."""
     memory_bytes: int | None = Field(default=None, sa_type=BigInteger)
     """Peak memory of the seat on its device; an estimate until the first work unit is done."""
-    bytes_up: int = Field(default=0, sa_type=BigInteger)
-    bytes_down: int = Field(default=0, sa_type=BigInteger)
 
 
 class LogLine(SQLModel, table=True):

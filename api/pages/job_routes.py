@@ -10,18 +10,16 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from api import text_format
 from api.deps import LogsDep, ServicesDep
-from api.errors import NotFound
-from api.jobs.cursors import BadCursor
 from api.jobs.series import Columns, Lowest
 from api.logs.view import log_view
-from api.pages.page_response import ViewsDep, missing, render
+from api.pages.page_response import PageRoute, ViewsDep, render
 from api.pages.views import elapsed_s
 from api.schemas import JobPublic
 from api.stored_specs import plan_of
 from computeshare.jobspec import export
 from computeshare.types import ENDED, Outcome
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, route_class=PageRoute)
 
 PARTS = {
     "notes": "parts/notes.html",
@@ -45,12 +43,9 @@ def show_job(
     request: Request, views: ViewsDep, service: LogsDep, job_id: str, log_worker: str = "", log_level: str = ""
 ) -> HTMLResponse:
     """A job's page."""
-    try:
-        with views.snapshot():
-            view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
-            logs = log_view(service, job_id, log_worker, log_level)
-    except NotFound:
-        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    with views.snapshot():
+        view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
+        logs = log_view(service, job_id, log_worker, log_level)
     return render(
         request,
         "job.html",
@@ -76,11 +71,8 @@ def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
 @router.get("/jobs/{job_id}/parts")
 def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = False) -> HTMLResponse:
     """The changing parts of a job's page, as HTML; the page's script replaces the old parts with them."""
-    try:
-        with views.snapshot():
-            view = views.job(job_id, table)
-    except NotFound:
-        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
+    with views.snapshot():
+        view = views.job(job_id, table)
     return render(request, "job_parts.html", view=view, parts=PARTS | TABLE if table else PARTS)
 
 
@@ -96,14 +88,9 @@ def show_submissions(
 ) -> HTMLResponse:
     """The page of a job's submissions, each with its outcome and the reason."""
     known = next((one for one in get_args(Outcome) if one == outcome), None)
-    try:
-        with views.snapshot():
-            job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
-            page = services.submissions.list(job_id, known, worker or None, cursor or None)
-    except NotFound:
-        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
-    except BadCursor as error:
-        return missing(request, "There is no such page", str(error))
+    with views.snapshot():
+        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+        page = services.submissions.list(job_id, known, worker or None, cursor or None)
     chosen = {name: value for name, value in (("outcome", known), ("worker", worker)) if value}
 
     def link(**query: str) -> str:
@@ -129,14 +116,9 @@ def show_timeline(
     request: Request, views: ViewsDep, services: ServicesDep, job_id: str, cursor: str = ""
 ) -> HTMLResponse:
     """The page of a job's whole timeline, including every version."""
-    try:
-        with views.snapshot():
-            job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
-            page = services.history.timeline_page(job_id, cursor or None)
-    except NotFound:
-        return missing(request, f"There is no job {job_id}", "It may have been deleted.")
-    except BadCursor as error:
-        return missing(request, "There is no such page", str(error))
+    with views.snapshot():
+        job, workers = services.jobs.show(job_id), services.history.workers(job_id).items
+        page = services.history.timeline_page(job_id, cursor or None)
     names = {one.id: one.name for one in workers if one.name}
     older = f"?{urlencode({'cursor': page.next_cursor})}" if page.next_cursor else None
     return render(request, "timeline.html", job=job, page=page, names=names, cursor=cursor, older=older)

@@ -9,16 +9,16 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from redis.exceptions import RedisError
 
 from api.deps import FleetDep, JobsDep
-from api.errors import Conflict, NotFound
+from api.errors import Conflict
 from api.fleet.service import Fleet
 from api.jobs.service import fingerprint_of
 from api.pages import job_form
 from api.pages.job_routes import shown_as
-from api.pages.page_response import ViewsDep, missing, render
+from api.pages.page_response import PageRoute, ViewsDep, missing, render
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.jobspec.spec import JobSpec
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, route_class=PageRoute)
 
 MOST_FIELDS = 200
 DEFAULT_QUEUE: str = JobSpec.model_fields["queue"].default
@@ -50,12 +50,9 @@ def show_form(
     origin: Annotated[str, Query(alias="from", max_length=64)] = "",
 ) -> HTMLResponse:
     """The form, filled in with another job's values or with defaults."""
-    try:
-        with views.snapshot():
-            values = job_form.of_spec(views.job_alone(origin).spec) if origin else job_form.of_defaults()
-            return _form(request, job_form.filled(values), fleet, origin)
-    except NotFound:
-        return missing(request, f"There is no job {origin}", "It may have been deleted.")
+    with views.snapshot():
+        values = job_form.of_spec(views.job_alone(origin).spec) if origin else job_form.of_defaults()
+        return _form(request, job_form.filled(values), fleet, origin)
 
 
 @router.post("/new/check")

@@ -1,19 +1,22 @@
 """Renders templates as HTML answers, and errors as pages for browsers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, Response
+from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 from fastapi_problem.handler import ExceptionHandler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from api import text_format
 from api.deps import ServicesDep
+from api.errors import NotFound
+from api.jobs.cursors import BadCursor
 from api.pages import explanations
 from api.pages.views import Views
 
@@ -33,6 +36,26 @@ def render(request: Request, template: str, status_code: int = 200, **context: A
 def missing(request: Request, heading: str, text: str, status_code: int = 404) -> HTMLResponse:
     """An error page with a heading and an explanation."""
     return render(request, "error.html", status_code, heading=heading, text=text)
+
+
+class PageRoute(APIRoute):
+    """A page that explains itself where there is no such job, or no such page of a list."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.response_class is not HTMLResponse:
+            return handle
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except NotFound as error:
+                heading = str(error)
+                return missing(request, heading[:1].upper() + heading[1:], "It may have been deleted.")
+            except BadCursor as error:
+                return missing(request, "There is no such page", str(error))
+
+        return answer
 
 
 def for_browsers(app: FastAPI) -> None:

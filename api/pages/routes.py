@@ -10,9 +10,8 @@ from fastapi.responses import HTMLResponse
 from redis.exceptions import RedisError
 
 from api.deps import FleetDep
-from api.jobs.cursors import BadCursor
 from api.jobs.job_list import Chosen
-from api.pages.page_response import ViewsDep, missing, render
+from api.pages.page_response import PageRoute, ViewsDep, missing, render
 from api.pages.views import STATUSES
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.types import JobSort
@@ -24,7 +23,7 @@ SORTS: dict[JobSort, str] = {
     "accuracy": "Best accuracy",
     "updated": "Last update",
 }
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, route_class=PageRoute)
 
 
 @router.get("/")
@@ -42,11 +41,8 @@ def show_jobs(
     if status and not known:
         return missing(request, f"No job can be {status!r}", f"A job is {', '.join(STATUSES)}.")
     order = next((one for one in SORTS if one == sort), None)
-    try:
-        with views.snapshot():
-            view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)
-    except BadCursor as error:
-        return missing(request, "There is no such page", str(error))
+    with views.snapshot():
+        view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)
     asked = {"status": known or "", "queue": queue, "search": search, "sort": order or ""}
 
     def link(**query: str) -> str:

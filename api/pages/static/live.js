@@ -46,7 +46,7 @@ function replacePart(place, fresh) {
 const LOGGED_OUT = "You are not logged in any more: open the link that computeshare login prints.";
 
 // Says at the top of the page why it is not up to date; "" once it is.
-export function tellTrouble(text) {
+function tellTrouble(text) {
   const place = document.getElementById("trouble");
   if (place.textContent !== text) place.textContent = text;
 }

@@ -82,6 +82,11 @@ class JobProjection:
             raise ValueError("a version beyond the last")
         return token
 
+    def version_columns(self, token: Token) -> Row:
+        """The columns that name a version, for a row about it."""
+        about = {"incarnation": token.incarnation, "version": token.version}
+        return {"job_id": self.state.id, "token": str(token), **about}
+
     def worker_row(self, worker: str) -> Row:
         """The increments of a worker's counters."""
         row = self.changes.workers.get(worker)

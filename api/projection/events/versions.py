@@ -37,7 +37,7 @@ def version(projection: JobProjection, event: StreamEvent) -> None:
     samples = sum(part[2] for part in counted)
     projection.rates.job.add(event.at_ms, samples)
     rate = round(projection.rates.job.value(event.at_ms), 1)
-    about = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
+    about = projection.version_columns(token)
     projection.changes.versions.append(
         {
             **about,
@@ -91,9 +91,8 @@ def checkpoint(projection: JobProjection, event: StreamEvent) -> None:
 def add_checkpoint(projection: JobProjection, data: Row, at_ms: int) -> None:
     """A version is on disk."""
     state, token = projection.state, projection.token(data["token"])
-    row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
-    row |= {"sha256": name_of(data["sha256"]), "bytes": count_of(data["bytes"]), "at_ms": at_ms, "voided": False}
-    projection.changes.checkpoints.append(row)
+    row = projection.version_columns(token) | {"sha256": name_of(data["sha256"]), "bytes": count_of(data["bytes"])}
+    projection.changes.checkpoints.append({**row, "at_ms": at_ms, "voided": False})
     state["durable_version"] = max(state["durable_version"], token.version)
 
 
@@ -105,8 +104,7 @@ def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
     """A version was scored: loss and accuracy on the test set."""
     state, token = projection.state, projection.token(data["token"])
     loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"])
-    row = {"job_id": state.id, "token": str(token), "incarnation": token.incarnation, "version": token.version}
-    row |= {"loss": loss, "accuracy": accuracy, "samples": count_of(data["samples"])}
+    row = projection.version_columns(token) | {"loss": loss, "accuracy": accuracy, "samples": count_of(data["samples"])}
     projection.changes.scores.append({**row, "at_ms": at_ms, "voided": False})
     if state["scored_version"] is None or token.version >= state["scored_version"]:
         state["scored_version"], state["accuracy"] = token.version, accuracy

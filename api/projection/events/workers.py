@@ -3,7 +3,7 @@
 import json
 
 from api.projection.events.job_projection import JobProjection
-from api.projection.events.parser import StreamEvent, count_of, kind_of, memory_of, name_of, numbers_of, text_of
+from api.projection.events.parser import Row, StreamEvent, count_of, kind_of, memory_of, name_of, numbers_of, text_of
 from computeshare.codecs.registry import CODECS
 
 
@@ -12,9 +12,8 @@ def joined(projection: JobProjection, event: StreamEvent) -> None:
     worker, seat = name_of(data["worker"]), name_of(data["seat"])
     about = {"name": name_of(data["name"]), "device": name_of(data["device"])}
     kind = kind_of(data.get("kind", {}))
-    row = {"job_id": state.id, "worker": worker, "at_ms": event.at_ms, "session": name_of(data["session"])}
     known = {"kind": kind, "seat": seat, "memory_bytes": memory_of(data)}
-    projection.changes.presence.append({**row, **about, **known, "joined": True})
+    _add_presence(projection, event, {**about, **known, "joined": True})
     projection.add_event(event, {"worker": worker, "seat": seat, "kind": kind, **about})
     if state["version"] and _feeds_back(state["spec"]):
         state.add("residual_resets", 1)
@@ -25,8 +24,7 @@ def joined(projection: JobProjection, event: StreamEvent) -> None:
 def left(projection: JobProjection, event: StreamEvent) -> None:
     data = event.data
     worker, reason, freed = name_of(data["worker"]), text_of(data["reason"]), numbers_of(data.get("freed", []))
-    row = {"job_id": projection.state.id, "worker": worker, "at_ms": event.at_ms, "session": name_of(data["session"])}
-    projection.changes.presence.append({**row, "reason": reason, "joined": False})
+    _add_presence(projection, event, {"reason": reason, "joined": False})
     projection.add_event(event, {"worker": worker, "reason": reason})
     projection.rates.workers.pop(worker, None)
     projection.count_reassigned(freed)
@@ -35,8 +33,7 @@ def left(projection: JobProjection, event: StreamEvent) -> None:
 def banned(projection: JobProjection, event: StreamEvent) -> None:
     data = event.data
     worker, why, strikes = name_of(data["worker"]), text_of(data["reason"]), count_of(data["strikes"])
-    row = {"job_id": projection.state.id, "worker": worker, "at_ms": event.at_ms, "session": name_of(data["session"])}
-    projection.changes.presence.append({**row, "reason": f"banned: {why}", "joined": False})
+    _add_presence(projection, event, {"reason": f"banned: {why}", "joined": False})
     projection.changes.bans.append({"job_id": projection.state.id, "worker": worker, "reason": why})
     projection.worker_row(worker)  # there may be none yet
     projection.add_event(event, {"worker": worker, "strikes": strikes, "reason": why})
@@ -55,6 +52,13 @@ def unfit(projection: JobProjection, event: StreamEvent) -> None:
 def forgiven(projection: JobProjection, event: StreamEvent) -> None:
     """Take back a worker's strikes for values that are not finite: other workers found the same."""
     projection.worker_row(name_of(event.data["worker"]))["strikes"] -= count_of(event.data["strikes"])
+
+
+def _add_presence(projection: JobProjection, event: StreamEvent, data: Row) -> None:
+    """Note that the event's worker joined, or left, in its session."""
+    row = {"job_id": projection.state.id, "at_ms": event.at_ms}
+    row |= {name: name_of(event.data[name]) for name in ("worker", "session")}
+    projection.changes.presence.append(row | data)
 
 
 def _feeds_back(spec: str) -> bool:

@@ -183,7 +183,8 @@ def test_older_jobs_are_a_link_away(pages: Pages) -> None:
 
 def test_a_missing_job_gets_a_readable_page(pages: Pages) -> None:
     assert "There is no job nosuch00" in pages.get("/jobs/nosuch00", 404)
-    pages.get("/jobs/nosuch00/parts", 404)
+    for part in ("parts", "submissions", "timeline"):
+        pages.get(f"/jobs/nosuch00/{part}", 404)
     assert "&lt;script&gt;" in pages.get("/jobs/%3Cscript%3E", 404)
 
 
