@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError
 from computeshare.protocol.keys import JobKeys
 from computeshare.transport.commands import Argument, Command
 
-VALUE = r"tonumber\(ARGV\[\d+\]\)|(?:KEYS|ARGV)\[\d+\]|rest\((?:KEYS|ARGV), \d+(?:, \d+)?\)"
+VALUE = r"tonumber\(ARGV\[\d+\]\)|(?:KEYS|ARGV)\[\d+\]|slice\((?:KEYS|ARGV), \d+(?:, \d+)?\)"
 DECLARATION = re.compile(rf"\s*local\s+(\w+(?:,\s*\w+)*)\s*=\s*((?:{VALUE})(?:,\s*(?:{VALUE}))*)\s*(?=\n|$)")
 COMMENT = re.compile(r"--.*")
 SHARED_FUNCTION = re.compile(r"local function (\w+)")
@@ -39,7 +39,7 @@ class Script:
 
         local round_key, weights_key = KEYS[1], KEYS[2]
         local token, at_least = ARGV[1], tonumber(ARGV[2])
-        local micro_batches, losses = rest(ARGV, 3, 2), rest(ARGV, 4, 2) -- every second from there on
+        local micro_batches, losses = slice(ARGV, 3, 2), slice(ARGV, 4, 2) -- every second value from there on
 
     `round_key` is the job's `JobKeys.round()`; a key with parameters, as `JobKeys.weights`, is the caller's to give.
     """
@@ -131,7 +131,7 @@ def _names(script: str, declared: Iterable[tuple[str, str]], where: str) -> Name
         if where not in value:
             continue
         place, *step = map(int, re.findall(r"\d+", value))
-        among = rows if value.startswith("rest") else single
+        among = rows if value.startswith("slice") else single
         if place in among:
             raise ValueError(f"the script {script} calls {where}[{place}] both {among[place]} and {name}")
         among[place] = name

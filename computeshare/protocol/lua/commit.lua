@@ -9,7 +9,7 @@ local versions_key, events_key, full_key, arrivals_key = KEYS[11], KEYS[12], KEY
 local base_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17]
 local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
 local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
-local outdated_keys = rest(KEYS, 22) -- what the chain lets go of
+local outdated_keys = slice(KEYS, 22) -- what the chain lets go of
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: the version that the round started from
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and how many
 local event = ARGV[7] -- JSON object with any key; which micro-batches were leased a second time is added here
@@ -24,8 +24,8 @@ local kept = ARGV[15] -- versions of the chain that stay before this one, where 
 local has_news = ARGV[16] -- 1 if what is staged is to be news, too; else 0
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end
-local status, first, count, recent, needed, total, doubled = unpack(redis.call("HMGET", round_key, "status", "first", "count",
-  "recent", "needed", "total", "doubled"))
+local status, first, count, recent, needed, total, doubled = unpack(redis.call("HMGET", round_key, "status", "first",
+  "count", "recent", "needed", "total", "doubled"))
 if status ~= "running" and status ~= "paused" then return 0 end
 local stays = first == next_first and count == next_count
 local units = {}

@@ -1,7 +1,7 @@
 -- discard.lua: give up a round that the broker went back to, or that cannot be, so that the job is restored.
 -- Returns 1, or 0 if the version or the fence had moved on (nothing is changed).
 local round_key, fence_key = KEYS[1], KEYS[2]
-local dropped_keys = rest(KEYS, 3) -- what belongs to the round
+local dropped_keys = slice(KEYS, 3) -- what belongs to the round
 local token, fence = ARGV[1], ARGV[2] -- the token is empty where the round has none
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end

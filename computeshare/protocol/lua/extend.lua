@@ -3,11 +3,11 @@
 -- were faster; `gone` if it is not open, or `fenced` if the session is not the worker's any more (nothing is changed in
 -- these two cases).
 local round_key, sessions_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local staged_keys = rest(KEYS, 5)
+local staged_keys = slice(KEYS, 5)
 local worker, session = ARGV[1], ARGV[2]
 local least_ms = tonumber(ARGV[3]) -- that the leases have left from now on
 local staged_s = ARGV[4] -- life of the staged messages from now on
-local micro_batches = rest(ARGV, 5)
+local micro_batches = slice(ARGV, 5)
 
 local status = redis.call("HGET", round_key, "status")
 if not status then return "gone" end

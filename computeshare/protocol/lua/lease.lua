@@ -1,29 +1,29 @@
--- lease.lua: give a worker micro-batches of the current round: free ones, else those whose lease has run out,
--- else a second lease on those of a slow one (a backup task: the first submission wins). The clock is the server's.
--- Where a round waits for all of its units, they are given out by how fast each worker was of late, as
--- `computeshare/protocol/lease_policy.py` says: one that is free gets a unit only if the others would not have done
--- them all by the time that it is done. A backup begins only where it is expected to be done well before the lease that
--- it doubles.
--- The terms stand in the round, where its reducer wrote them: `backup` (1: backup tasks are allowed), `sharers` (fewest
--- workers that may make a round, each of them its share at most; 0: any), `fewest` (sessions there must be),
--- `unmeasured` (most units for a worker that was not measured yet; 0: its share).
--- Returns {answer, current token, ms until it is worth asking again, micro-batch, ...}; the answer is `leased`, `wait`,
--- `stale`, `fenced`, `banned`, `gone` or the job's status if that is not running. Only `leased` changes anything, and
--- has more than three parts.
+-- lease.lua: lease micro-batches of the current round to a worker. In this order: free micro-batches, micro-batches
+-- whose lease has expired, and a second lease on what a slow worker holds (a backup: the first submission wins).
+-- All times are by the server's clock.
+-- If the round needs all of its units, measured speeds decide, as in `computeshare/protocol/lease_policy.py`: a worker
+-- gets a unit only if the other workers could not finish all remaining units sooner. A backup begins only if it should
+-- finish well before the lease that it doubles.
+-- The reducer wrote the terms into the round: `backup` (1: backups are allowed), `sharers` (workers that must share the
+-- round, none with more than an equal share; 0: no limit), `fewest` (sessions that must exist), `unmeasured` (maximum
+-- units for a worker of unknown speed; 0: its share).
+-- Returns {answer, current token, ms until the next request makes sense, micro-batch, ...}. The answer is `leased`,
+-- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
+-- if it is not running. Only `leased` changes anything and returns micro-batches.
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local news_key = KEYS[11] -- of the version after the token's
 local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
-local and_news = ARGV[4] -- 1 if the news are read right after this, else 0: then the lease is on the version after the
--- token's, where that is the current one and there are news of it
+local and_news = ARGV[4] -- 1: the worker reads the news right after this script, so if the next version is current
+-- and has news, the lease is on the next version; else 0
 
 local SHORTEST_MS = 2000 -- of a lease
-local UNMEASURED_MS = 5000 -- a micro-batch is assumed to take while no worker was measured yet
+local UNMEASURED_MS = 5000 -- assumed time of a micro-batch until any worker is measured
 local TOGETHER_MS = 1000 -- these constants are those of `computeshare/protocol/lease_policy.py`
 local SHORT_MS = 50
 local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
-local EXPECTED_MS = 250 -- that others may come later than the one that asks
+local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
   sharers, fewest, unmeasured, doubled = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
   "cursor", "version", "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest",
@@ -40,7 +40,7 @@ first, count, cursor, total = tonumber(first), tonumber(count), tonumber(cursor)
 needed, opened = tonumber(needed), tonumber(opened)
 sharers, fewest, unmeasured = tonumber(sharers), tonumber(fewest), tonumber(unmeasured)
 if closed or redis.call("HLEN", received_key) >= needed then
-  return {"wait", current, 1000} -- closed, or enough is there: the next version is on its way
+  return {"wait", current, 1000} -- the round is complete: the reducer is making the next version
 end
 
 local now = now_ms()
@@ -68,14 +68,14 @@ for _, all in ipairs(leases) do -- by worker: how many units, since when
   end
 end
 
-local function late(holder) -- ms since it should have been done with what it holds; less than 0: until then
+local function late(holder) -- ms since the holder should have finished its leases; negative: ms until then
   return now - held[holder][2] - held[holder][1] * (own[holder] or {usual})[1]
 end
-local function remaining(holder) -- ms until it is done; whoever is late is taken to need as long again
+local function remaining(holder) -- expected ms until the holder finishes; a late holder needs its delay again
   return math.abs(late(holder))
 end
 
-local room = math.huge -- for the worker that asks, where none may make more than its share
+local room = math.huge -- units that this worker may still make, if there is a limit
 if sharers > 0 then
   room = math.ceil(total / sharers) - (held[worker] or {0})[1]
   for _, entry in ipairs(redis.call("HVALS", received_key)) do
@@ -90,17 +90,18 @@ if not measured and unmeasured > 0 then most = unmeasured end
 local fair = math.min(math.ceil(needed / #workers), most, room)
 local share = fair
 local left = redis.call("LLEN", free_key) + count - cursor
-if speed >= SHORT_MS and needed == total and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
+
+local function set_share_by_speed()
   local peers = {}
   for _, other in ipairs(workers) do
     local each, done = unpack(own[other] or {usual, 0})
     if other ~= worker and held[other] then
       peers[#peers + 1] = {remaining(other), each}
-    elseif other ~= worker and now - math.max(opened, done) < math.max(EXPECTED_MS, each) then -- else it is not coming
+    elseif other ~= worker and now - math.max(opened, done) < math.max(EXPECTED_MS, each) then -- else idle for too long
       peers[#peers + 1] = {0, each}
     end
   end
-  local function is_needed(nth) -- whether the others leave an nth unit to this worker
+  local function is_needed(nth) -- whether the others would leave an nth unit to this worker
     local ended = nth * speed
     for _, peer in ipairs(peers) do
       if ended > peer[1] then nth = nth + math.ceil((ended - peer[1]) / peer[2] - 1e-9) - 1 end
@@ -109,10 +110,13 @@ if speed >= SHORT_MS and needed == total and sharers == 0 and redis.call("EXISTS
   end
   most, share = math.min(most, left), 0
   while share < most and is_needed(share + 1) do share = share + 1 end
-  if share == 0 and left > 0 then
-    if idle > TRIED_AGAIN_AFTER * speed then share = 1 end
-    again = math.max(20, speed / 8)
-  end
+  if share > 0 or left == 0 then return end
+  if idle > TRIED_AGAIN_AFTER * speed then share = 1 end
+  again = math.max(20, speed / 8)
+end
+
+if speed >= SHORT_MS and needed == total and sharers == 0 and redis.call("EXISTS", suspects_key) == 0 then
+  set_share_by_speed()
 end
 
 local granted, moved = {}, {}
@@ -122,7 +126,7 @@ while #granted < share do
   if freed then
     local suspects = others and cjson.decode(redis.call("HGET", suspects_key, freed) or "{}")
     if suspects and suspects[session] and not next(suspects, next(suspects)) then
-      aside[#aside + 1] = freed -- one of the others is to say whether that is not finite, and none has yet
+      aside[#aside + 1] = freed -- it was not finite by this session: another worker must compute it
     else
       granted[#granted + 1] = freed
     end
@@ -138,7 +142,8 @@ for _, micro_batch in ipairs(aside) do redis.call("RPUSH", free_key, micro_batch
 if #aside > 0 then again = 500 end
 
 local target = leases_key
-if #granted == 0 then -- what others have let run out
+
+local function take_expired()
   for i = 1, #leases[1], 2 do
     local expires, since, holder = leases[1][i + 1]:match("^.-|(.-)|(.-)|(.*)$")
     if tonumber(expires) > now then
@@ -149,7 +154,8 @@ if #granted == 0 then -- what others have let run out
     end
   end
 end
-if #granted == 0 and backup == "1" then -- what one of the others is slow with, all of it
+
+local function take_backup() -- all micro-batches of one slow holder
   local from
   for i = 1, #leases[1], 2 do
     local other, holder = leases[1][i + 1]:match("^(.-)|.-|.-|(.*)$")
@@ -167,6 +173,9 @@ if #granted == 0 and backup == "1" then -- what one of the others is slow with, 
     redis.call("HSET", round_key, "doubled", (doubled and doubled .. "," or "") .. table.concat(granted, ","))
   end
 end
+
+if #granted == 0 then take_expired() end
+if #granted == 0 and backup == "1" then take_backup() end
 if #granted == 0 then return {"wait", current, math.max(20, math.ceil(again))} end
 
 local life = math.max(SHORTEST_MS, 4 * speed * #granted)

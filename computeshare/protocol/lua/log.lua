@@ -2,7 +2,7 @@
 -- Returns how many were appended, or 0 if the job is gone (nothing is changed).
 local spec_key, logs_key = KEYS[1], KEYS[2]
 local kept, kept_bytes = ARGV[1], tonumber(ARGV[2]) -- how many lines are kept, and the bytes they may take, both about
-local lines = rest(ARGV, 3) -- JSON
+local lines = slice(ARGV, 3) -- JSON
 
 if redis.call("EXISTS", spec_key) == 0 then return 0 end
 for _, line in ipairs(lines) do redis.call("XADD", logs_key, "MAXLEN", "~", kept, "*", "data", line) end

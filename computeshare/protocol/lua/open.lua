@@ -10,7 +10,7 @@ local carried = ARGV[7] -- micro-batches carried into this round, by commas
 local total = ARGV[8] -- leases that it gives out in all; 0 if all rounds are done
 local needed = ARGV[9] -- how many of them make the next version
 local recent = ARGV[10] -- from how many versions, the current one among them, updates count
-local term_names, term_values = rest(ARGV, 11, 2), rest(ARGV, 12, 2) -- of the job's leases and submissions
+local term_names, term_values = slice(ARGV, 11, 2), slice(ARGV, 12, 2) -- of the job's leases and submissions
 
 if redis.call("EXISTS", round_key) == 1 or redis.call("EXISTS", spec_key) == 0 then return 0 end
 if redis.call("GET", fence_key) ~= fence then return 0 end

@@ -1,6 +1,6 @@
 -- shared.lua: functions that several scripts call; it is put before the source of each script that calls one.
 
-local function rest(values, from, step) -- the values from a place on; with a step, each of those so far apart
+local function slice(values, from, step) -- the values from index `from` on: all, or every `step`-th
   local found = {}
   for i = from, #values, step or 1 do found[#found + 1] = values[i] end
   return found

@@ -10,11 +10,11 @@
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local arrivals_key, recent_key = KEYS[11], KEYS[12]
-local staged_keys, update_keys = rest(KEYS, 13, 2), rest(KEYS, 14, 2) -- for each micro-batch
+local staged_keys, update_keys = slice(KEYS, 13, 2), slice(KEYS, 14, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: what the worker says of the submission
 local parts = tonumber(ARGV[6]) -- of a message
-local micro_batches, losses = rest(ARGV, 7, 2), rest(ARGV, 8, 2)
+local micro_batches, losses = slice(ARGV, 7, 2), slice(ARGV, 8, 2)
 
 local status, current, opened, total, needed, closed, recent, sharers, limit = unpack(redis.call("HMGET", round_key,
   "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit"))

@@ -12,10 +12,10 @@ JOB = JobKeys("abcd1234")
 SOURCE = """
 -- example.lua: an example.
 local round_key, weights_key = KEYS[1], KEYS[2] -- weights: of the next version
-local staged_keys, update_keys = rest(KEYS, 3, 2),
-  rest(KEYS, 4, 2)
+local staged_keys, update_keys = slice(KEYS, 3, 2),
+  slice(KEYS, 4, 2)
 local token, at_least = ARGV[1], tonumber(ARGV[2])
-local micro_batches = rest(ARGV, 3)
+local micro_batches = slice(ARGV, 3)
 
 local other = redis.call("GET", round_key)
 return other
@@ -72,8 +72,8 @@ def test_names_that_are_missing_or_unknown_are_told(values: dict[str, object], c
     [
         ("local a, b = KEYS[1], KEYS[3]", "does not name each of its KEYS once"),
         ("local a, b = ARGV[1], ARGV[1]", r"calls ARGV\[1\] both a and b"),
-        ("local a, b = ARGV[1], rest(ARGV, 3)", "does not name each of its ARGV once"),
-        ("local a, b = rest(ARGV, 1, 2), rest(ARGV, 2, 3)", "does not name each of its ARGV once"),
+        ("local a, b = ARGV[1], slice(ARGV, 3)", "does not name each of its ARGV once"),
+        ("local a, b = slice(ARGV, 1, 2), slice(ARGV, 2, 3)", "does not name each of its ARGV once"),
     ],
 )
 def test_a_source_names_each_place_once(source: str, complaint: str) -> None:
