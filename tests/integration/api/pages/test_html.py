@@ -307,13 +307,13 @@ def test_names_are_escaped_everywhere(pages: Pages) -> None:
 
 
 def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None:
-    assert "5 versions of" not in pages.get("/new")
+    assert "5 rounds of" not in pages.get("/new")
     wrong = pages.client.post("/new", data={"dataset": "digits", "model": "lenet5", "epochs": "1"})
     assert wrong.status_code == 422
     assert "needs an input of at least" in wrong.text
     filled = {"dataset": "digits", "model": "mlp", "rounds": "5", "name": "by hand", "key": "once"}
     checked = pages.client.post("/new/check", data=filled)
-    assert "5 versions of 128 samples each" in checked.text and "computeshare jobs create" in checked.text
+    assert "5 rounds of 128 samples" in checked.text and "computeshare jobs create" in checked.text
     made = [pages.client.post("/new", data=filled, follow_redirects=False) for _ in range(2)]
     assert [answer.status_code for answer in made] == [303, 303]
     assert made[0].headers["location"] == made[1].headers["location"]
