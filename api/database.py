@@ -160,7 +160,7 @@ class Database:
     def _require_same_file(self) -> None:
         """Raise DatabaseLost if the file is not the file that `migrate` opened."""
         if self._identity is not None and _identity(self.file.path) != self._identity:
-            text = f"{self.file.path} was deleted or replaced while it was in use; nothing more can be stored in it"
+            text = f"{self.file.path} was deleted or replaced while in use, so nothing can be stored"
             raise DatabaseLost(f"{text}: stop computeshare, {self.file.way_back()}, and start it again")
 
     def close(self) -> None:

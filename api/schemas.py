@@ -70,7 +70,7 @@ class JobChange(_Editable):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.changes:
-            raise ValueError(f"give at least one of: {', '.join(editable('active', 'always'))}")
+            raise ValueError(f"set at least one of: {', '.join(editable('active', 'always'))}")
         return self
 
     @property

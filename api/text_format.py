@@ -168,8 +168,8 @@ def brief(text: str) -> str:
 
 
 def _closed(data: Data, _name: Name) -> str:
-    late = f"{count(data['total'] - data['received'])} late of {count(data['total'])} {plural(data['unit'])}"
-    return f"Version {count(data['version'] + 1)} goes without {late}"
+    late = f"{count(data['total'] - data['received'])} of {count(data['total'])} {plural(data['unit'])} (late)"
+    return f"Version {count(data['version'] + 1)} was made without {late}"
 
 
 def _reassigned(data: Data, name: Name) -> str:
@@ -180,7 +180,7 @@ def _reassigned(data: Data, name: Name) -> str:
 def _version(data: Data, _name: Name) -> str:
     line = f"Version {count(data['version'])} committed, loss {loss(data['loss'])}"
     if doubled := data.get("doubled"):
-        line += f"; {count(doubled)} {data['unit'] if doubled == 1 else plural(data['unit'])} begun twice"
+        line += f"; {count(doubled)} {data['unit'] if doubled == 1 else plural(data['unit'])} given to a second worker"
     return line
 
 
@@ -188,7 +188,7 @@ def _recalled(data: Data, name: Name) -> str:
     reasons = {"priority": "has a higher priority", "share": "is below its share"}
     if reason := reasons.get(data["why"]):
         return f"Moving {name(data['worker'])} to job {data['to']}, which {reason}"
-    return f"{name(data['worker'])} was asked to leave: it is {data['why']}"
+    return f"Releasing {name(data['worker'])}: {data['why']}"
 
 
 def _refused(data: Data, name: Name) -> str:
@@ -202,34 +202,34 @@ def _scored(data: Data, _name: Name) -> str:
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
     "version": _version,
-    "chosen": lambda data, _: f"Chosen by measurement: {data['reason']}",
+    "chosen": lambda data, _: f"Codecs chosen from measurements: {data['reason']}",
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
     "went_back": lambda data, _: (
-        f"The broker came back at version {count(data['version'])} and had lost up to "
-        f"version {count(data['lost'])}: they are done again"
+        f"The broker restarted at version {count(data['version'])} and lost the versions up to "
+        f"{count(data['lost'])}: training them again"
     ),
     "reducer": lambda data, _: f"Reducer started on {data['host']} (PID {data['pid']})",
     "joined": lambda data, _: f"{data['name'] or data['worker']} joined with {data['device']}",
     "left": _left,
     "banned": _banned,
     "unfit": _unfit,
-    "unbanned": lambda data, name: f"The ban of {name(data['worker'])} was lifted by {data['by']}",
+    "unbanned": lambda data, name: f"Ban of {name(data['worker'])} lifted by {data['by']}",
     "recalled": _recalled,
     "edited": _edited,
     "closed": _closed,
     "reassigned": _reassigned,
     "refused": _refused,
     "folded": lambda data, _: (
-        f"{count(data['submissions'])} submissions are counted, but not listed: the control plane was away"
+        f"{count(data['submissions'])} submissions are counted but not listed, because the control plane was away"
     ),
     "damaged": lambda data, _: f"The checkpoint of version {count(data['version'])} is damaged: {data['error']}",
     "mended": lambda data, _: (
-        f"The broker's record of the job cannot be used: {data['error']}. The job continues from its last checkpoint"
+        f"The broker's data of this job is unusable ({data['error']}): continuing from the last checkpoint"
     ),
     "doubted": lambda data, name: (
-        f"{name(data['worker'])} read weights of version {count(data['version'])} that do not match its digest; "
-        "nothing computed on them counts"
+        f"{name(data['worker'])} read weights of version {count(data['version'])} that do not match their digest; "
+        "updates computed on them are dropped"
     ),
     "republished": lambda data, _: (
         f"Version {count(data['version'])} was published again: the broker's copy was damaged"
@@ -240,7 +240,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "cancelled": lambda data, _: data["reason"] or "Cancelled",
     "held": lambda data, _: f"Paused: {data['reason']}",
     "paused": lambda data, _: f"Paused by {data['by']}",
-    "pausing": lambda data, _: f"To be paused after this round, by {data['by']}",
+    "pausing": lambda data, _: f"Pause after this round requested by {data['by']}",
     "resumed": lambda data, _: f"Resumed by {data['by']}",
     "retried": lambda data, _: f"Retried by {data['by']}, from the last checkpoint",
 }

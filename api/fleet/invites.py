@@ -72,7 +72,7 @@ class InviteService:
         """The invite of this code. Raises NotFound."""
         for invite in _found(self._database, INVITE.c.digest == _digest(code)):
             return invite
-        raise NotFound("there is no such invite: ask for a new one")
+        raise NotFound("there is no such invite: ask for a new invite")
 
     def take_up(self, code: str, name: str, key: str | None, from_here: bool) -> Admission:
         """Admit a worker, once. A repeated call with the same key gets the same answer, in case the first was lost.
@@ -92,8 +92,8 @@ class InviteService:
         taken = {"used_ms": func.coalesce(INVITE.c.used_ms, now), "worker": plain(name), "key": digest}
         with self._database.writing() as connection:
             if not connection.execute(update(INVITE).where(mine).values(taken)).rowcount:
-                why = "was used already" if invite.worker else "has expired"
-                raise Conflict(f"this invite {why}: ask for a new one")
+                why = "was already used" if invite.worker else "has expired"
+                raise Conflict(f"this invite {why}: ask for a new invite")
         return Admission(redis_url=url, queue=invite.queue)
 
     def note(self) -> str | None:
@@ -106,12 +106,12 @@ class InviteService:
 
 
 UNREACHABLE = (
-    "the broker of this control plane listens on its own machine only: run a Valkey or Redis that other machines can "
-    "reach, set COMPUTESHARE_REDIS_URL to it, and start computeshare up again"
+    "the broker accepts connections from its own machine only: run a Valkey or Redis server that other machines can "
+    "reach, set COMPUTESHARE_REDIS_URL to its address, and restart computeshare up"
 )
 NEARBY = (
-    "the broker is called {host} here, a name that other networks do not know: start the control plane with "
-    "COMPUTESHARE_PUBLIC_REDIS_URL set to the address by which other machines reach it"
+    "other networks do not know the broker's name, {host}: set COMPUTESHARE_PUBLIC_REDIS_URL to an address that other "
+    "machines can reach, and restart the control plane"
 )
 
 

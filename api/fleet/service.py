@@ -100,7 +100,7 @@ class Fleet:
             if row is None:
                 raise _unknown(worker_id)
             if row.dismissed_ms and not again:
-                raise Conflict(f"worker {worker_id} was asked to leave for good: start it again to have it back")
+                raise Conflict(f"worker {worker_id} is being removed: to keep it, restart it once it has stopped")
             values = {name: (value and getattr(row, name)) or value for name, value in values.items()}
             mine = update(MACHINE).where(MACHINE.c.worker == worker_id).values(values)
             row = connection.execute(mine.returning(*MACHINE.c)).one()

@@ -76,7 +76,7 @@ def _known(_handler: ExceptionHandler, _request: Request, error: Exception) -> P
 
 
 def _unhandled(_text: str) -> Problem:
-    return problem(500, "Internal error", "This is a bug in ComputeShare; the control plane's log holds its traceback")
+    return problem(500, "Internal error", "This is a bug in ComputeShare: see the traceback in the control plane's log")
 
 
 def _report(request: Request, error: Exception) -> None:

@@ -86,24 +86,24 @@ class Guard:
 
         refusal = self._refusal(Request(scope))
         if refusal is None and tries and (wait_s := self._throttle.wait_s(address)):
-            text = f"too many tries failed from this address: try again in {math.ceil(wait_s)} s"
-            refusal = _answer(problem(429, "Too many tries", text, {"retry-after": str(math.ceil(wait_s))}))
+            text = f"too many failed attempts from this address: try again in {math.ceil(wait_s)} s"
+            refusal = _answer(problem(429, "Too many attempts", text, {"retry-after": str(math.ceil(wait_s))}))
         await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
         """The error answer to a refused request; None: the request may pass."""
         if not self._is_own_name(request.headers.get("host", "")):
             text = (
-                "the Host header names another server: use the address that computeshare up printed, or start it with "
-                "COMPUTESHARE_URL set to the address that browsers are to use"
+                "the Host header names another server: open the address that computeshare up printed, or restart it "
+                "with COMPUTESHARE_URL set to the address in use"
             )
             return _answer(problem(400, "Unknown host", text))
         headers = request.scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-            text = f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES:,} bytes together are taken"
+            text = f"send at most {MAX_HEADERS} headers, {MAX_HEADER_BYTES:,} bytes in total"
             return _answer(problem(431, "Headers too large", text))
         if _is_too_large(request.headers.get("content-length", "0")):
-            return _answer(problem(413, "Request too large", f"at most {MAX_BODY_BYTES:,} bytes are taken"))
+            return _answer(problem(413, "Request too large", f"send at most {MAX_BODY_BYTES:,} bytes"))
         path = request.scope["path"]  # not request.url's path, which the Host header can influence
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return None
@@ -119,14 +119,14 @@ class Guard:
         if not matches(request.cookies.get(COOKIE, ""), self._cookie):
             return self._unauthorised(request)
         if request.method not in ("GET", "HEAD", "OPTIONS") and not _same_origin(request):
-            text = "this may only be asked from ComputeShare's own pages"
+            text = "browsers may send this request from ComputeShare's own pages only"
             return _answer(problem(403, "Another site's request", text))
         return None
 
     def _unauthorised(self, request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return self._login_page(request)
-        text = "send Authorization: Bearer TOKEN; computeshare token prints it on the machine of computeshare up"
+        text = "send the header Authorization: Bearer TOKEN (computeshare token prints the token on its own machine)"
         return _answer(problem(401, "Not logged in", text, {"www-authenticate": "Bearer"}))
 
     def _is_own_name(self, host: str) -> bool:

@@ -52,7 +52,7 @@ def _place(cursor: str, kinds: tuple[type, ...], order: str) -> Marker:
     return marker
 
 
-_NOT_OURS = "cursor is none that this list gave out: take next_cursor of a page, or leave it out to start"
+_NOT_OURS = "cursor is not from this list: use the next_cursor of a page, or leave cursor out to start at the top"
 
 
 def _fits(value: object, kind: type) -> bool:

@@ -52,9 +52,9 @@ def one_more(measured: MeasuredRounds) -> MemberEstimate | str:
     """
     workers = len(measured.unit_s)
     if not workers or measured.rounds < ENOUGH_ROUNDS or measured.round_s <= 0:
-        return "It is too early to say what one more worker would buy"
+        return "Too early to estimate the effect of another worker"
     if workers >= measured.most:
-        return f"This job takes {measured.most} worker{'' if measured.most == 1 else 's'} at most (workers.max)"
+        return f"This job takes at most {measured.most} worker{'' if measured.most == 1 else 's'} (workers.max)"
     if workers >= measured.units and not measured.anyhow:
         units = f"{measured.units} {measured.unit if measured.units == 1 else plural(measured.unit)}"
         return f"Each round has {units}, so a {_ordinal(workers + 1)} worker would only be a backup"

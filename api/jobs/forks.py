@@ -77,14 +77,18 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
     if spec.model != parent.model:
         return (
             "model",
-            f"a fork continues from weights of {parent.model}: leave the model as it is, or create a new job",
+            f"a fork keeps its parent's model, {parent.model}: leave model out, or create a new job",
         )
     if spec.shape != parent.shape:
         field = "dataset" if spec.input == parent.input else "input"
-        return field, f"the weights are for an input of {list(parent.shape)}, not of {list(spec.shape)}: set input"
+        wanted = list(parent.shape)
+        return field, f"the weights need an input of {wanted}, not {list(spec.shape)}: set input to {wanted}"
     classes = [catalog().datasets[one.dataset].classes for one in (parent, spec)]
     if classes[0] != classes[1]:
-        return "dataset", f"the weights tell {classes[0]} classes apart, {spec.dataset} has {classes[1]}"
+        return (
+            "dataset",
+            f"the weights are for {classes[0]} classes, but {spec.dataset} has {classes[1]}",
+        )
     return None
 
 
@@ -114,7 +118,7 @@ def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> 
     """
     fits = fits_optimizer(_read(parent), spec)
     if request.optimizer == "kept" and not fits:
-        message = "the state goes with the optimizer's own settings: leave them as they are, or take a fresh optimizer"
+        message = 'the optimizer\'s state fits only its own settings: leave the optimizer unchanged, or request "fresh"'
         raise InvalidFields([{"type": "value_error", "loc": ("body", "optimizer"), "msg": message}])
     return fits and request.optimizer != "fresh"
 
@@ -134,7 +138,7 @@ def _adopted(artifacts: Artifacts, folder: Path, checkpoint: CheckpointRow, kept
         token = artifacts.adopt(folder, checkpoint.sha256, kept)
     except FileNotFoundError as error:
         raise NotFound(
-            f"version {checkpoint.version} of job {checkpoint.job_id} has just been removed: take another"
+            f"version {checkpoint.version} of job {checkpoint.job_id} has just been removed: fork another version"
         ) from error
     except OSError as error:
         raise ArtifactError(f"the checkpoint cannot be linked or copied: {error}") from error

@@ -129,7 +129,7 @@ class History:
         for one in self.workers(job_id).items:
             if one.id == worker:
                 return one
-        raise NotFound(f"no such worker took part in job {job_id}")
+        raise NotFound(f"no such worker took part in job {job_id}: see /v1/jobs/{job_id}/workers")
 
     def checkpoints(self, job_id: str) -> CheckpointList:
         """The versions whose weights are on disk, newest first."""
@@ -153,7 +153,7 @@ class History:
         with self._database.read() as session:
             job = find(session, job_id)
             if which == "best" and job.best_version is None:
-                raise NotFound(f"job {job_id} has no best version yet: none has been scored")
+                raise NotFound(f"job {job_id} has no best version yet, because no version has been scored: use latest")
             if which != "latest":
                 version = job.best_version if which == "best" else int(which)
                 query = query.where(col(CheckpointRow.version) == version)
@@ -161,7 +161,7 @@ class History:
         for row in rows:
             if (path := self.weights_path(row)).is_file():
                 return path, row
-        raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints for those it has")
+        raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints")
 
     def state(self, job_id: str, which: str) -> Path:
         """The path of the reducer's state (optimizer included) of a version; `which` as for `checkpoint`. Raises
@@ -170,7 +170,7 @@ class History:
         weights, row = self.checkpoint(job_id, which)
         path = weights.with_name(STATE)
         if not path.is_file():
-            raise NotFound(f"the state of version {row.version} of job {job_id} is missing: take another checkpoint")
+            raise NotFound(f"the state of version {row.version} of job {job_id} is missing: use another checkpoint")
         return path
 
     def weights_path(self, row: Any) -> Path:

@@ -42,7 +42,7 @@ IdempotencyKey = Annotated[
 
 def _which(value: str) -> str:
     if value not in ("latest", "best") and not re.fullmatch(r"[0-9]{1,15}", value):
-        raise ValueError("give the number of a version, latest or best")
+        raise ValueError("must be a version number, latest or best")
     return value
 
 

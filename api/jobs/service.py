@@ -207,7 +207,7 @@ class Jobs:
         with self._database.write() as session:
             job = find(session, job_id)
             if job.status in ENDED:
-                raise Conflict(f"job {job_id} is {job.status} already: only a job that has not ended can be cancelled")
+                raise Conflict(f"job {job_id} is already {job.status}: only a job that has not ended can be cancelled")
             end(session, job, "cancelled", reason="Cancelled by a user", error=None)
             session.flush()
             answer = _show(session, job_id)
@@ -238,7 +238,7 @@ class Jobs:
             job = find(session, job_id)
             if job.status in ENDED and (late := changes.keys() & editable("active")):
                 raise Conflict(
-                    f"job {job_id} is {job.status}: only a job that has not ended has use for a {', '.join(late)}"
+                    f"job {job_id} is {job.status}: change {', '.join(sorted(late))} only while a job has not ended"
                 )
             for field, value in changes.items():
                 _edit(session, job, field, value)
@@ -268,12 +268,12 @@ class Jobs:
     @staticmethod
     def _repeated(session: Session, known: IdempotencyKey, fingerprint: str) -> JobPublic:
         if known.fingerprint != fingerprint:
-            raise KeyReused("this Idempotency-Key was used with another body: send a new key for a new job")
+            raise KeyReused("this Idempotency-Key was used with another request body: send a new key for a new job")
         try:
             return _show(session, known.job_id)
         except NotFound as error:
             raise Conflict(
-                f"job {known.job_id}, made with this Idempotency-Key, was deleted: send a new key"
+                f"job {known.job_id}, created with this Idempotency-Key, was deleted: send a new key"
             ) from error
 
 

@@ -24,7 +24,7 @@ Ids = Annotated[list[str] | None, Query(alias="job", max_length=50)]
 
 def _each_once(ids: list[str]) -> list[str]:
     if len(set(ids)) < len(ids):
-        raise ValueError("give each job once")
+        raise ValueError("must name each job once")
     return ids
 
 

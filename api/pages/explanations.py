@@ -9,9 +9,9 @@ from api.text_format import count
 def why(submission: SubmissionPublic) -> str:
     """A submission's outcome and its reason, in a sentence."""
     if submission.voided:
-        return "Undone: the job went back to a checkpoint from before it"
+        return "Undone: the job was restored from an earlier checkpoint"
     if submission.outcome == "refused":
-        return f"Refused by the reducer: {submission.reason or 'it did not say why'}"
+        return f"Refused by the reducer: {submission.reason or 'no reason given'}"
     if submission.outcome == "stale":
         return _stale(submission)
     return _WHY.get(submission.outcome, submission.outcome)
@@ -19,17 +19,17 @@ def why(submission: SubmissionPublic) -> str:
 
 def _stale(submission: SubmissionPublic) -> str:
     if submission.base_version is None or submission.current_version is None:
-        return "Dropped: it was computed on a version that is no longer the current one"
+        return "Dropped: computed on a version that is no longer current"
     base, current = count(submission.base_version), count(submission.current_version)
     if base == current:
-        return f"Dropped: it was computed on a version {base} that the broker has lost"
-    return f"Dropped: it was computed on version {base}, and version {current} had come by then"
+        return f"Dropped: computed on a version {base} that the broker has lost"
+    return f"Dropped: computed on version {base} when version {current} was current"
 
 
 _WHY = {
     "accepted": "Counted",
-    "duplicate": "Not counted again: the same message had come before",
-    "lease_lost": "Dropped: its lease had run out, or another worker was first with the same work",
+    "duplicate": "Not counted again: the same message had already arrived",
+    "lease_lost": "Dropped: its lease had expired, or another worker had already submitted the same work",
     "fenced": "Dropped: a newer session of the same worker had taken over",
 }
 
@@ -42,17 +42,17 @@ def advice(error: str) -> str:
 _ADVICE = (
     (
         "^(training )?diverged at version 0:",
-        "Clone the job with a lower learning rate; max_norm in the strategy clips updates that are too long.",
+        "Clone the job with a lower learning rate; max_norm in the strategy clips large updates.",
     ),
     (
         "^(training )?diverged",
-        "Clone the job with a lower learning rate, or fork one of its checkpoints, if there are any; max_norm in the "
-        "strategy clips updates that are too long.",
+        "Clone the job with a lower learning rate, or fork one of its checkpoints; max_norm in the strategy clips "
+        "large updates.",
     ),
-    ("no space left on device", "Make room on the reducer's disk, then retry: nothing that was saved is lost."),
+    ("no space left on device", "Free space on the reducer's disk, then retry: saved checkpoints are intact."),
     (
         "input/output error|read-only file system",
-        "Look after the reducer's disk, then retry: nothing that was saved is lost.",
+        "Check the reducer's disk, then retry: saved checkpoints are intact.",
     ),
     (
         "MemoryError|out of memory|(can't|cannot) allocate memory",
@@ -62,6 +62,6 @@ _ADVICE = (
     ("take an earlier checkpoint", "Fork an earlier checkpoint of this job."),
 )
 _OTHERWISE = (
-    "Retry continues from the last checkpoint. If it fails again the same way, clone the job and change what the error "
-    "names; computeshare doctor checks this machine."
+    "Retry to continue from the last checkpoint. If the job fails the same way again, clone it and change the settings "
+    "that the error names; computeshare doctor checks this machine."
 )

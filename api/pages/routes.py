@@ -39,7 +39,7 @@ def show_jobs(
     """The list of jobs: running jobs first, or in the order of `sort`."""
     known = next((one for one in STATUSES if one == status), None)
     if status and not known:
-        return missing(request, f"No job can be {status!r}", f"A job is {', '.join(STATUSES)}.")
+        return missing(request, f"There is no status {status!r}", f"Choose from {', '.join(STATUSES)}.")
     order = next((one for one in SORTS if one == sort), None)
     with views.snapshot():
         view = views.jobs(Chosen([known] if known else (), queue or None, search), order, cursor or None)

@@ -41,8 +41,12 @@ def no_room(needed_bytes: int, promised_bytes: int, memory: Memory) -> str | Non
         return None
     needs = f"Needs up to {size(needed_bytes)} of the broker's memory"
     if not may_fit(needed_bytes, memory):
-        return f"{needs}, whose limit is {size(memory.limit_bytes)}: raise its maxmemory, or make a smaller job"
-    return f"{needs}, {size(free)} of {size(memory.limit_bytes)} are free: wait for other jobs, or raise its maxmemory"
+        return (
+            f"{needs}, whose limit is {size(memory.limit_bytes)}: raise the broker's maxmemory, or choose a smaller job"
+        )
+    return (
+        f"{needs}, but {size(free)} of {size(memory.limit_bytes)} are free: wait for other jobs, or raise its maxmemory"
+    )
 
 
 def may_fit(needed_bytes: int, memory: Memory) -> bool:
@@ -54,5 +58,5 @@ def exhausted(memory: Memory) -> str | None:
     """Why running jobs cannot go on at present; None if they can."""
     if memory.used_bytes < FULL * memory.limit_bytes or not memory.limit_bytes:
         return None
-    full = f"The broker is out of memory, {size(memory.used_bytes)} of {size(memory.limit_bytes)} are taken"
-    return f"{full}: it resumes automatically once some is free; end other jobs, or raise its maxmemory"
+    full = f"The broker is out of memory ({size(memory.used_bytes)} of {size(memory.limit_bytes)} used)"
+    return f"{full}: the job resumes once memory is free; end other jobs, or raise the broker's maxmemory"

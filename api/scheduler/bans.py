@@ -31,7 +31,7 @@ class Bans:
             if row is None:
                 raise NotFound(f"no such worker took part in job {job_id}: see /v1/jobs/{job_id}/workers")
             if row.banned is None:
-                raise Conflict(f"worker {worker} is not banned from job {job_id}: there is nothing to lift")
+                raise Conflict(f"worker {worker} is not banned from job {job_id}")
             now = now_ms()
             row.banned, row.strikes = None, 0
             job.revision += 1

@@ -56,7 +56,7 @@ def _bans(connection: Connection) -> dict[Pair, str]:
     rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.banned.is_not(None)))
     return {
         (row.job_id, row.worker): f"{row.name or row.worker} is banned ({row.banned}): "
-        f"computeshare jobs unban {row.job_id} {row.worker} lifts that"
+        f"lift the ban with computeshare jobs unban {row.job_id} {row.worker}"
         for row in rows
     }
 
@@ -122,6 +122,6 @@ def _last_words(connection: Connection, pair: Pair) -> str:
     query = select(reason).where(EVENT.job_id == pair[0], TELLING, EVENT.type == "left", worker == pair[1])
     said = connection.scalar(query.where(reason.startswith(FAILED)).order_by(EVENT.id.desc()).limit(1))
     if not said:
-        return "its process dies before it says why; see its log"
+        return "its process ended without an error message; see the worker's log"
     kind, _, message = said.removeprefix(FAILED).partition(": ")
     return str(message if message and hasattr(errors, kind) else said.removeprefix(FAILED))[:300]

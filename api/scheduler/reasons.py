@@ -5,7 +5,7 @@ from dataclasses import dataclass
 STARTING_MS = 20_000
 """How long reducers may take to notice a job, and evaluators to start, before the page says so."""
 NO_EVALUATOR = "no evaluator is running"
-START_EVALUATOR = "start computeshare-evaluator (computeshare up brings one)"
+START_EVALUATOR = "start computeshare-evaluator, or use computeshare up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,18 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
     """
     unattended = not situation.reducer and situation.waited_ms > STARTING_MS
     causes = (
-        (refused, f"The broker refuses: {refused}"),
+        (refused, f"The broker refuses to store data: {refused}"),
         (situation.no_room, situation.no_room),
         (
             situation.finished and not situation.evaluator,
             f"All rounds are done, but {NO_EVALUATOR} to score the last version: {START_EVALUATOR}",
         ),
-        (situation.finished, "All rounds are done: the last version is being saved and scored"),
-        (unattended, "Waits for a reducer, none is running: start computeshare-reducer (computeshare up brings two)"),
+        (situation.finished, "All rounds are done: saving and scoring the last version"),
+        (unattended, "No reducer is running: start computeshare-reducer, or use computeshare up"),
         (situation.shortage, situation.shortage),
         (situation.trouble, situation.trouble),
         (not situation.opened, "A reducer is preparing the first weights"),
-        (not situation.working, "Its workers are loading the model and the data"),
+        (not situation.working, "Workers are loading the model and the data"),
         (not situation.evaluator, f"Training continues, but {NO_EVALUATOR} to score versions: {START_EVALUATOR}"),
     )
     return next((text for applies, text in causes if applies), None)

@@ -69,19 +69,19 @@ def shortage(
     if missing <= 0:
         return None
     if share >= demand.minimum:
-        return f"Waits: {_workers(missing)} on queue {queue} will come from other jobs"
+        return f"Waiting for {_workers(missing)} on queue {queue}, which other jobs will release"
     higher = {other.job_id for other in others if other.priority > demand.priority}
     above = sum(busy.get(worker) in higher for worker in able)
     if above >= missing:
         serve = "serves a job" if above == 1 else "serve jobs"
-        return f"Waits: {_workers(above)} on queue {queue} {serve} of higher priority"
+        return f"Waiting: {_workers(above)} on queue {queue} {serve} of higher priority"
     online = f"{_are(len(serving))} online"
     if taken := sum(worker in busy for worker in willing):
-        online += f", {taken} of them busy with other jobs"
+        online += f", {taken} busy with other jobs"
     off = [f"{_are(count)} {why}" for why, count in Counter(w.off for w in serving if w.off).most_common()]
     resting = Counter(worker.resting for worker in serving if worker.resting and not worker.off)
     off += [f"{count} resting: {why}" for why, count in resting.most_common()]
-    more = [f"{len(left_out) - SHOWN} more cannot serve it"] if len(left_out) > SHOWN else []
+    more = [f"{len(left_out) - SHOWN} more cannot take part"] if len(left_out) > SHOWN else []
     needs = f"Needs {_workers(demand.minimum)} on queue {queue}, {online}"
     return "; ".join([needs, *off[:SHOWN], *left_out[:SHOWN], *more])
 

@@ -49,7 +49,9 @@ def networks_of(text: str) -> Networks:
     try:
         return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]
     except ValueError as error:
-        raise SettingsError(f"{VARIABLE}: {error}; give networks as 192.168.1.0/24,127.0.0.1") from error
+        raise SettingsError(
+            f"{VARIABLE}: {error}; write networks separated by commas, for example 192.168.1.0/24,127.0.0.1"
+        ) from error
 
 
 def is_allowed(text: str, allowed: Networks) -> bool:
@@ -85,15 +87,15 @@ def reachable(
     try:
         found = _in_time(resolve, host, port, patience_s)[:MOST_ADDRESSES]
     except UnicodeError as error:  # the name cannot be encoded for DNS
-        raise OSError("not a name of a host") from error
+        raise OSError("not a host name") from error
     for address in found:
         if not is_allowed(address, allowed):
             raise ForbiddenAddress(
-                f"{host} is at {address}, which is not on the public internet: "
+                f"{host} has the address {address}, which is not on the public internet: "
                 f"to allow it, start the control plane with {VARIABLE}={address}"
             )
     if not found:
-        raise OSError("no address is known")
+        raise OSError("the host has no address")
     return found
 
 

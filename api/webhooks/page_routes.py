@@ -13,7 +13,7 @@ SHOWN = 20
 EVENTS: dict[EventName, str] = {
     "completed": "Completed",
     "failed": "Failed",
-    "held": "Paused by a fault",
+    "held": "Paused by an error",
     "cancelled": "Cancelled",
     "created": "Created",
     "paused": "Paused by a user",

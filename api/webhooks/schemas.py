@@ -33,15 +33,15 @@ def _receiver(text: str) -> str:
     try:
         url = httpx2.URL(text)
     except (httpx2.InvalidURL, ValueError) as error:
-        raise ValueError(f"this is no address: {error}") from error
+        raise ValueError(f"not a valid address: {error}") from error
     if url.scheme not in ("http", "https") or not _HOST.fullmatch(url.raw_host):
-        raise ValueError("give the address of a receiver, as https://example.com/hook")
+        raise ValueError("must be an http or https address such as https://example.com/hook")
     if url.userinfo:
-        raise ValueError("leave out user name and password: notifications are signed instead")
+        raise ValueError("must not contain a user name or password: notifications are signed instead")
     if url.fragment:
-        raise ValueError("leave out what follows the #: it is never sent")
+        raise ValueError("must not contain a fragment (#...): fragments are never sent")
     if url.port is not None and not 0 < url.port < 65536:
-        raise ValueError("its port must be from 1 to 65535")
+        raise ValueError("the port must be from 1 to 65535")
     return str(url)
 
 

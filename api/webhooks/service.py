@@ -52,7 +52,7 @@ class WebhookService:
         self._check(request.url)
         with self._database.write() as session:
             if (session.scalar(select(func.count()).select_from(Webhook)) or 0) >= MOST:
-                raise Conflict(f"there are {MOST} webhooks, which is the most: delete one first")
+                raise Conflict(f"there are already {MOST} webhooks, the maximum: delete a webhook first")
             _check_job(session, request.job_id)
             hook = Webhook(
                 id=new_id(),
@@ -218,7 +218,7 @@ def _find_delivery(session: Session, hook_id: str, delivery_id: str) -> Delivery
     row = session.scalars(select(Delivery).where(mine)).one_or_none()
     if row is None:
         _find(session, hook_id)
-        raise NotFound(f"webhook {hook_id} has no delivery {delivery_id}: it may be too long ago")
+        raise NotFound(f"webhook {hook_id} has no delivery {delivery_id}: old deliveries are removed")
     return row
 
 

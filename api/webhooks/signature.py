@@ -25,7 +25,7 @@ def require_secret(text: str) -> str:
         key = b""
     if not text.startswith(PREFIX) or not FEWEST_BYTES <= len(key) <= MOST_BYTES:
         wanted = f"{PREFIX}, then {FEWEST_BYTES} to {MOST_BYTES} random bytes in base64"
-        raise ValueError(f"this is not a webhook's secret: give {wanted}")
+        raise ValueError(f"not a webhook secret: must be {wanted}")
     return text
 
 

@@ -58,7 +58,7 @@ export function actions(jobId, { changed, refresh }) {
       const job = await ask("PATCH", `/v1/jobs/${jobId}`, { priority: Number(priority.elements.priority.value) });
       priority.elements.priority.defaultValue = job.priority;
       changed(job);
-      prioritySet.textContent = `Priority ${job.priority} is set`;
+      prioritySet.textContent = `Priority set to ${job.priority}`;
     } catch (error) {
       problem.textContent = `The priority was not changed: ${error.message}`;
     }

@@ -10,7 +10,7 @@ async function copy(text) {
   field.select();
   const done = document.execCommand("copy");
   field.remove();
-  if (!done) throw new Error("the browser does not allow it");
+  if (!done) throw new Error("the browser does not allow copying");
 }
 
 document.addEventListener("click", async ({ target }) => {
@@ -22,7 +22,7 @@ document.addEventListener("click", async ({ target }) => {
     await copy(source ? source.textContent : location.href);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Not copied";
+    button.textContent = "Copy failed";
   }
   setTimeout(() => {
     button.textContent = button.dataset.label;

@@ -16,12 +16,12 @@ async function make() {
   try {
     invite = await ask("POST", "/v1/invites", { queue: panel.dataset.queue ?? part("queue").value.trim() });
   } catch (error) {
-    part("problem").textContent = `No invite was made: ${error.message}`;
+    part("problem").textContent = `No invite was created: ${error.message}`;
     return;
   }
   part("command").textContent = invite.command;
   part("qr").src = invite.qr;
-  part("note").textContent = invite.note ? `On another machine it will not work yet: ${invite.note}.` : "";
+  part("note").textContent = invite.note ? `This invite does not work on other machines yet: ${invite.note}.` : "";
   part("made").hidden = false;
   show();
   clearInterval(timer);

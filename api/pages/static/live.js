@@ -43,7 +43,7 @@ function replacePart(place, fresh) {
   if (focused !== null) (document.getElementById(focused) ?? document.getElementById("content")).focus({ preventScroll: true });
 }
 
-const LOGGED_OUT = "You are not logged in any more: open the link that computeshare login prints.";
+const LOGGED_OUT = "You are logged out: open the link that computeshare login prints.";
 
 // Says at the top of the page why it is not up to date; "" once it is.
 function tellTrouble(text) {
@@ -94,9 +94,9 @@ export function refresher(address, pause_ms) {
     try {
       const answer = await fetch(address(), { headers: { Accept: "text/html" } });
       if (answer.ok) replaceParts(await answer.text());
-      tellTrouble(answer.ok ? "" : answer.status === 401 ? LOGGED_OUT : `The server answered ${answer.status}: what you see is old.`);
+      tellTrouble(answer.ok ? "" : answer.status === 401 ? LOGGED_OUT : `The server answered ${answer.status}: this page is out of date.`);
     } catch {
-      tellTrouble("The server does not answer: what you see is old."); // whoever notices asks again
+      tellTrouble("The server does not answer: this page is out of date."); // whoever notices asks again
     }
     const ended = performance.now();
     due = ended + Math.min(60_000, Math.max(pause_ms, 40 * (ended - started)));

@@ -7,10 +7,10 @@ const ASKED = "Paused by a user"; // what the reason of a pause begins with that
 export function news(before, job) {
   if (job.status === before) return null;
   if (job.status === "completed") {
-    const accuracy = job.accuracy === null ? "" : `, ${(100 * job.accuracy).toFixed(2)} % right on the test set`;
+    const accuracy = job.accuracy === null ? "" : `, ${(100 * job.accuracy).toFixed(2)} % test accuracy`;
     return `Completed${accuracy}`;
   }
-  if (job.status === "failed") return `Failed: ${(job.error ?? "the cause is not known").split("\n")[0].slice(0, 200)}`;
+  if (job.status === "failed") return `Failed: ${(job.error ?? "the cause is unknown").split("\n")[0].slice(0, 200)}`;
   if (job.status === "paused" && !(job.reason ?? "").startsWith(ASKED)) return (job.reason ?? "Paused").slice(0, 200);
   return null;
 }
@@ -74,8 +74,8 @@ export function notify(button, job) {
     button.hidden = over(status);
     button.disabled = blocked;
     button.setAttribute("aria-pressed", String(on));
-    button.textContent = blocked ? "Notifications are blocked" : on ? "Notifying you" : "Notify me";
-    button.title = blocked ? "Allow them for this page in the browser's settings" : "When it completes, fails or pauses by itself";
+    button.textContent = blocked ? "Notifications are blocked" : on ? "Notifications on" : "Notify me";
+    button.title = blocked ? "Allow notifications for this page in the browser's settings" : "When the job completes, fails or pauses on its own";
   }
 
   button.addEventListener("click", async () => {

@@ -16,7 +16,7 @@ const wholes = [...Array(9).keys()].flatMap((exponent) => [1, 2, 5].map((n) => n
 const spans = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const ACROSS = {
   version: { label: "Version", value: count, tick: (at) => compact.format(at), incrs: wholes, least: 10 },
-  time: { label: "After", value: duration, tick: duration, incrs: spans, least: 1 },
+  time: { label: "Time", value: duration, tick: duration, incrs: spans, least: 1 },
 };
 
 const fromZero = (_, high) => [0, 1.05 * high || 1];
@@ -47,7 +47,7 @@ const PLOTS = {
     value: size, range: fromZero, log: true,
   },
   staleness: {
-    lines: [{ name: "staleness", label: "Versions late", colour: "--train", smooth: true }],
+    lines: [{ name: "staleness", label: "Staleness (versions)", colour: "--train", smooth: true }],
     value: (at) => at.toFixed(2), tick: (at) => String(+at.toFixed(2)), range: fromZero, log: false,
   },
 };

@@ -23,7 +23,7 @@ async function change(method, path, body, place = problem) {
     refresh(true);
     return found;
   } catch (error) {
-    place.textContent = `It was not done: ${error.message}`;
+    place.textContent = `The request failed: ${error.message}`;
     return null;
   } finally {
     asking = false;

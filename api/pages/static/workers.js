@@ -8,8 +8,8 @@ const problem = document.getElementById("action-problem");
 const dialog = document.getElementById("confirm");
 const dialogProblem = document.getElementById("confirm-problem");
 const TEXTS = {
-  yes: "It finishes its work unit, then its process ends. Start it again to have it back.",
-  "": "It is offline and will be forgotten. It comes back if it is started again.",
+  yes: "The worker finishes its work unit and stops. To add it again, restart it.",
+  "": "The worker is offline and will be removed from this list. To add it again, restart it.",
 };
 let removing = null;
 

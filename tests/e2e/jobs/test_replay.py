@@ -156,7 +156,7 @@ def test_a_vote_on_signs_learns_matches_and_misses_no_sample(plane: ControlPlane
     assert (job["version"], job["accuracy"] > 0.85) == (54, True)  # 90 micro-batches an epoch
     epochs = plane.get(f"/v1/jobs/{job['id']}/ledger")["epochs"]
     assert [(e["counted"], e["samples"], e["missing"]) for e in epochs] == [(1437, 1437, 0)] * 3
-    assert "signsgd, rate 0.002" in plane.http.get(f"/jobs/{job['id']}").text
+    assert "signsgd, learning rate 0.002" in plane.http.get(f"/jobs/{job['id']}").text
     versions, verdict = recomputed(plane, job["id"])
     assert (versions, verdict.outcome) == ([*range(1, 55)], "matches")
 
@@ -303,7 +303,7 @@ def test_rounds_that_did_not_wait_for_a_sleeper_count_what_is_late_once_and_matc
     job_id = plane.create(**{**DIGITS, "rounds": 300, "strategy": strategy, "workers": {"min": 2, "max": 2}})
     plane.reach(job_id, 30)
     fall_asleep_with_a_lease(plane, job_id)
-    plane.until("a closing", lambda: "late of" in plane.http.get(f"/jobs/{job_id}").text)
+    plane.until("a closing", lambda: "was made without" in plane.http.get(f"/jobs/{job_id}").text)
     seat_of_first_worker(plane).resume()
     job = plane.finish(job_id)
     plan, page = JobSpec.model_validate(job["spec"]).plan, plane.get(f"/v1/jobs/{job_id}/versions", limit=500)

@@ -150,13 +150,13 @@ def test_cancel_asks_once_and_ends_the_job(site: Site, opened: Any) -> None:
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Keep the job").click()
+    page.get_by_role("button", name="Keep job").click()
     expect(page.locator("#confirm")).not_to_be_visible()
     expect(page.locator("#more")).to_be_focused()
     assert site.services.jobs.show(feed.job_id).status == "running"
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Cancel the job").click()
+    page.get_by_role("button", name="Cancel job").click()
     expect(page.locator("#state")).to_contain_text("Cancelled")
     expect(page.locator("#actions > *")).to_have_text(["Clone"])
     expect(page).to_have_title(re.compile("^Cancelled · "))
@@ -219,7 +219,7 @@ def test_the_page_of_a_job_that_was_deleted_says_so(site: Site, browser: Browser
 def test_a_list_says_that_it_is_old_while_the_server_is_away(site: Site, opened: Any) -> None:
     page = opened("/")
     page.evaluate("() => { window.usual = fetch; window.fetch = async () => { throw new TypeError('away'); }; }")
-    expect(page.locator("#trouble")).to_have_text("The server does not answer: what you see is old.")
+    expect(page.locator("#trouble")).to_have_text("The server does not answer: this page is out of date.")
     page.evaluate("() => { window.fetch = window.usual; }")
     expect(page.locator("#trouble")).to_have_text("")
 
@@ -234,7 +234,7 @@ def test_a_fork_of_replicas_changes_their_own_rate(site: Site, opened: Any) -> N
     feed.checkpoint()
     arrived(site, feed)
     page = opened(f"/jobs/{feed.job_id}")
-    expect(page.locator(".meta").first).to_contain_text("AdamW, rate 0.001")
+    expect(page.locator(".meta").first).to_contain_text("AdamW, learning rate 0.001")
     page.get_by_role("button", name="Fork version 1").click()
     page.get_by_label("Learning rate").fill("0.0005")
     page.get_by_role("button", name="Create job").click()

@@ -135,15 +135,15 @@ def test_finishing_a_round_pauses_the_job_with_the_next_version(site: Site, open
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Finish this round").click()
-    expect(page.locator("#state")).to_contain_text("Pauses once this round is done")
+    expect(page.locator("#state")).to_contain_text("Pauses after this round")
     page.get_by_role("button", name="Don't pause").click()
-    expect(page.locator("#state")).not_to_contain_text("Pauses once")
+    expect(page.locator("#state")).not_to_contain_text("Pauses after")
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Finish this round").click()
     expect(page.get_by_role("button", name="Don't pause")).to_be_visible()
     feed.versions(1)
     expect(page.locator("#state")).to_contain_text("Paused by a user, once the round was done")
-    expect(page.locator("#timeline")).to_contain_text("To be paused after this round, by a user")
+    expect(page.locator("#timeline")).to_contain_text("Pause after this round requested by a user")
 
 
 @in_every_window
@@ -241,10 +241,10 @@ def test_a_finished_job_is_deleted_from_its_page_which_asks_once(site: Site, ope
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Delete").click()
     expect(page.get_by_role("dialog")).to_contain_text("mnist, lenet5, its checkpoints and its log")
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Keep job").click()
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete it").click()
+    page.get_by_role("button", name="Delete job").click()
     expect(page).to_have_url(f"{site.url}/")
     with pytest.raises(NotFound):
         site.services.jobs.show(feed.job_id)
@@ -266,7 +266,7 @@ def test_jobs_are_renamed_and_deleted_in_the_list(site: Site, opened: Any) -> No
     expect(page.locator(f"#job-{kept}")).to_have_text("well kept")
     page.get_by_role("button", name="Actions for gone").click()
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete it").click()
+    page.get_by_role("button", name="Delete job").click()
     expect(page.locator(f"#job-{gone}")).to_have_count(0)
     expect(page.locator("#ticked")).to_have_text("1 job selected, at least 2 needed")
 
@@ -316,7 +316,7 @@ def test_a_priority_is_changed_on_the_page(site: Site, opened: Any) -> None:
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_label("Priority").fill("7")
     page.get_by_role("button", name="Set").click()
-    expect(page.locator("#priority [role=status]")).to_have_text("Priority 7 is set")
+    expect(page.locator("#priority [role=status]")).to_have_text("Priority set to 7")
     expect(page.locator("#timeline")).to_contain_text("Priority changed from 0 to 7 by a user")
     assert site.services.jobs.show(feed.job_id).priority == 7
     page.get_by_label("Priority").fill("700")
@@ -337,7 +337,7 @@ def test_the_field_of_the_priority_follows_but_for_a_reader_who_is_at_it(site: S
     expect(timeline).to_contain_text("Priority changed from 3 to 4")
     expect(field).to_have_value("12")
     page.get_by_role("button", name="Set", exact=True).click()
-    expect(page.locator("#priority [role=status]")).to_have_text("Priority 12 is set")
+    expect(page.locator("#priority [role=status]")).to_have_text("Priority set to 12")
     site.services.jobs.update(feed.job_id, priority=5)
     expect(field).to_have_value("5")
     expect(page.locator("#priority [role=status]")).to_have_text("")
@@ -354,7 +354,7 @@ def test_a_ban_is_lifted_on_the_page(site: Site, opened: Any) -> None:
     arrived(site, feed)
     page = opened(f"/jobs/{feed.job_id}")
     expect(page.locator("#workers")).to_contain_text("Banned: checksum differs")
-    page.get_by_role("button", name="Lift the ban").click()
+    page.get_by_role("button", name="Lift ban").click()
     expect(page.locator("#workers")).not_to_contain_text("Banned")
     assert not site.redis.exists(keys.banned(), keys.strikes())
 
@@ -364,7 +364,7 @@ def test_what_is_pressed_is_not_replaced_before_it_is_let_go(site: Site, opened:
     feed.tell("banned", worker="w2laptop", session="w2laptop-1", strikes=5, reason="checksum differs")
     arrived(site, feed)
     page = opened(f"/jobs/{feed.job_id}")
-    page.get_by_role("button", name="Lift the ban").hover()
+    page.get_by_role("button", name="Lift ban").hover()
     page.mouse.down()
     for worker in ("w3mini", "w4mini"):  # once the second is asked for, the first has been dealt with
         with page.expect_response(f"**/jobs/{feed.job_id}/parts*"):
@@ -402,7 +402,7 @@ def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, o
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_text("Add a machine").click()
-    page.get_by_role("button", name="Make an invite").click()
+    page.get_by_role("button", name="Create invite").click()
     command = page.locator("#invite-command")
     expect(command).to_contain_text("computeshare-worker --queue mnist --join http")
     expect(page.locator("#invite-status")).to_have_text("Waiting for the machine")
@@ -428,7 +428,7 @@ def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_t
     page.get_by_text("Add a machine").click()
     expect(page.locator("#invite-queue")).to_have_value("default")
     page.locator("#invite-queue").fill("lonely")
-    page.get_by_role("button", name="Make an invite").click()
+    page.get_by_role("button", name="Create invite").click()
     expect(page.locator("#invite-command")).to_contain_text("computeshare-worker --queue lonely --join http")
 
 
@@ -660,7 +660,7 @@ def test_pages_are_accessible(site: Site, opened: Any) -> None:
         if wrong := problems(page):
             found[path] = wrong
     page.goto(site.url + "/webhooks")
-    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_role("button", name="Add webhook").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     if wrong := problems(page):
         found["a dialog"] = wrong

@@ -45,13 +45,13 @@ def hooked(site: Site, receiver: Receiver, pings: int = 1) -> str:
 @in_every_window
 def test_a_webhook_is_added_tried_switched_off_and_deleted(site: Site, opened: Any, receiver: Receiver) -> None:
     page = opened("/webhooks")
-    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_role("button", name="Add webhook").click()
     page.get_by_label("Address").fill(receiver.url)
     page.get_by_label("Worker joined").check()
-    page.get_by_label("Paused by a fault").uncheck()
+    page.get_by_label("Paused by an error").uncheck()
     page.keyboard.press("Enter")
     expect(page.locator("#hook-secret-text")).to_have_text(re.compile("^whsec_"))
-    page.get_by_role("button", name="I have kept it").click()
+    page.get_by_role("button", name="I have copied it").click()
     expect(page.locator("#hook-secret-text")).to_have_text("")
     (hook,) = site.services.webhooks.list().items
     assert hook.events == ["completed", "failed", "worker_joined"]
@@ -64,10 +64,10 @@ def test_a_webhook_is_added_tried_switched_off_and_deleted(site: Site, opened: A
     page.get_by_role("button", name="Switch on").click()
     expect(page.locator(".hook-state")).to_contain_text("On")
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Keep it").click()
+    page.get_by_role("button", name="Keep webhook").click()
     assert len(site.services.webhooks.list().items) == 1
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete it").click()
+    page.get_by_role("button", name="Delete webhook").click()
     expect(page.locator("#webhooks")).to_contain_text("No webhooks yet")
     assert site.services.webhooks.list().items == []
 
@@ -77,7 +77,7 @@ def test_an_address_that_is_refused_is_said_where_it_was_typed(site: Site, brows
     page = context.new_page()
     page.goto(site.login)
     page.goto(site.url + "/webhooks")
-    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_role("button", name="Add webhook").click()
     page.get_by_label("Address").fill("http://10.0.0.1/hook")
     page.get_by_role("button", name="Add", exact=True).click()
     expect(page.locator("#new-hook-problem")).to_contain_text("not on the public internet")
@@ -95,7 +95,7 @@ def test_the_page_of_webhooks_fits_its_window(site: Site, opened: Any, receiver:
     expect(page.locator(".hook td .state").first).to_be_visible()
     assert problems(page) == []
     picture(page, f"webhooks-{window}", whole=True)
-    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_role("button", name="Add webhook").click()
     box = page.locator("#new-hook").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= window.width
     picture(page, f"webhooks-form-{window}")
@@ -138,7 +138,7 @@ def test_the_browser_says_when_a_job_ends_or_is_held_once_it_was_asked_to(site: 
     page.evaluate("job => window.told(job)", job | {"status": "failed", "error": "unheard"})
     page.evaluate("job => window.told(job)", job)
     button.click()
-    expect(button).to_have_text("Notifying you")
+    expect(button).to_have_text("Notifications on")
     expect(button).to_have_attribute("aria-pressed", "true")
     for change in (
         {"status": "paused", "reason": "Paused by a user"},
@@ -154,7 +154,7 @@ def test_the_browser_says_when_a_job_ends_or_is_held_once_it_was_asked_to(site: 
         {"status": "completed", "accuracy": 0.9712},
     ):
         page.evaluate("job => window.told(job)", job | change)
-    texts = ["Paused: the disk is full", "Failed: diverged at version 3", "Completed, 97.12 % right on the test set"]
+    texts = ["Paused: the disk is full", "Failed: diverged at version 3", "Completed, 97.12 % test accuracy"]
     assert page.evaluate("() => window.shown") == [[job["title"], text] for text in texts]
 
 
@@ -165,10 +165,10 @@ def test_the_wish_to_be_notified_is_kept_for_each_job(site: Site, opened: Any) -
     page = opened(f"/jobs/{jobs[0]['id']}", permissions=["notifications"])
     wired(page, jobs[0])
     page.locator("#notify").click()
-    expect(page.locator("#notify")).to_have_text("Notifying you")
+    expect(page.locator("#notify")).to_have_text("Notifications on")
     page.reload()
     wired(page, jobs[0])
-    expect(page.locator("#notify")).to_have_text("Notifying you")
+    expect(page.locator("#notify")).to_have_text("Notifications on")
     page.locator("#notify").click()
     expect(page.locator("#notify")).to_have_text("Notify me")
     page.goto(f"{site.url}/jobs/{jobs[1]['id']}")
@@ -192,7 +192,7 @@ def test_a_job_that_fails_before_the_readers_eyes_is_said_so_by_the_browser(site
     page.reload()
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Notify me").click()
-    expect(page.get_by_role("button", name="Notifying you")).to_be_visible()
+    expect(page.get_by_role("button", name="Notifications on")).to_be_visible()
     feed.tell("failed", error="no space left on the disk", detail="")
     expect(page).to_have_title(re.compile("^Failed · "))
     assert page.evaluate("() => window.shown") == [["mnist, lenet5", "Failed: no space left on the disk"]]
@@ -217,7 +217,7 @@ def test_where_the_page_is_not_served_securely_it_says_why_there_are_no_notifica
     page.add_init_script("Object.defineProperty(window, 'isSecureContext', { value: false });")
     page.reload()
     page.get_by_role("button", name="More").click()
-    expect(page.locator("#notify-why")).to_have_text("Notifications need HTTPS, or the page on this machine itself")
+    expect(page.locator("#notify-why")).to_have_text("Notifications need HTTPS or a page on localhost")
     expect(page.locator("#notify-why")).to_be_visible()
     expect(page.locator("#notify")).to_be_hidden()
     other = under_way(site, 20)

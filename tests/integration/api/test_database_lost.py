@@ -42,7 +42,7 @@ def test_what_would_be_lost_is_refused_once_the_file_is_another(
     lose(settings.home)
     answers = [client.post("/v1/jobs", json=SPEC), client.post(f"/v1/jobs/{job}/pause"), client.get("/v1/jobs")]
     assert [answer.status_code for answer in answers] == [503] * 3
-    assert "was deleted or replaced while it was in use" in answers[0].json()["detail"]
+    assert "was deleted or replaced while in use" in answers[0].json()["detail"]
     ready = client.get("/readyz")
     assert ready.status_code == 503 and "stop computeshare" in ready.json()["dependencies"]["sqlite"]["detail"]
     assert (settings.home / "computeshare.db").exists() == (lose is replace_file)  # no empty one takes its place

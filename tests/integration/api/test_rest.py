@@ -88,7 +88,7 @@ def test_repeated_post_with_the_same_key_makes_one_job(client: TestClient) -> No
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.json()["id"] == second.json()["id"] and second.headers["location"] == first.headers["location"]
     other = client.post("/v1/jobs", json={**SPEC, "seed": 1}, headers=headers)
-    assert other.status_code == 422 and "another body" in other.json()["detail"]
+    assert other.status_code == 422 and "another request body" in other.json()["detail"]
     assert len(client.get("/v1/jobs").json()["items"]) == 1
 
 
@@ -123,7 +123,7 @@ def test_cancel_is_answered_at_once_and_only_once(client: TestClient, job: str) 
     assert (answer.status_code, answer.json()["status"]) == (202, "cancelled")
     again = client.post(f"/v1/jobs/{job}/cancel")
     assert (again.status_code, again.headers["content-type"]) == (409, PROBLEM)
-    assert "cancelled already" in again.json()["detail"]
+    assert "already cancelled" in again.json()["detail"]
 
 
 def test_only_an_ended_job_can_be_deleted_and_its_files_go_too(client: TestClient, job: str, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_workers_and_queues_are_those_online(client: TestClient, redis: Redis) -
         ({"micro_batch": "32"}, "micro_batch", "integer"),
         ({"strategy": {"kind": "gossip"}}, "strategy.kind", "sync"),
         ({"codec": {"up": "int4"}}, "codec.up", "float16"),
-        ({"workers": {"min": 5, "max": 2}}, "workers", "above max"),
+        ({"workers": {"min": 5, "max": 2}}, "workers", "greater than max"),
         ({"workers": {"most": 5}}, "workers.most", "allowed: max, min"),
         ({"workers": {"min": 5}}, "workers.min", "must be at most 4"),
         ({"micro_batch": 0}, "micro_batch", "greater than or equal to 1"),
@@ -375,8 +375,8 @@ def test_a_login_link_may_be_pasted_where_a_browser_is_not_logged_in(settings: S
     with TestClient(create_app(settings), base_url="http://localhost") as browser:
         answer = browser.get("/login", params={"key": f" {link}\n", "next": "/jobs/ab12"}, follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/ab12")
-        assert "That is not a login link" in browser.get("/login?key=http://studio.local/login?key=wrong").text
-        assert "That is not" not in browser.get("/login").text
+        assert "This is not a login link" in browser.get("/login?key=http://studio.local/login?key=wrong").text
+        assert "This is not" not in browser.get("/login").text
 
 
 def test_the_release_is_told_to_those_who_may_know_it(client: TestClient) -> None:

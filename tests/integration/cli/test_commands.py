@@ -86,7 +86,7 @@ def test_a_job_from_its_creation_to_its_removal(client: Client, capsys: pytest.C
     assert "only a failed job can be retried" in capsys.readouterr().err
     assert command(capsys, "jobs", "cancel", job_id)["status"] == "cancelled"
     assert run(app, ["jobs", "cancel", job_id]) == 2
-    assert "is cancelled already" in capsys.readouterr().err
+    assert "is already cancelled" in capsys.readouterr().err
     assert command(capsys, "jobs", "delete", job_id, "--yes") == {"id": job_id, "deleted": True}
     assert run(app, ["jobs", "show", job_id]) == 2
     assert capsys.readouterr().err == f"error: there is no job {job_id}\n"

@@ -108,7 +108,7 @@ def test_a_job_that_never_fits_says_so_and_holds_up_no_smaller_one(
     little = jobs.create(JobSpec.model_validate({**SPEC, "rounds": 5})).id
     register(small, MAC)
     dispatcher.step(small)
-    assert "whose limit is 24.0 MB: raise its maxmemory" in str(jobs.show(large).reason)
+    assert "whose limit is 24.0 MB: raise the broker's maxmemory" in str(jobs.show(large).reason)
     assert RoundStore(small, large).spec() is None and RoundStore(small, little).spec() is not None
 
 
@@ -195,7 +195,7 @@ def test_a_job_in_mid_run_stands_still_and_goes_on_without_a_strike_or_a_lost_se
         wait_until(lambda: fill(small, ballast) and still(store) and exhausted(Memory.of(small)))
         fill(small, ballast)
         dispatcher.step(small)
-        assert "The broker is out of memory, 2" in str(jobs.show(job).reason)
+        assert "The broker is out of memory (2" in str(jobs.show(job).reason)
         before = store.read()
         assert before is not None and before.version < 400 and started[1] == []
         small.delete(*ballast)

@@ -24,5 +24,5 @@ def test_the_link_in_an_invited_workers_service_lets_nobody_in_any_more(
         link = httpx2.post(f"{url}/v1/invites", json={"queue": "mnist"}, headers=headers).json()["url"]
         assert run(app, ["--join", link, "--home", str(home), "--print-service", "systemd"]) == 0
         assert f"--join {link} --home {home}" in capsys.readouterr().out
-        assert "was used already" in httpx2.post(link, json={"name": "thief"}).json()["detail"]
+        assert "was already used" in httpx2.post(link, json={"name": "thief"}).json()["detail"]
         assert run(app, ["--join", link, "--home", str(home), "--print-service", "systemd"]) == 0  # as it starts again

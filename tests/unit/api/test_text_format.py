@@ -71,7 +71,7 @@ NAMES = {"w1": "mac-studio"}
         (
             "closed",
             {"version": 1199, "received": 3, "total": 4},
-            "Version 1,200 goes without 1 late of 4 micro-batches",
+            "Version 1,200 was made without 1 of 4 micro-batches (late)",
         ),
         (
             "reassigned",
@@ -93,12 +93,12 @@ NAMES = {"w1": "mac-studio"}
         (
             "version",
             {"version": 7, "loss": 0.5, "doubled": 1},
-            "Version 7 committed, loss 0.5; 1 micro-batch begun twice",
+            "Version 7 committed, loss 0.5; 1 micro-batch given to a second worker",
         ),
         (
             "version",
             {"version": 7, "loss": 0.5, "doubled": 2},
-            "Version 7 committed, loss 0.5; 2 micro-batches begun twice",
+            "Version 7 committed, loss 0.5; 2 micro-batches given to a second worker",
         ),
         ("scored", {"version": 300, "accuracy": 0.9731, "loss": None}, "Version 300 scored 97.31 %, loss –"),
         ("cancelled", {"reason": "Cancelled by a user", "error": None}, "Cancelled by a user"),

@@ -62,7 +62,7 @@ def test_an_invite_over_loopback_asks_no_proxy(
 @pytest.mark.parametrize(
     ("answer", "told", "tries_again"),
     [
-        (Answer({"detail": "this invite was used already"}, 409), "was used already", False),
+        (Answer({"detail": "this invite was already used"}, 409), "was already used", False),
         (Answer(b"<h1>It works</h1>"), "is no invite's link", False),
         (Answer({"redis_url": 7}), "is no invite's link", False),
         (Answer({"detail": "no broker is known"}, 503), "no broker is known: try again later", True),

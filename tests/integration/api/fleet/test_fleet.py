@@ -223,7 +223,7 @@ def test_a_worker_that_is_removed_is_asked_to_end_and_then_forgotten(
     stage.dispatcher.step(redis)
     assert "removed" in str(read_orders(redis, worker).dismissed)
     assert [one.leaving for one in named(fleet, f"mac-{worker}")] == [True]
-    with pytest.raises(Conflict, match="start it again"):
+    with pytest.raises(Conflict, match="restart it once it has stopped"):
         fleet.drain(worker, drained=True)
     stage.workers.clear()
     seat = stage.serving()[job][0] and seats(stage.database)[0].id
@@ -333,10 +333,10 @@ def test_a_higher_priority_takes_workers_over_and_gives_them_back(
     for job in (low, high):
         redis.set(JobKeys(job).reducer(), "1|host|1|id")
     stage.turn(1)
-    assert jobs.show(high).reason == f"Waits: 1 worker on queue {stage.queue} will come from other jobs"
+    assert jobs.show(high).reason == f"Waiting for 1 worker on queue {stage.queue}, which other jobs will release"
     stage.turn(2 * TAKE_OVER_MS // 1000 + 4)
     assert {job: len(workers) for job, workers in stage.serving().items()} == {high: 2}
-    assert jobs.show(low).reason == f"Waits: 2 workers on queue {stage.queue} serve jobs of higher priority"
+    assert jobs.show(low).reason == f"Waiting: 2 workers on queue {stage.queue} serve jobs of higher priority"
     recalled = [event.data for event in history.timeline(low) if event.type == "recalled"]
     assert [(data["why"], data["to"]) for data in recalled] == [("priority", high)] * 2
     jobs.update(high, priority=-1)

@@ -75,7 +75,7 @@ def test_exchange_over_loopback_gives_the_broker_and_the_next_start_keeps_it(
         made = owner.post("/v1/invites", json={"queue": "mnist"}).json()
         assert join(made["url"], "anna's mac", tmp_path / "worker") == settings.redis_url
         assert join(made["url"], "anna's mac", tmp_path / "worker") == settings.redis_url  # as when it starts again
-        with pytest.raises(SettingsError, match="was used already"):
+        with pytest.raises(SettingsError, match="was already used"):
             join(made["url"], "another", tmp_path / "other")
         shown = owner.get(f"/v1/invites/{made['id']}").json()
         assert (shown["status"], shown["worker"]) == ("taken", "anna's mac")
@@ -99,7 +99,7 @@ def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_ot
         patch.setattr(httpx2, "post", cut_off)
         with pytest.raises(ComputeShareError, match="no control plane answers"):
             join(link, "mac", tmp_path / "worker")
-    with pytest.raises(SettingsError, match="was used already"):
+    with pytest.raises(SettingsError, match="was already used"):
         join(link, "mac", tmp_path / "other")
     assert join(link, "mac", tmp_path / "worker") == settings.redis_url
     assert (tmp_path / "worker" / "joining.key").stat().st_mode & 0o077 == 0
@@ -111,11 +111,11 @@ def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Da
     for _ in range(2):
         assert invites.take_up(code, "mac", "k" * 16, from_here=False).redis_url == BROKER
     for key in (None, "l" * 16):
-        with pytest.raises(Conflict, match="was used already"):
+        with pytest.raises(Conflict, match="was already used"):
             invites.take_up(code, "mac", key, from_here=False)
     with database.writing() as connection:
         connection.execute(update(INVITE).values(expires_ms=now_ms() - 1))
-    with pytest.raises(Conflict, match="was used already"):
+    with pytest.raises(Conflict, match="was already used"):
         invites.take_up(code, "mac", "k" * 16, from_here=False)
     assert invites.show(made.id).status == "taken"
 

@@ -162,7 +162,7 @@ def test_a_version_that_is_removed_just_then_leaves_nothing_behind(
 ) -> None:
     artifacts.path(Token.parse(token(3)), "state.safetensors").unlink()
     answer = fork(version=3)
-    assert answer.status_code == 404 and "has just been removed: take another" in answer.json()["detail"]
+    assert answer.status_code == 404 and "has just been removed: fork another" in answer.json()["detail"]
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == [artifacts.folder.name]
 
 
@@ -251,6 +251,6 @@ def test_a_state_that_is_missing_is_said(client: TestClient, parent: str, artifa
     with pytest.raises(ArtifactError):
         artifacts.state(Token.parse(token(2)))
     answer = client.get(f"/v1/jobs/{parent}/checkpoints/2/state")
-    assert answer.status_code == 404 and "take another checkpoint" in answer.json()["detail"]
+    assert answer.status_code == 404 and "use another checkpoint" in answer.json()["detail"]
     shutil.rmtree(artifacts.folder)
     assert client.get(f"/v1/jobs/{parent}/checkpoints/2/state").status_code == 404

@@ -161,7 +161,7 @@ def test_rest_compares_two_to_six_jobs(pages: Pages, count: int) -> None:
 def test_rest_compares_no_job_with_itself_and_none_that_is_not_there(pages: Pages) -> None:
     job_id = pages.create("completed")
     twice = pages.client.get("/v1/compare", params={"job": [job_id, job_id]})
-    assert twice.status_code == 422 and "give each job once" in twice.text
+    assert twice.status_code == 422 and "name each job once" in twice.text
     assert pages.client.get("/v1/compare", params={"job": [job_id, "nosuch00"]}).status_code == 404
 
 
@@ -256,7 +256,7 @@ def test_one_more_worker_is_told_with_what_is_left_now_and_then(pages: Pages) ->
     are half as long again in the worst case: 10 / 11.5. If it takes 1 s, the units take 3 s: 10 / 8.
     """
     job_id, now = pages.create("running", rounds=1000, micro_batch=10, micro_batches_per_round=6), now_ms()
-    assert "It is too early to say" in pages.get(f"/jobs/{job_id}")
+    assert "Too early to estimate" in pages.get(f"/jobs/{job_id}")
     base = {"job_id": job_id, "samples": 60, "bytes_up": 1, "bytes_down": 1}
     seconds = {"waiting_s": 50.0, "encoding_s": 0.25, "uploading_s": 0.25}
     with pages.services.database.write() as session:
@@ -351,7 +351,7 @@ def test_compared_jobs_show_what_differs(pages: Pages) -> None:
         session.add(Score(**about, at_ms=1, loss=0.125, accuracy=0.75, samples=1))
     pages.change(other, version=1)
     tables = pages.get(f"/compare?job={one}&job={other}").split('id="values-tables"')[1].split("</details>")[0]
-    assert tables.count("Nothing to show yet.") == 1
+    assert tables.count("No versions yet.") == 1
     assert re.search(r'<th scope="row" class="number">1</th>.*>0.125</td>.*>75.00 %</td>', tables)
     assert "selected: 0" in pages.get("/compare", 404)
     assert "Select more jobs" in pages.get(f"/compare?job={one}&job={one}", 404)
@@ -375,10 +375,10 @@ def test_submissions_say_why_they_did_not_count(pages: Pages) -> None:
             )
     pages.change(job_id, accepted=1, stale=1, lease_lost=1)
     html = pages.get(f"/jobs/{job_id}/submissions")
-    assert "it was computed on version 3, and version 4 had come by then" in html
-    assert "its lease had run out" in html
+    assert "computed on version 3 when version 4 was current" in html
+    assert "its lease had expired" in html
     only = pages.get(f"/jobs/{job_id}/submissions?outcome=stale")
-    assert "version 4 had come" in only and "its lease had run out" not in only
+    assert "when version 4 was current" in only and "its lease had expired" not in only
     assert "No submissions match." in pages.get(f"/jobs/{job_id}/submissions?worker=w2")
     job = pages.get(f"/jobs/{job_id}")
     assert "1 lease lost" in job and "50 %" in job
@@ -396,7 +396,7 @@ def test_workers_page_lists_machines_and_teaches_where_there_are_none(pages: Pag
 
 def test_workers_page_says_that_the_broker_is_away(tmp_path: Path) -> None:
     pages = Pages(Settings(home=tmp_path, redis_url="redis://127.0.0.1:1/0"))
-    assert "The workers are not known right now" in pages.get("/workers")
+    assert "Workers cannot be listed at the moment" in pages.get("/workers")
 
 
 def test_the_form_says_nothing_of_queues_while_the_broker_is_away(pages: Pages, tmp_path: Path) -> None:

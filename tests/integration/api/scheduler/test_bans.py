@@ -73,7 +73,7 @@ def test_the_reason_says_that_only_banned_workers_are_left(
     dispatcher.step(redis)
     assert jobs.show(job).reason == (
         f"Needs 1 worker on queue {queue}, 1 is online; "
-        f"liar is banned (checksum): computeshare jobs unban {job} {LIAR} lifts that"
+        f"liar is banned (checksum): lift the ban with computeshare jobs unban {job} {LIAR}"
     )
 
 

@@ -69,7 +69,7 @@ def test_reason_says_what_is_missing_until_it_is_there(
     assert jobs.show(job).reason == "A reducer is preparing the first weights"
     redis.hset(JobKeys(job).round(), "status", "running")
     dispatcher.step(redis)
-    assert jobs.show(job).reason == "Its workers are loading the model and the data"
+    assert jobs.show(job).reason == "Workers are loading the model and the data"
 
 
 def test_seat_of_a_worker_that_dies_goes_to_another(
@@ -364,7 +364,7 @@ def test_what_the_broker_refuses_is_the_reason_and_is_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(RoundStore, "publish", full)
         dispatcher.step(redis)
-        assert str(jobs.show(job).reason).startswith("The broker refuses: OOM")
+        assert str(jobs.show(job).reason).startswith("The broker refuses to store data: OOM")
     clock.ms += outbox.POSTPONED_MS + 1
     dispatcher.step(redis)
     assert jobs.show(job).reason == "A reducer is preparing the first weights"

@@ -165,7 +165,7 @@ def test_a_worker_whose_machine_is_unfit_is_left_out_at_once_and_for_good_until_
         stage.turn(unfit, seconds=60)
     assert {seat.job_id for seat in seats(database) if seat.id != first.id} == {other}
     assert jobs.show(job).reason == (
-        f"Needs 1 worker on queue {queue}, 1 is online, 1 of them busy with other jobs; "
+        f"Needs 1 worker on queue {queue}, 1 is online, 1 busy with other jobs; "
         f"mac-{unfit} cannot take part: its mps computes wrongly"
     )
     stage.turn(unfit, "cafecafecafe")

@@ -33,9 +33,9 @@ def test_where_nobody_waits_for_the_slowest_speeds_add_up() -> None:
 @pytest.mark.parametrize(
     ("measured", "told"),
     [
-        (replace(TWO, rounds=2), "too early"),
-        (replace(TWO, unit_s=[]), "too early"),
-        (replace(TWO, most=2), "takes 2 workers at most"),
+        (replace(TWO, rounds=2), "Too early"),
+        (replace(TWO, unit_s=[]), "Too early"),
+        (replace(TWO, most=2), "takes at most 2 workers"),
         (replace(TWO, units=2), "Each round has 2 micro-batches, so a third worker would only be a backup"),
     ],
     ids=["few rounds", "nobody measured", "full", "nothing to share"],

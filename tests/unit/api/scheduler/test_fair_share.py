@@ -291,13 +291,13 @@ def test_the_reason_says_who_is_served_first_and_who_is_drained() -> None:
     low, high = demand("low", queue="mnist"), demand("high", priority=1, queue="mnist")
     workers = [Available(f"w{n}", ("mnist",)) for n in (1, 2, 3)]
     held = [serving(w.id, "high", n) for n, w in enumerate(workers, 1)]
-    text = "Waits: 3 workers on queue mnist serve jobs of higher priority"
+    text = "Waiting: 3 workers on queue mnist serve jobs of higher priority"
     assert shortage(low, workers, held, others=[low, high]) == text
     assert shortage(low, workers[:1], held[:1], others=[low, high]) == (
-        "Waits: 1 worker on queue mnist serves a job of higher priority"
+        "Waiting: 1 worker on queue mnist serves a job of higher priority"
     )
     assert shortage(low, workers, held, others=[low, high], share=1) == (
-        "Waits: 1 worker on queue mnist will come from other jobs"
+        "Waiting for 1 worker on queue mnist, which other jobs will release"
     )
     off = [replace(workers[0], off="drained")]
     assert shortage(low, off, []) == "Needs 1 worker on queue mnist, 1 is online; 1 is drained"

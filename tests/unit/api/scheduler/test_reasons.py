@@ -20,7 +20,7 @@ def test_a_job_that_advances_has_no_reason() -> None:
         (replace(FINE, reducer=False), "computeshare-reducer"),
         (replace(FINE, opened=False), "preparing the first weights"),
         (replace(FINE, working=False), "loading"),
-        (replace(FINE, finished=True, reducer=False, working=False), "saved and scored"),
+        (replace(FINE, finished=True, reducer=False, working=False), "saving and scoring"),
         (replace(FINE, finished=True, evaluator=False), "no evaluator is running to score the last version"),
         (replace(FINE, evaluator=False), "computeshare-evaluator"),
     ],
@@ -36,5 +36,5 @@ def test_reducers_are_given_a_moment_before_they_are_missed() -> None:
 
 def test_what_the_broker_refuses_comes_first() -> None:
     assert reason(replace(FINE, finished=True), "OOM command not allowed") == (
-        "The broker refuses: OOM command not allowed"
+        "The broker refuses to store data: OOM command not allowed"
     )

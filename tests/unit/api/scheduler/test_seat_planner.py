@@ -123,7 +123,7 @@ def test_shortage_says_what_is_needed_and_what_there_is() -> None:
     assert shortage(demand(minimum=2), [worker("w1")], []) == "Needs 2 workers on queue q, 1 is online"
     busy = [held("w1", job="other")]
     assert shortage(demand(), [worker("w1")], busy) == (
-        "Needs 1 worker on queue q, 1 is online, 1 of them busy with other jobs"
+        "Needs 1 worker on queue q, 1 is online, 1 busy with other jobs"
     )
 
 
