@@ -132,12 +132,12 @@ def _type(annotation: Any) -> FieldType:
 
 
 def _choices(path: str, annotation: Any) -> Sequence[str]:
-    known, name = catalog(), path.rpartition(".")[2]
+    known = catalog()
     if path == "dataset":
         return sorted(known.datasets)
     if path == "model":
         return sorted(known.models, key=lambda name: (known.models[name].source != "computeshare", name))
-    if name == "name" and path != "name":
+    if path.endswith("optimizer.name"):
         return sorted(known.optimizers)
     return [value for one in _arms(annotation) if get_origin(one) is Literal for value in get_args(one)]
 
@@ -151,7 +151,8 @@ def _limits(info: FieldInfo) -> str:
         return f"{lowest:,} to {highest:,}"
     signs = {Gt: ("above", "gt"), Ge: ("at least", "ge"), Le: ("at most", "le"), Lt: ("below", "lt")}
     told = [f"{signs[type(one)][0]} {getattr(one, signs[type(one)][1]):,}" for one in metadata if type(one) in signs]
-    length = [f"at most {one.max_length} characters" for one in metadata if hasattr(one, "max_length")]
+    counted = "values" if get_origin(info.annotation) is tuple else "characters"
+    length = [f"at most {one.max_length} {counted}" for one in metadata if hasattr(one, "max_length")]
     return ", ".join(told + length)
 
 

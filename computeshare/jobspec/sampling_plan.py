@@ -147,6 +147,12 @@ class Plan:
         start = index * self.micro_batch
         return permutation(self.seed, epoch, self.samples)[start : start + self.micro_batch]
 
+    def position(self, micro_batch: int) -> float:
+        """Rounds from version 0 to the step on this micro-batch, with the share of its unit's steps before it."""
+        epoch, index = divmod(micro_batch, self.micro_batches_per_epoch)
+        unit, step = divmod(index, self.inner_steps)
+        return epoch * self.rounds_per_epoch + unit // self.units_per_round + step / self.inner_steps
+
     def generator_seed(self, micro_batch: int) -> int:
         """The seed for dropout and augmentation in this micro-batch: 63 bits of `(seed, micro_batch)`."""
         return _mixed(self.seed, micro_batch)

@@ -5,6 +5,7 @@ Knows no torch: names, arguments and sizes come from the committed `catalog`.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -12,10 +13,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.controls import DATA, MACHINES, MORE, ROUND, Control
+from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, wrong
 from computeshare.jobspec.sampling_plan import Plan, Round
+from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 
@@ -122,6 +124,20 @@ class JobSpec(Part):
     lr_scaling: Literal["none", "linear"] = Field(
         "none", description="linear: multiply the learning rate by the micro-batches per round"
     )
+    schedule: Schedule = CONSTANT
+    clip_norm: Annotated[float, Control(OPTIMIZER)] = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        title="Largest gradient norm",
+        description="larger gradients are scaled down; 0: no limit",
+    )
+    decay: Annotated[Decay, Control(OPTIMIZER, "--decay")] = Field(
+        "all", title="Weight decay on", description="matrices: not on biases and other one-dimensional parameters"
+    )
+    label_smoothing: Annotated[float, Control(OPTIMIZER)] = Field(
+        0, ge=0, lt=1, title="Label smoothing", description="share of each label spread evenly over all classes"
+    )
     codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
@@ -207,6 +223,9 @@ class JobSpec(Part):
             if getattr(self, name) != value:
                 message = f"strategy {strategy.kind} sets {name} itself: leave {name} out; {strategy.instead[name]}"
                 raise wrong("JobSpec", name, message)
+        trained = strategy.inner or self.optimizer
+        if self.decay != "all" and "weight_decay" not in catalog().optimizers[trained.name].arguments:
+            raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
         if self.plan.units_per_round > LARGEST_ROUND:
             raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
 
@@ -234,6 +253,19 @@ class JobSpec(Part):
         strategy = self.strategy.with_steps(inner_steps).model_dump(mode="json")
         document = self.model_dump(mode="json", exclude=follows)
         return JobSpec.model_validate(document | {"codec": codec.model_dump(), "strategy": strategy})
+
+    @property
+    def inner_rules(self) -> StepRules:
+        """How the optimizer that trains on micro-batches steps."""
+        return StepRules(self.schedule, self.rounds_total, 1, self.clip_norm, self.decay)
+
+    @property
+    def server_rules(self) -> StepRules:
+        """How the server's optimizer steps: with inner steps, schedule, clipping and decay apply to those alone."""
+        if self.strategy.inner:
+            return EVERY_STEP_ALIKE
+        factor = self.micro_batches_per_round if self.lr_scaling == "linear" else 1
+        return replace(self.inner_rules, lr_factor=factor)
 
     @property
     def sharers(self) -> int:

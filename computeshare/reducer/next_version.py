@@ -65,7 +65,7 @@ class NextVersion:
             if digest:
                 self._helper.submit(digest.add, parameters)
 
-        master = server_step.next_parameters(model, gradient, ready)
+        master = server_step.next_parameters(version + 1, model, gradient, ready)
         return Weights(master, *others), self._helper.submit(digest.hexdigest) if digest else None
 
     def begin_sending(

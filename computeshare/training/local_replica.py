@@ -10,9 +10,11 @@ from torch import nn
 from computeshare.errors import ArtifactError, Interrupted
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.sampling_plan import Plan
+from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Weights
-from computeshare.training.optimizers import build, dump_state, load_state, try_out
+from computeshare.training.optimizers import build, clip, dump_state, load_state, set_rate, try_out
 from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
 
@@ -33,11 +35,13 @@ class LocalReplica:
         device: torch.device,
         inner: OptimizerSpec,
         kept: bool = False,
+        rules: StepRules = EVERY_STEP_ALIKE,
     ) -> None:
         """Raises SpecError where torch refuses the arguments of `inner`."""
-        try_out(inner, 1.0)
+        try_out(inner, rules)
         self._replica = Replica(instance, plan, device)
-        self._parameters = list(instance.module.parameters())
+        self._parameters = [one for _, one, _ in entries(instance.module) if isinstance(one, nn.Parameter)]
+        self._rules, self._decayed = rules, [rules.decays(p.shape) for p in self._parameters]
         self._base: Vector = self._replica.parameters.read()
         self._plan, self._buckets, self._inner, self._keep = plan, instance.layout.buckets, inner, kept
         self._state: torch.optim.Optimizer | None = None
@@ -90,6 +94,8 @@ class LocalReplica:
             if not goes_on():
                 raise Interrupted("the work was called off")
             losses.append(replica.backward(micro_batch))
+            clip((p.grad for p in self._parameters if p.grad is not None), self._rules.clip_norm)
+            set_rate(optimizer, self._rules, self._plan.position(micro_batch))
             optimizer.step()
         vector = replica.parameters.read()
         np.subtract(self._base, vector, out=vector)
@@ -99,7 +105,7 @@ class LocalReplica:
 
     def dump(self) -> list[Blob] | None:
         """The inner state in safetensors format, for another worker to continue from; None if no state is kept."""
-        return None if self._state is None else dump_state(self._inner.name, self._state)
+        return None if self._state is None else dump_state(self._inner.name, self._state, self._parameters)
 
     def restore(self, state: Blob) -> None:
         """Continue from another worker's `dump`, with this job's hyperparameters.
@@ -107,9 +113,7 @@ class LocalReplica:
         Raises: ArtifactError: the state is of another optimizer or model, or not finite; the inner state is unchanged.
         """
         optimizer = self._fresh()
-        settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-        load_state(self._inner.name, optimizer, state)
-        optimizer.param_groups[0].update(settings)
+        load_state(self._inner.name, optimizer, self._parameters, state)
         self._check(optimizer)
         self._state = optimizer
 
@@ -118,7 +122,7 @@ class LocalReplica:
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
-        stepped = build(self._inner, 1.0, copies)
+        stepped = build(self._inner, self._rules, copies, self._decayed)
         stepped.step()
         for parameter, copy in zip(self._parameters, copies, strict=True):
             state = optimizer.state.get(parameter, {})
@@ -134,9 +138,8 @@ class LocalReplica:
         return optimizer
 
     def _fresh(self) -> torch.optim.Optimizer:
-        return build(
-            self._inner, 1.0, self._parameters
-        )  # built anew, not cleared: some optimizers create state in their constructor
+        # built anew, not cleared: some optimizers create state in their constructor
+        return build(self._inner, self._rules, self._parameters, self._decayed)
 
 
 def _forms(state: dict[str, Any]) -> dict[str, object]:

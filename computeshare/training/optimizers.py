@@ -1,7 +1,7 @@
 """The server's optimizer: any `torch.optim` optimizer of the catalog, on flat vectors, with a safetensors state."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tensors import safetensors_writer
 from computeshare.tensors.layout import Layout
+from computeshare.tensors.layout import Tensor as LayoutTensor
 from computeshare.types import Blob, Vector
 
 _NOTHING = torch.empty(0)
+_FULL_RATE = "full_lr"
+"""Key in an optimizer's groups: the learning rate before any factor."""
 BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
@@ -33,34 +37,45 @@ class ServerOptimizer:
     The first instance in a process takes seconds, because `torch.optim` imports `torch._dynamo`.
     """
 
-    def __init__(self, layout: Layout, spec: OptimizerSpec, lr_factor: float = 1.0) -> None:
-        """`lr_factor` multiplies the learning rate. Raises SpecError with torch's message: it refuses the arguments."""
-        try_out(spec, lr_factor)
-        self._name = spec.name
+    def __init__(self, layout: Layout, spec: OptimizerSpec, rules: StepRules = EVERY_STEP_ALIKE) -> None:
+        """Raises SpecError with torch's message: it refuses the arguments."""
+        try_out(spec, rules)
+        self._name, self._rules = spec.name, rules
         self._shape = (layout.parameters,)
-        self._places = [(t.start, t.stop, t.shape) for t in layout.tensors if t.kind == "parameter"]
+        self._tensors = [t for t in layout.tensors if t.kind == "parameter"]
+        self._places = [(t.start, t.stop, t.shape) for t in self._tensors]
+        decayed = [rules.decays(t.shape) for t in self._tensors]
         self._turns = [slice(None)]  # the parameters that take a step together
         if spec.name in BY_VALUE:
-            self._places = [(b.start, b.stop, (b.stop - b.start,)) for b in layout.buckets]
+            self._places, decayed = _pieces(layout, self._tensors, decayed)
             self._turns = [slice(i, i + 1) for i in range(len(self._places))]
         self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
         with self._bound(torch.empty(self._shape)):  # some optimizers create state in their constructor
-            self._optimizer = build(spec, lr_factor, self._parameters)
+            self._optimizer = build(spec, rules, self._parameters, decayed)
 
     def step(
-        self, parameters: Vector, gradient: Vector, in_place: bool = False, ready: Ready = lambda values: None
+        self,
+        parameters: Vector,
+        gradient: Vector,
+        position: float = 0,
+        in_place: bool = False,
+        ready: Ready = lambda values: None,
     ) -> Vector:
         """Take a step: the new parameters (d,) from `parameters` (d,) and their `gradient` (d,). Raises ShapeError.
 
         Args:
+            position: rounds since version 0, for the schedule.
             in_place: overwrite `parameters` if they are writable; else the result is a new array.
             ready: called with each piece of the new parameters, in order.
         """
         if not parameters.shape == gradient.shape == self._shape:
             raise ShapeError(f"parameters {parameters.shape} and gradient {gradient.shape} must both be {self._shape}")
         following = parameters if in_place and parameters.flags.writeable else parameters.copy()
-        gradient = gradient if gradient.flags.writeable else gradient.copy()  # torch warns about read-only arrays
+        if self._rules.clip_norm or not gradient.flags.writeable:  # torch warns about read-only arrays
+            gradient = gradient.copy()
         gradients = torch.from_numpy(gradient)
+        clip((gradients[t.start : t.stop].view(t.shape) for t in self._tensors), self._rules.clip_norm)
+        set_rate(self._optimizer, self._rules, position)
         with self._bound(torch.from_numpy(following)):
             for turn in self._turns:
                 places = self._places[turn]
@@ -74,7 +89,7 @@ class ServerOptimizer:
 
     def dump(self) -> list[Blob]:
         """The optimizer's state, as by `dump_state`."""
-        return dump_state(self._name, self._optimizer)
+        return dump_state(self._name, self._optimizer, self._parameters)
 
     def load(self, blob: Blob) -> None:
         """Restore the state from `dump`, of the same optimizer over the same layout. Raises ArtifactError.
@@ -82,7 +97,7 @@ class ServerOptimizer:
         If `blob` is writable, the state stays in its memory, and the next step overwrites it.
         """
         with self._bound(torch.empty(self._shape)):
-            load_state(self._name, self._optimizer, blob)
+            load_state(self._name, self._optimizer, self._parameters, blob)
 
     @contextmanager
     def _bound(self, values: Tensor) -> Iterator[None]:
@@ -96,37 +111,38 @@ class ServerOptimizer:
                 parameter.grad, parameter.data = None, _NOTHING
 
 
-def dump_state(name: str, optimizer: torch.optim.Optimizer) -> list[Blob]:
-    """An optimizer's state in safetensors format, in pieces.
+def dump_state(name: str, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> list[Blob]:
+    """An optimizer's state in safetensors format, in pieces, without its settings.
 
     Large pieces are views of the optimizer's tensors, valid until its next step.
+
+    Args:
+        parameters: all of the optimizer's parameters.
     """
-    (group,) = optimizer.param_groups
     tensors: dict[str, Tensor] = {}
     scalars: list[dict[str, Any]] = []
-    for index, parameter in enumerate(group["params"]):
+    for index, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
         tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, Tensor)}
         scalars.append({key: value for key, value in state.items() if not isinstance(value, Tensor)})
-    settings = {key: value for key, value in group.items() if key != "params"}
-    state = json.dumps({"optimizer": name, "group": settings, "scalars": scalars})
+    state = json.dumps({"optimizer": name, "scalars": scalars})
     return safetensors_writer.pieces(
         {name: t.contiguous().cpu().numpy() for name, t in tensors.items()}, {"state": state}
     )
 
 
-def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
-    """Restore the state from `dump_state`, of the same optimizer over tensors of the same shapes.
+def load_state(name: str, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], blob: Blob) -> None:
+    """Restore the state from `dump_state`, of the same optimizer over tensors of the same shapes in the same order.
 
-    If `blob` is writable, the optimizer works in its memory; else it gets copies.
+    The settings stay as they are: a fork may have another learning rate. If `blob` is writable, the optimizer works in
+    its memory; else it gets copies.
 
     Raises: ArtifactError: the state is damaged, or of another optimizer or model.
     """
-    parameters = optimizer.param_groups[0]["params"]
     try:
         tensors, metadata = safetensors_writer.read(blob)
         rest = json.loads(metadata["state"])
-        kind, group, scalars = rest["optimizer"], rest["group"], rest["scalars"]
+        kind, scalars = rest["optimizer"], rest["scalars"]
         states: list[dict[str, Any]] = [dict(values) for values in scalars]
         for path, tensor in tensors.items():
             index, key = path.split(".", 1)
@@ -139,7 +155,6 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, blob: Blob) -> None:
         )
     if name in BY_VALUE and not all(_fits(s, p) for s, p in zip(states, parameters, strict=True)):
         raise ArtifactError("the state is that of another model: its tensors are of other sizes")
-    optimizer.param_groups[0].update({key: _tuples(value) for key, value in group.items()})
     optimizer.state.clear()
     optimizer.state.update({p: _placed(s, p) for p, s in zip(parameters, states, strict=True) if s})
 
@@ -158,24 +173,64 @@ def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
     }
 
 
-def build(spec: OptimizerSpec, lr_factor: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the `torch.optim` optimizer over one group of parameters, its learning rate multiplied by `lr_factor`."""
+def build(
+    spec: OptimizerSpec, rules: StepRules, parameters: Sequence[nn.Parameter], decayed: Sequence[bool]
+) -> torch.optim.Optimizer:
+    """Build the `torch.optim` optimizer over these parameters; `decayed`: whether weight decay applies to each."""
     arguments = {key: _tuples(value) for key, value in spec.arguments.items()}
-    known = catalog().optimizers[spec.name].arguments
-    rate = arguments.pop("lr", known["lr"].default)
-    group = {"params": parameters}  # a bare list must not be empty, a group may
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)([group], lr=rate * lr_factor, **arguments)
+    rate = arguments.pop("lr", catalog().optimizers[spec.name].arguments["lr"].default) * rules.lr_factor
+    groups: list[dict[str, Any]] = [{"params": [p for p, decays in zip(parameters, decayed, strict=True) if decays]}]
+    if spared := [p for p, decays in zip(parameters, decayed, strict=True) if not decays]:
+        groups.append({"params": spared, "weight_decay": 0.0})
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, lr=rate, **arguments)
+    for group in optimizer.param_groups:
+        group[_FULL_RATE] = rate / rules.lr_factor
     return optimizer
 
 
-def try_out(spec: OptimizerSpec, lr_factor: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rules: StepRules, position: float) -> None:
+    """Set the rate of an optimizer that `build` made for the step that starts `position` rounds after version 0."""
+    factor = rules.rate_factor(position)
+    for group in optimizer.param_groups:
+        group["lr"] = group[_FULL_RATE] * factor
+
+
+def clip(gradients: Iterable[Tensor], norm: float) -> None:
+    """Scale gradients down to a total Euclidean norm, as `torch.nn.utils.clip_grad_norm_` does; 0: leave them."""
+    if norm:
+        gradients = list(gradients)
+        total = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, torch.clamp(norm / (total + 1e-6), max=1.0))
+
+
+def try_out(spec: OptimizerSpec, rules: StepRules) -> None:
     """Take a step on a single value, since torch refuses some arguments only in a step. Raises SpecError."""
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     try:
-        build(spec, lr_factor, [parameter]).step()
+        build(spec, rules, [parameter], [True]).step()
     except Exception as error:  # torch checks few arguments; others fail with any exception
         raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
+
+
+def _pieces(
+    layout: Layout, tensors: Sequence[LayoutTensor], decayed: Sequence[bool]
+) -> tuple[list[tuple[int, int, tuple[int, ...]]], list[bool]]:
+    """Cut a layout's buckets where weight decay begins or ends.
+
+    Returns: (start, stop, shape) of each piece, and whether weight decay applies to it.
+    """
+    runs: list[tuple[int, int, bool]] = []
+    for tensor, decays in zip(tensors, decayed, strict=True):
+        start = runs.pop()[0] if runs and runs[-1][2] == decays else tensor.start
+        runs.append((start, tensor.stop, decays))
+    cut = [
+        (max(start, bucket.start), min(stop, bucket.stop), decays)
+        for bucket in layout.buckets
+        for start, stop, decays in runs or [(0, 0, True)]
+        if (start < bucket.stop and bucket.start < stop) or not runs
+    ]
+    return [(start, stop, (stop - start,)) for start, stop, _ in cut], [decays for *_, decays in cut]
 
 
 def _tuples(value: Any) -> Any:

@@ -34,8 +34,7 @@ class ServerStep:
     """One job's server step. Its optimizer's state belongs to the newest version loaded or computed."""
 
     def __init__(self, spec: JobSpec, layout: Layout) -> None:
-        factor = spec.micro_batches_per_round if spec.lr_scaling == "linear" else 1
-        self.optimizer = ServerOptimizer(layout, spec.optimizer, factor)
+        self.optimizer = ServerOptimizer(layout, spec.optimizer, spec.server_rules)
         self._spec, self._down, self._layout = spec, CODECS[spec.codecs.down], layout
         self._gradient = np.empty(layout.parameters if len(layout.buckets) > 1 else 0, np.float32)
 
@@ -88,8 +87,10 @@ class ServerStep:
         """The buffers and counters of the version after `before`, given the mean (b,) of a round's buffers."""
         return buffers if self._layout.buffers else before.buffers, self._layout.counted(before.counters)
 
-    def next_parameters(self, model: ServerModel, gradient: Vector, ready: Ready = lambda values: None) -> Vector:
-        """Take the optimizer's step: the full-precision parameters (d,) of the version after `model`.
+    def next_parameters(
+        self, version: int, model: ServerModel, gradient: Vector, ready: Ready = lambda values: None
+    ) -> Vector:
+        """Take the optimizer's step: the full-precision parameters (d,) of `version`, the version after `model`.
 
         They overwrite `model.master` to save memory, unless `publish` needs the old values for a difference. Afterwards
         `model` may only be passed to `publish`.
@@ -98,7 +99,7 @@ class ServerStep:
             ready: as in `ServerOptimizer.step`.
         """
         shared = self.chained and np.may_share_memory(model.master, model.published.parameters)
-        return self.optimizer.step(model.master, gradient, not shared, ready)
+        return self.optimizer.step(model.master, gradient, version - 1, not shared, ready)
 
     @property
     def is_exact(self) -> bool:
@@ -169,7 +170,7 @@ class ServerStep:
         def read(index: int) -> Iterator[Vector]:
             return (update[self._layout.buckets[index]] for update in updates)
 
-        master = self.optimizer.step(base.master, self.combine(read, samples, staleness))
+        master = self.optimizer.step(base.master, self.combine(read, samples, staleness), version - 1)
         return self.publish(
             Weights(master, *self.next_buffers(buffers.value, base.published)), base.published, version
         )[1]

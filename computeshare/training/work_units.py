@@ -51,4 +51,4 @@ def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> A
     strategy = spec.strategy
     if strategy.inner is None:
         return Replica(instance, spec.plan, device, strategy.sent)
-    return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner)
+    return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner, spec.inner_rules)

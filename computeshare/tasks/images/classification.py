@@ -25,11 +25,13 @@ class ImageClassification(Task):
 
     Args:
         shape: channels, height and width of the images that the model sees.
+        label_smoothing: share of each label that the training loss spreads evenly over all classes.
     """
 
     dataset: str
     model: str
     shape: Shape
+    label_smoothing: float = 0.0
 
     metrics: ClassVar[Mapping[str, Better]] = {"accuracy": "higher"}
 
@@ -67,7 +69,7 @@ class ImageClassification(Task):
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
-        return functional.cross_entropy(module(images), labels)
+        return functional.cross_entropy(module(images), labels, label_smoothing=self.label_smoothing)
 
     def sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         images, labels = batch

@@ -10,6 +10,7 @@ from torch import nn
 from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.schedule import StepRules
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Layout
 from computeshare.training.optimizers import ServerOptimizer
@@ -56,7 +57,7 @@ def test_steps_are_those_of_torch_on_the_module(name: str, arguments: dict[str, 
     module = model()
     layout = layout_of(module)
     start, steps = weights_of(module, layout).parameters, gradients(layout, 5)
-    ours = run(ServerOptimizer(layout, OptimizerSpec(name=name, **arguments), 1.0), start, steps)
+    ours = run(ServerOptimizer(layout, OptimizerSpec(name=name, **arguments)), start, steps)
 
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
     optimizer = getattr(torch.optim, name)(module.parameters(), **plain)
@@ -77,7 +78,7 @@ def test_a_fresh_optimizer_goes_on_from_the_dumped_state_to_the_bit(
     module = model()
     layout, spec = layout_of(module), OptimizerSpec(name=name, **arguments)
     start, steps = weights_of(module, layout).parameters, gradients(layout, before + 3)
-    through, resumed = ServerOptimizer(layout, spec, 1.0), ServerOptimizer(layout, spec, 1.0)
+    through, resumed = ServerOptimizer(layout, spec), ServerOptimizer(layout, spec)
     middle = run(through, start, steps[:before])
     resumed.load(dumped(through))
     assert dumped(resumed) == dumped(through)
@@ -150,8 +151,8 @@ def test_the_rate_is_scaled_whether_given_or_default(arguments: dict[str, Any]) 
     module = model()
     layout = layout_of(module)
     start, (gradient,) = weights_of(module, layout).parameters, gradients(layout, 1)
-    once = ServerOptimizer(layout, OptimizerSpec(name="SGD", **arguments), 1.0).step(start, gradient)
-    four = ServerOptimizer(layout, OptimizerSpec(name="SGD", **arguments), 4.0).step(start, gradient)
+    once = ServerOptimizer(layout, OptimizerSpec(name="SGD", **arguments)).step(start, gradient)
+    four = ServerOptimizer(layout, OptimizerSpec(name="SGD", **arguments), StepRules(lr_factor=4)).step(start, gradient)
     np.testing.assert_allclose(four - start, 4 * (once - start), rtol=1e-3, atol=1e-6)
 
 

@@ -31,7 +31,7 @@ def test_moving_gives_the_weights_that_stepping_gives(down: str) -> None:
     model, expected = begun(reducer), begun(replay)
     for version, update in enumerate(UPDATES, 1):
         expected = replay.step(version, expected, [(update, BUFFERS)], [8])
-        master = reducer.next_parameters(model, reducer.combine(lambda _, one=update: [one], [8]))
+        master = reducer.next_parameters(version, model, reducer.combine(lambda _, one=update: [one], [8]))
         full = Weights(master, *reducer.next_buffers(BUFFERS, model.published))
         parts, model = reducer.publish(full, model.published, version)
         assert [*parts]
@@ -43,7 +43,7 @@ def test_moving_gives_the_weights_that_stepping_gives(down: str) -> None:
 def test_what_the_next_difference_is_from_is_not_written_over(down: str, writes_over: bool) -> None:
     some = server_step(down)
     model = begun(some)
-    master = some.next_parameters(model, UPDATES[0])
+    master = some.next_parameters(1, model, UPDATES[0])
     assert np.shares_memory(master, model.master) == writes_over
     assert np.array_equal(model.published.parameters, START) == (not writes_over)
 
@@ -51,5 +51,5 @@ def test_what_the_next_difference_is_from_is_not_written_over(down: str, writes_
 def test_parameters_that_lie_in_a_message_are_copied() -> None:
     some = server_step("float32")
     model = begun(some, read_only=True)
-    master = some.next_parameters(model, UPDATES[0])
+    master = some.next_parameters(1, model, UPDATES[0])
     assert np.array_equal(model.master, START) and not np.array_equal(master, START)

@@ -1,0 +1,163 @@
+"""Jobs with each field of training beside a plain PyTorch loop that does the same with torch's own tools."""
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR
+
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
+from computeshare.tensors.layout import Weights
+from computeshare.training.server_step import ServerStep
+from computeshare.training.work_units import replica_of
+from computeshare.types import Vector
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ROUNDS = 60
+CPU = torch.device("cpu")
+JOB: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp",
+    "micro_batch": 32,
+    "micro_batches_per_round": 1,
+    "rounds": ROUNDS,
+    "codec": {"up": "float32", "down": "float32"},
+    "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+}
+LOCAL = {
+    "kind": "local",
+    "inner_steps": 5,
+    "replicas": 1,
+    "inner_optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+    "outer_lr": 1.0,
+    "outer_momentum": 0.0,
+}
+
+
+def instance_of(spec: JobSpec) -> TaskInstance:
+    return task_of(spec).instance(spec.seed, "train", Path())
+
+
+def trained(spec: JobSpec) -> Vector:
+    """The parameters that a job ends with, without its processes."""
+    instance = instance_of(spec)
+    step, replica = ServerStep(spec, instance.layout), replica_of(spec, instance, CPU)
+    model = step.load(weights_of(instance.module, instance.layout), b"")
+    for version in range(1, spec.rounds_total + 1):
+        replica.load(model.published)
+        units = spec.plan.round(version - 1).units
+        updates = [replica.compute(unit) for unit in units]
+        parts = [(update.vector, update.buffers) for update in updates]
+        model = step.step(version, model, parts, [spec.plan.unit_size(unit) for unit in units])
+    return model.master
+
+
+def batches(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, Tensor]]:
+    for number in range(spec.rounds_total * spec.plan.micro_batches_per_round):
+        yield instance.split.batch(spec.plan.indices(number))
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def plain(
+    spec: JobSpec,
+    scheduled: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None,
+    clip: float = 0,
+    grouped: bool = False,
+    loss: Loss = functional.cross_entropy,
+) -> Vector:
+    """The loop of every tutorial, with torch's scheduler, clipping and parameter groups."""
+    instance = instance_of(spec)
+    module = instance.module.train()
+    optimizer = torch.optim.SGD(groups(module, grouped), lr=0.05, momentum=0.9, weight_decay=0.01)
+    scheduler = scheduled(optimizer) if scheduled else None
+    for images, labels in batches(spec, instance):
+        optimizer.zero_grad()
+        loss(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        if clip:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+    return weights_of(module, instance.layout).parameters
+
+
+def groups(module: nn.Module, grouped: bool) -> list[Any]:
+    if not grouped:
+        return [*module.parameters()]
+    vectors = [p for p in module.parameters() if p.ndim < 2]
+    return [{"params": [p for p in module.parameters() if p.ndim >= 2]}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def cosine(step: int) -> float:
+    """nanoGPT's learning rate, as a fraction: 10 steps of warm-up, then by a cosine to a tenth."""
+    if step < 10:
+        return (step + 1) / 11
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 10) / (ROUNDS - 10)))
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"schedule": {"name": "cosine", "warmup": 10, "final": 0.1}}, {"scheduled": lambda o: LambdaLR(o, cosine)}),
+    (
+        {"schedule": {"name": "linear", "final": 0.25}},
+        {"scheduled": lambda o: LinearLR(o, start_factor=1.0, end_factor=0.25, total_iters=ROUNDS)},
+    ),
+    ({"schedule": {"name": "step", "final": 0.01}}, {"scheduled": lambda o: MultiStepLR(o, [30, 45], gamma=0.1)}),
+    ({"clip_norm": 0.5}, {"clip": 0.5}),
+    ({"decay": "matrices"}, {"grouped": True}),
+    ({"label_smoothing": 0.1}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+]
+
+
+@pytest.mark.parametrize(("fields", "options"), CASES, ids=[str(fields) for fields, _ in CASES])
+def test_a_job_ends_with_the_weights_of_a_plain_loop(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate({**JOB, **fields})
+    ours = trained(spec)
+    np.testing.assert_allclose(ours, plain(spec, **options), rtol=0, atol=1e-6)
+    assert np.abs(ours - trained(JobSpec.model_validate(JOB))).max() > 1e-3, "the field has no effect"
+
+
+def test_inner_steps_are_clipped_scheduled_and_decayed_as_in_a_plain_loop() -> None:
+    fields = {"schedule": {"name": "linear", "final": 0.1}, "clip_norm": 0.5, "decay": "matrices", "strategy": LOCAL}
+    job = {**JOB, **fields, "rounds": 12}
+    spec = JobSpec.model_validate({k: v for k, v in job.items() if k not in ("optimizer", "micro_batches_per_round")})
+    instance = instance_of(spec)
+    module = instance.module.train()
+    for number, (images, labels) in enumerate(batches(spec, instance)):
+        if number % 5 == 0:  # the inner optimizer starts afresh with every round
+            optimizer = torch.optim.SGD(groups(module, True), lr=0.05, momentum=0.9, weight_decay=0.1)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * (1 - 0.9 * number / 60)
+        optimizer.zero_grad()
+        functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        optimizer.step()
+    expected = weights_of(module, instance.layout).parameters
+    np.testing.assert_allclose(trained(spec), expected, rtol=0, atol=1e-6)
+
+
+def test_a_state_is_gone_on_from_at_another_rate() -> None:
+    """A fork keeps the momentum and takes its own rate."""
+    spec = JobSpec.model_validate(JOB)
+    slower = JobSpec.model_validate({**JOB, "optimizer": {**JOB["optimizer"], "lr": 0.005}})
+    layout = instance_of(spec).layout
+    zeros, gradient = np.zeros(layout.parameters, np.float32), np.ones(layout.parameters, np.float32)
+    buffers = Weights(zeros, np.empty(0, np.float32), np.empty(0, np.int64))
+    parent, fork = ServerStep(spec, layout), ServerStep(slower, layout)
+    first = parent.step(1, parent.load(buffers, b""), [(gradient, buffers.buffers)], [32])
+    state = b"".join(bytes(part) for part in parent.dump(first.master))
+    begun = fork.load(first.published, state)
+    second = fork.step(2, begun, [(gradient, buffers.buffers)], [32])
+    moved = (first.master - second.master).mean()
+    decayed = 1 + 0.01 * first.master.mean()
+    assert moved == pytest.approx(0.005 * (0.9 * 1 + decayed), rel=1e-4)
