@@ -51,7 +51,8 @@ class ForkRequest(BaseModel):
     version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
     spec: dict[str, Any] = Field({}, description="fields of the JobSpec that differ from the parent's")
     optimizer: Literal["kept", "fresh"] | None = Field(
-        None, description="continue with the optimizer's state? By default yes, unless the optimizer's settings change"
+        None,
+        description="continue with the optimizer's state? By default yes, if only lr and weight_decay change",
     )
 
 

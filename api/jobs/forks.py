@@ -93,9 +93,12 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
 
 
 def fits_optimizer(parent: JobSpec, spec: JobSpec) -> bool:
-    """Whether `parent`'s optimizer state, which includes its settings, can continue under `spec`."""
-    factors = [one.micro_batches_per_round if one.lr_scaling == "linear" else 1 for one in (parent, spec)]
-    return spec.optimizer == parent.optimizer and factors[0] == factors[1]
+    """Whether `parent`'s optimizer state can continue under `spec`: only the rate and the weight decay may differ."""
+    name, *shaping = (
+        (one.optimizer.name, {**one.optimizer.arguments, "lr": None, "weight_decay": None}, one.server_rules.decay)
+        for one in (parent, spec)
+    )
+    return [name] == shaping
 
 
 def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:
@@ -118,7 +121,10 @@ def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> 
     """
     fits = fits_optimizer(_read(parent), spec)
     if request.optimizer == "kept" and not fits:
-        message = 'the optimizer\'s state fits only its own settings: leave the optimizer unchanged, or request "fresh"'
+        message = (
+            "the optimizer's state fits only the same optimizer: change nothing but lr and weight_decay, "
+            'or request "fresh"'
+        )
         raise InvalidFields([{"type": "value_error", "loc": ("body", "optimizer"), "msg": message}])
     return fits and request.optimizer != "fresh"
 

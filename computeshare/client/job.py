@@ -208,7 +208,7 @@ class Job:
 
         Args:
             version: a number, `latest` or `best`.
-            optimizer: `kept` or `fresh`; by default the optimizer's state is kept if its settings stay the same.
+            optimizer: `kept` or `fresh`; by default the optimizer's state is kept if only lr and weight_decay change.
             changes: fields of the JobSpec that differ.
         """
         made = self._client.fork(self.id, version, {**changes}, optimizer)

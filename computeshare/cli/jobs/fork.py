@@ -41,7 +41,8 @@ def fork(
 ) -> None:
     """Create a job that starts from a version of another job.
 
-    Fields that --set does not name keep their values. The optimizer's state is copied unless its settings change.
+    Fields that --set does not name keep their values. The optimizer's state is copied if only the optimizer's lr and
+    weight_decay change.
 
     computeshare jobs fork ab12cd34@best --set optimizer.lr=0.01 --set epochs=2
     """

@@ -104,13 +104,13 @@ def test_a_fork_outlives_its_parent(client: TestClient, parent: str, fork: Calla
     assert client.get(f"/v1/jobs/{job_id}").json()["forked_from"]["job_id"] == parent
 
 
-def test_the_optimizers_state_goes_along_unless_its_settings_change_or_it_is_told_not_to(
+def test_the_optimizers_state_goes_along_unless_the_optimizer_changes_or_it_is_told_not_to(
     client: TestClient, fork: Callable[..., Any]
 ) -> None:
-    changed = {"optimizer": {"lr": 0.01}}
-    kept, told, other = fork().json(), fork(optimizer="fresh").json(), fork(spec=changed).json()
+    slower, changed = {"optimizer": {"lr": 0.01}}, {"optimizer": {"momentum": 0.5}}
+    kept, told, other = fork(spec=slower).json(), fork(optimizer="fresh").json(), fork(spec=changed).json()
     assert [job["forked_from"]["optimizer"] for job in (kept, told, other)] == ["kept", "fresh", "fresh"]
-    assert other["spec"]["optimizer"] == {"name": "SGD", "lr": 0.01, "momentum": 0.9}
+    assert kept["spec"]["optimizer"] == {"name": "SGD", "lr": 0.01, "momentum": 0.9}
     states = [client.get(f"/v1/jobs/{job['id']}/checkpoints/0/state").content for job in (kept, told, other)]
     assert states == [b"state 3", b"", b""]
     refused = fork(spec=changed, optimizer="kept")

@@ -64,12 +64,15 @@ def test_weights_fit_the_model_and_the_input_they_are_for(changes: dict[str, Any
     ("changes", "fits"),
     [
         ({"seed": 1, "codec": {"up": "float32"}}, True),
-        ({"micro_batches_per_round": 8}, False),
-        ({"lr_scaling": "none"}, False),
-        ({"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9}}, False),
+        ({"micro_batches_per_round": 8}, True),
+        ({"lr_scaling": "none"}, True),
+        ({"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}}, True),
+        ({"optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.8}}, False),
+        ({"optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9, "nesterov": True}}, False),
+        ({"decay": "matrices"}, False),
         ({"optimizer": {"name": "Adam"}}, False),
     ],
 )
-def test_the_optimizers_state_is_for_its_own_settings(changes: dict[str, Any], fits: bool) -> None:
+def test_the_optimizers_state_continues_at_another_rate_and_decay_alone(changes: dict[str, Any], fits: bool) -> None:
     parent = {"lr_scaling": "linear"}
     assert fits_optimizer(spec(**parent), spec(**(parent | changes))) is fits
