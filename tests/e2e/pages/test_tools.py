@@ -561,7 +561,7 @@ def test_a_closed_panel_with_something_wrong_in_it_opens_where_that_is(site: Sit
     panel, more = page.locator("details.panel"), page.get_by_label("Other fields")
     panel.locator("summary").click()
     more.fill("[1]")
-    expect(page.locator("#more-error")).to_contain_text("give an object of fields")
+    expect(page.locator("#more-error")).to_contain_text("must be a JSON object")
     panel.locator("summary").click()
     expect(more).to_be_hidden()
     page.get_by_label("Name").fill("still wrong")

@@ -67,7 +67,7 @@ def test_a_job_is_let_in_only_where_its_most_fits_beside_the_others() -> None:
     assert "60.0 MB" in said and "50.0 MB of 100 MB are free" in said and "raise its maxmemory" in said
     assert no_room(40_000_000, 60_000_000, memory) is not None  # promised, though not taken yet
     assert "smaller job" in str(no_room(100_000_000 - BASE_BYTES + 1, 0, memory))
-    assert exhausted(memory) is None and "resumes automatically" in str(exhausted(Memory(100, 100)))
+    assert exhausted(memory) is None and "resumes once memory is free" in str(exhausted(Memory(100, 100)))
 
 
 def test_the_estimate_covers_what_a_job_really_takes(small: Redis, tmp_path: Path) -> None:

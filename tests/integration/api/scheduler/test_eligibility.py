@@ -227,7 +227,7 @@ def test_a_worker_that_dies_without_a_word_is_named_too(
         stage.turn(broken)
         for seat in seats(stage.database, "issued"):
             set_rq_status(redis, seat.id, "failed")
-    assert f"mac-{broken} cannot start: its process dies" in str(jobs.show(other).reason)
+    assert f"mac-{broken} cannot start: its process ended" in str(jobs.show(other).reason)
 
 
 # Versions

@@ -287,7 +287,7 @@ def test_a_name_that_leads_home_once_it_was_checked_is_refused_at_the_delivery(
     post.cancelled()
     post.turn()
     (attempt,) = post.log(hook)[0].attempts
-    assert "rebinding.test is at 127.0.0.1" in (attempt.error or "") and attempt.status is None
+    assert "rebinding.test has the address 127.0.0.1" in (attempt.error or "") and attempt.status is None
     assert receiver.heard == []
 
 
