@@ -1,8 +1,10 @@
 """The server's optimizer: any `torch.optim` optimizer of the catalog, on flat vectors, with a safetensors state."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +50,8 @@ class ServerOptimizer:
         self._turns = [slice(None)]  # the parameters that take a step together
         if spec.name in BY_VALUE:
             self._places, decayed = _pieces(layout, self._tensors, decayed)
-            self._turns = [slice(i, i + 1) for i in range(len(self._places))]
+            ends = [bisect_left(self._places, (bucket.stop,)) for bucket in layout.buckets]
+            self._turns = [slice(first, end) for first, end in pairwise([0, *ends])]
         self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
         with self._bound(torch.empty(self._shape)):  # some optimizers create state in their constructor
             self._optimizer = build(spec, rules, self._parameters, decayed)
