@@ -392,8 +392,8 @@ def test_the_commands_fork_and_show(plane: ControlPlane, done: dict[str, Any]) -
     job_id = printed.split()[0]
     made = plane.job(job_id)
     assert (made["name"], made["spec"]["optimizer"]) == ("slower", {"name": "SGD", "lr": 0.01, "momentum": 0.9})
-    assert (made["forked_from"]["version"], made["forked_from"]["optimizer"]) == (done["best_version"], "fresh")
+    assert (made["forked_from"]["version"], made["forked_from"]["optimizer"]) == (done["best_version"], "kept")
     _, shown = command(plane, "show", job_id)
-    assert f"version {done['best_version']} of job {done['id']}, with fresh optimizer" in shown
+    assert f"version {done['best_version']} of job {done['id']}, with kept optimizer" in shown
     code, printed = command(plane, "fork", f"{done['id']}@30")
     assert code == 2 and "has no checkpoint 30" in printed and "/checkpoints" in printed

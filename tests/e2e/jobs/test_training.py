@@ -30,7 +30,7 @@ DIGITS: dict[str, Any] = {
     **DIGITS_MLP,
     "checkpoint_every": 500,
     "evaluate_every": 500,
-    "schedule": {"name": "cosine", "warmup": 20, "final": 0.1},
+    "schedule": {"name": "constant", "warmup": 20},
     "clip_norm": 5.0,
     "decay": "matrices",
     "label_smoothing": 0.01,

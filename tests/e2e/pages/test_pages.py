@@ -277,7 +277,7 @@ def test_a_fork_is_a_click_and_a_form_away_and_leads_back_to_its_parent(site: Si
     expect(page.locator("#origin")).to_have_text("Forked from version 20 of mnist, lenet5")
     made = site.services.jobs.show(page.url.rpartition("/")[2])
     assert (made.rounds_total, made.spec["optimizer"]["lr"], made.spec["optimizer"]["momentum"]) == (77, 0.005, 0.9)
-    assert made.forked_from and (made.forked_from.job_id, made.forked_from.optimizer) == (feed.job_id, "fresh")
+    assert made.forked_from and (made.forked_from.job_id, made.forked_from.optimizer) == (feed.job_id, "kept")
     expect(page.locator("#timeline")).to_contain_text(f"Forked from version 20 of job {feed.job_id}")
     expect(page.locator("#checkpoints tbody th")).to_have_text("0")
     page.locator("#origin a").click()
