@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
-from computeshare.jobspec.fields import editable
+from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.runtime.log_lines import Level
 from computeshare.types import JobStatus, Kind, Outcome

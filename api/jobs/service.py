@@ -22,7 +22,7 @@ from api.jobs.job_list import ORDERS, Chosen
 from api.schemas import JobPage, JobPublic
 from api.stored_specs import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
-from computeshare.jobspec.fields import editable
+from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.durability import Disk
 from computeshare.types import ENDED, JobSort, JobStatus

@@ -13,7 +13,7 @@ from api.pages.compare_schemas import Comparison
 from api.pages.comparison import compared
 from api.pages.page_response import ViewsDep, render
 from api.pages.views import PLOT_POINTS, Views
-from computeshare.jobspec.differences import FEWEST, MOST
+from computeshare.jobspec.documents.differences import FEWEST, MOST
 from computeshare.strategies.registry import stored
 from computeshare.types import ENDED
 

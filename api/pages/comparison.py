@@ -8,8 +8,8 @@ from api.jobs.series import Lowest
 from api.pages.compare_schemas import ComparedJob, Comparison
 from api.pages.views import elapsed_s
 from api.schemas import JobPublic
-from computeshare.jobspec.differences import differences
-from computeshare.jobspec.fields import editable
+from computeshare.jobspec.documents.differences import differences
+from computeshare.jobspec.documents.fields import editable
 from computeshare.types import Outcome
 
 

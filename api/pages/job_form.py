@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from computeshare.jobspec import controls
 from computeshare.jobspec.catalog import catalog
-from computeshare.jobspec.export import shortened
-from computeshare.jobspec.fields import JobField, job_fields
+from computeshare.jobspec.documents.export import shortened
+from computeshare.jobspec.documents.fields import JobField, job_fields
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import DEFAULT, KINDS
 

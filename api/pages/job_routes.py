@@ -16,7 +16,7 @@ from api.pages.page_response import PageRoute, ViewsDep, render
 from api.pages.views import elapsed_s
 from api.schemas import JobPublic
 from api.stored_specs import plan_of
-from computeshare.jobspec import export
+from computeshare.jobspec.documents import export
 from computeshare.types import ENDED, Outcome
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, route_class=PageRoute)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from computeshare.cli.connection import Home, Json, Url, connect, job_ids
 from computeshare.client.api.models import Comparison
-from computeshare.jobspec.differences import FEWEST, MOST
+from computeshare.jobspec.documents.differences import FEWEST, MOST
 from computeshare.terminal.output import NOTHING, console, duration, number, percent, plain, print_json, size, status
 
 

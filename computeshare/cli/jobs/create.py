@@ -10,7 +10,7 @@ import typer
 from computeshare.cli.connection import Home, Json, Url, connect, page, settings
 from computeshare.cli.jobs import spec_options
 from computeshare.errors import SettingsError, SpecError
-from computeshare.jobspec import export
+from computeshare.jobspec.documents import export
 from computeshare.jobspec.spec import JobSpec
 from computeshare.terminal.output import plain, print_json
 from computeshare.terminal.watch import follow_to_end

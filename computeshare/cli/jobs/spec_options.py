@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from computeshare.cli.connection import queues
 from computeshare.errors import SpecError
-from computeshare.jobspec.fields import JobField, job_fields
+from computeshare.jobspec.documents.fields import JobField, job_fields
 from computeshare.jobspec.spec import JobSpec, fields_beside
 from computeshare.terminal.command import validation_errors
 

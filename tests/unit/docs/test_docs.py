@@ -16,7 +16,7 @@ from api.main import ROUTES, create_app
 from computeshare.cli.main import app
 from computeshare.client import ComputeShare, Job, Jobs, Metrics
 from computeshare.evaluator import process as evaluator
-from computeshare.jobspec.fields import reference
+from computeshare.jobspec.documents.fields import reference
 from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.reducer import process as reducer
@@ -42,7 +42,7 @@ def test_every_variable_is_declared_among_the_settings_and_told_in_the_readme() 
 
 
 def test_the_reference_of_a_jobs_fields_is_that_of_the_jobspec() -> None:
-    assert reference() == FIELDS, "run: python -m computeshare.jobspec.fields > docs/job.md"
+    assert reference() == FIELDS, "run: python -m computeshare.jobspec.documents.fields > docs/job.md"
 
 
 def test_every_command_is_in_the_readme() -> None:

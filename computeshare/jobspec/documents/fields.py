@@ -1,6 +1,6 @@
 """The fields of a job as people set them, read off the JobSpec: for form, command line, changes and reference. Pure.
 
-`python -m computeshare.jobspec.fields` prints the reference, docs/job.md.
+`python -m computeshare.jobspec.documents.fields` prints the reference, docs/job.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -160,7 +160,7 @@ _HEAD = """# The fields of a job
 
 A job is a JobSpec: JSON for [`POST /v1/jobs`](rest.md), keyword arguments for [Python](python.md), options of
 `computeshare jobs create`. Only `dataset` and `model` are needed; a field that does not exist is an error. This page
-is made from the JobSpec by `python -m computeshare.jobspec.fields`.
+is made from the JobSpec by `python -m computeshare.jobspec.documents.fields`.
 """
 
 

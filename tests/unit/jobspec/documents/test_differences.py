@@ -1,6 +1,6 @@
 """What sets jobs apart."""
 
-from computeshare.jobspec.differences import differences, flattened
+from computeshare.jobspec.documents.differences import differences, flattened
 
 
 def test_nested_fields_are_told_by_dotted_names_and_lists_are_values() -> None:

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import computeshare
 from computeshare.cli.main import app
-from computeshare.jobspec import export
-from computeshare.jobspec.fields import job_fields
+from computeshare.jobspec.documents import export
+from computeshare.jobspec.documents.fields import job_fields
 from computeshare.jobspec.spec import JobSpec
 
 URL = "http://127.0.0.1:8000/"

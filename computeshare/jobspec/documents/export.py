@@ -10,7 +10,7 @@ from functools import lru_cache
 from keyword import iskeyword
 from typing import Any
 
-from computeshare.jobspec.fields import job_fields
+from computeshare.jobspec.documents.fields import job_fields
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import KINDS, implied_by
