@@ -34,7 +34,7 @@ def test_the_way_of_looking_is_kept_in_the_address(site: Site, opened: Any) -> N
     expect(page.get_by_label("X axis")).to_have_value("time")
     expect(page.get_by_label("Log scale")).to_be_checked()
     legend = page.locator("[data-plot=loss] .u-legend")
-    expect(legend).to_contain_text("After")
+    expect(legend).to_contain_text("Time")
     expect(legend).to_contain_text("Training, smoothed")
     expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "60")
     page.get_by_label("Smoothing").fill("0")
