@@ -133,7 +133,7 @@ def test_a_reducer_that_comes_late_to_open_a_job_ends_no_incarnation(stored: Sto
     late.current = None
     stored.job.store.purge()
     stored.job.store.publish(SPEC.model_dump_json())
-    stored.redis.set(stored.job.store.keys.fence(), late.rounds.fence)  # as `reset` leaves it
+    stored.redis.set(stored.job.store.keys.fence(), late.session.fence)  # as `reset` leaves it
     stored.job.reducer = stored.job.new_reducer()
     with pytest.raises(LostClaim):
         late.advance()
