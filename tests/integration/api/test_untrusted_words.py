@@ -50,12 +50,12 @@ def test_what_a_worker_says_of_its_samples_weighs_nothing(start: Callable[..., J
     calm, job = start(), start()
     expected = calm.finish(calm.hand("solo"))
     liar = job.hand("liar")
-    submit = liar.member.submit
+    submit = liar.session.submit
 
     def lie(token: str, nonce: str, updates: Any, report: dict[str, Any]) -> Any:
         return submit(token, nonce, updates, {**report, "samples": 10**9, "counted": [1, 2, 3], "outcome": "best"})
 
-    liar.member.submit = lie  # type: ignore[method-assign]
+    liar.session.submit = lie  # type: ignore[method-assign]
     assert job.finish(liar) == expected
     events: Any = redis.xrange(job.store.keys.events())
     counted = [json.loads(f[b"data"])["counted"] for _, f in events if f[b"type"] == b"version"]

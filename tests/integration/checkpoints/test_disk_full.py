@@ -94,7 +94,7 @@ def test_a_job_whose_checkpoint_finds_no_room_rests_and_then_goes_on_to_the_same
     dispatcher.step(redis)
     state = job.store.read()
     assert state is not None and (state.status, state.version) == ("running", 3)
-    take_seat(hand.member)
+    take_seat(hand.session)
     assert job.finish(hand) == expected
     assert [token.version for token in Artifacts(disk, job_id).tokens()] == [3, 6]
 

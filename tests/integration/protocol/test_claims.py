@@ -62,7 +62,7 @@ def test_no_job_waits_for_the_step_of_another(redis: Redis, tmp_path: Path, monk
     step, is_stepping, may_go_on = NextVersion.step, threading.Event(), threading.Event()
 
     def stepped(self: NextVersion, *arguments: Any) -> Any:
-        if self._rounds.job_id == "slow":
+        if self._session.job_id == "slow":
             is_stepping.set()
             assert may_go_on.wait(60)
         return step(self, *arguments)

@@ -71,7 +71,7 @@ class Attacked:
             if grant.micro_batches:
                 self.hand.send(grant)
         except (Fenced, JobGone):
-            take_seat(self.hand.member)
+            take_seat(self.hand.session)
         except (AssertionError, ComputeShareError, ResponseError):
             pass  # what it was given is of no use to it
 

@@ -52,8 +52,8 @@ def test_a_part_that_was_submitted_is_refused_unread(redis: Redis, job_id: str, 
     grant = hand.pull()
     (unit,) = grant.micro_batches
     for part in range(2):
-        grow(redis, hand.member._staged("huge", unit), part, HUGE_BYTES if part == 0 else 100)
-    assert hand.member.submit(grant.token, "huge", [(unit, [None, None], 0.5)], {}).outcome == "accepted"
+        grow(redis, hand.session._staged("huge", unit), part, HUGE_BYTES if part == 0 else 100)
+    assert hand.session.submit(grant.token, "huge", [(unit, [None, None], 0.5)], {}).outcome == "accepted"
     assert grown_bytes(job.reducer.advance) < BOUND_BYTES
     assert len(reasons(job)) == 1 and reasons(job)[0].startswith("wrong length: 2000001")
     job.finish(hand)

@@ -130,7 +130,7 @@ def test_a_broker_that_comes_back_with_a_branch_that_was_given_up_is_led_on_from
 
 def test_a_reducer_that_comes_late_to_open_a_job_ends_no_incarnation(stored: Stored) -> None:
     late = stored.job.reducer
-    late.current = None
+    late.handler = None
     stored.job.store.purge()
     stored.job.store.publish(SPEC.model_dump_json())
     stored.redis.set(stored.job.store.keys.fence(), late.session.fence)  # as `reset` leaves it
