@@ -1,25 +1,18 @@
 """Nothing outside `computeshare.strategies` knows which kinds of strategies there are."""
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import KINDS, parse, stored
+from tests.support.guards import offences, offences_outside
 
-ROOT = Path(__file__).resolve().parents[3]
-OWN = ROOT / "computeshare" / "strategies"
 CLASSES = {one.__name__ for one in KINDS.values()}
 
 
-def offences(source: str) -> list[str]:
-    """What in a module depends on a kind: a class of one, a comparison with one, or of a strategy's kind."""
-    return [ast.unparse(node) for node in ast.walk(ast.parse(source)) if depends_on_a_kind(node)]
-
-
 def depends_on_a_kind(node: ast.AST) -> bool:
+    """Whether code depends on a kind: a class of one, a comparison with one, or of a strategy's kind."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in CLASSES:
             return True
@@ -39,14 +32,8 @@ def names_a_kind(node: ast.AST) -> bool:
     return False
 
 
-def modules() -> Iterator[Path]:
-    for package in ("api", "bench", "computeshare"):
-        yield from (path for path in (ROOT / package).rglob("*.py") if OWN not in path.parents)
-
-
 def test_no_module_outside_strategies_depends_on_a_kind() -> None:
-    found = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in modules()}
-    assert len(found) > 200 and {path: lines for path, lines in found.items() if lines} == {}
+    assert offences_outside("strategies", depends_on_a_kind) == {}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +49,8 @@ def test_no_module_outside_strategies_depends_on_a_kind() -> None:
     ],
 )
 def test_a_line_that_depends_on_a_kind_is_found(line: str) -> None:
-    assert offences(line)
-    assert not offences('kind = "local" if tensor.kind == "parameter" else strategy.kind')
+    assert offences(line, depends_on_a_kind)
+    assert not offences('kind = "local" if tensor.kind == "parameter" else strategy.kind', depends_on_a_kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
