@@ -94,11 +94,11 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
 
 def fits_optimizer(parent: JobSpec, spec: JobSpec) -> bool:
     """Whether `parent`'s optimizer state can continue under `spec`: only the rate and the weight decay may differ."""
-    name, *shaping = (
+    before, after = (
         (one.optimizer.name, {**one.optimizer.arguments, "lr": None, "weight_decay": None}, one.server_rules.decay)
         for one in (parent, spec)
     )
-    return [name] == shaping
+    return before == after
 
 
 def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:

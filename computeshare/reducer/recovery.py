@@ -147,7 +147,7 @@ class Recovery:
             return (self._reread(update, bucket, state.token) for update in counted)
 
         gradient = self._server_step.combine(read, samples, [staleness(token, base) for token, _ in counted])
-        master = self._server_step.optimizer.step(before.master, gradient, base.version)
+        master = self._server_step.next_parameters(state.token.version, before, gradient)
         if not self._session.store_state(base, counted, state.token, self._server_step.dump(master)):
             raise LostClaim(f"version {state.token} has been succeeded meanwhile")
         return dataclasses.replace(before, master=master, published=weights)

@@ -1,10 +1,8 @@
 """The server's optimizer: any `torch.optim` optimizer of the catalog, on flat vectors, with a safetensors state."""
 
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,8 +18,8 @@ from computeshare.tensors.layout import Tensor as LayoutTensor
 from computeshare.types import Blob, Vector
 
 _NOTHING = torch.empty(0)
-_FULL_RATE = "full_lr"
-"""Key in an optimizer's groups: the learning rate before any factor."""
+_RATE = "initial_lr"
+"""Key in an optimizer's groups, as torch's schedulers use it: the learning rate before any factor."""
 BY_VALUE = frozenset(
     ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 )
@@ -49,9 +47,7 @@ class ServerOptimizer:
         decayed = [rules.decays(t.shape) for t in self._tensors]
         self._turns = [slice(None)]  # the parameters that take a step together
         if spec.name in BY_VALUE:
-            self._places, decayed = _pieces(layout, self._tensors, decayed)
-            ends = [bisect_left(self._places, (bucket.stop,)) for bucket in layout.buckets]
-            self._turns = [slice(first, end) for first, end in pairwise([0, *ends])]
+            self._places, decayed, self._turns = _pieces(layout, self._tensors, decayed)
         self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
         with self._bound(torch.empty(self._shape)):  # some optimizers create state in their constructor
             self._optimizer = build(spec, rules, self._parameters, decayed)
@@ -181,13 +177,13 @@ def build(
 ) -> torch.optim.Optimizer:
     """Build the `torch.optim` optimizer over these parameters; `decayed`: whether weight decay applies to each."""
     arguments = {key: _tuples(value) for key, value in spec.arguments.items()}
-    rate = arguments.pop("lr", catalog().optimizers[spec.name].arguments["lr"].default) * rules.lr_factor
-    groups: list[dict[str, Any]] = [{"params": [p for p, decays in zip(parameters, decayed, strict=True) if decays]}]
-    if spared := [p for p, decays in zip(parameters, decayed, strict=True) if not decays]:
-        groups.append({"params": spared, "weight_decay": 0.0})
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, lr=rate, **arguments)
-    for group in optimizer.param_groups:
-        group[_FULL_RATE] = rate / rules.lr_factor
+    rate = arguments.pop("lr", catalog().optimizers[spec.name].arguments["lr"].default)
+    subject = [p for p, decays in zip(parameters, decayed, strict=True) if decays]
+    exempt = [p for p, decays in zip(parameters, decayed, strict=True) if not decays]
+    groups: list[dict[str, Any]] = [{"params": subject, _RATE: rate}]
+    if exempt:
+        groups.append({"params": exempt, _RATE: rate, "weight_decay": 0.0})
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, lr=rate * rules.lr_factor, **arguments)
     return optimizer
 
 
@@ -195,7 +191,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rules: StepRules, position: float
     """Set the rate of an optimizer that `build` made for the step that starts `position` rounds after version 0."""
     factor = rules.rate_factor(position)
     for group in optimizer.param_groups:
-        group["lr"] = group[_FULL_RATE] * factor
+        group["lr"] = group[_RATE] * factor
 
 
 def clip(gradients: Iterable[Tensor], norm: float) -> None:
@@ -218,22 +214,26 @@ def try_out(spec: OptimizerSpec, rules: StepRules) -> None:
 
 def _pieces(
     layout: Layout, tensors: Sequence[LayoutTensor], decayed: Sequence[bool]
-) -> tuple[list[tuple[int, int, tuple[int, ...]]], list[bool]]:
+) -> tuple[list[tuple[int, int, tuple[int, ...]]], list[bool], list[slice]]:
     """Cut a layout's buckets where weight decay begins or ends.
 
-    Returns: (start, stop, shape) of each piece, and whether weight decay applies to it.
+    Returns: (start, stop, shape) of each piece, whether weight decay applies to it, and the pieces of each bucket.
     """
     runs: list[tuple[int, int, bool]] = []
     for tensor, decays in zip(tensors, decayed, strict=True):
         start = runs.pop()[0] if runs and runs[-1][2] == decays else tensor.start
         runs.append((start, tensor.stop, decays))
-    cut = [
-        (max(start, bucket.start), min(stop, bucket.stop), decays)
-        for bucket in layout.buckets
-        for start, stop, decays in runs or [(0, 0, True)]
-        if (start < bucket.stop and bucket.start < stop) or not runs
-    ]
-    return [(start, stop, (stop - start,)) for start, stop, _ in cut], [decays for *_, decays in cut]
+    places: list[tuple[int, int, tuple[int, ...]]] = []
+    flags, turns = list[bool](), list[slice]()
+    for bucket in layout.buckets:
+        before = len(places)
+        for start, stop, decays in runs:
+            first, end = max(start, bucket.start), min(stop, bucket.stop)
+            if first < end:
+                places.append((first, end, (end - first,)))
+                flags.append(decays)
+        turns.append(slice(before, len(places)))
+    return places, flags, turns
 
 
 def _tuples(value: Any) -> Any:
