@@ -176,7 +176,7 @@ class WorkerSession:
         return Pulled(messages[0] if way.snapshot else None, messages[1:] if way.snapshot else messages), grant
 
     def doubt(self, token: str, again: bool) -> None:
-        """Report that the weights read do not match the digest in `token`, and free this session's leases.
+        """Report that the weights read do not match the digest in `token`, and free the worker's leases.
 
         Args:
             again: a second read did not match either; asks the reducer to publish the weights again.

@@ -37,7 +37,7 @@ class Task(ABC):
     """A model, its data, its loss and its metrics."""
 
     metrics: ClassVar[Mapping[str, Better]]
-    """Every metric beside the loss, with the direction that is better; the first one decides which version is best."""
+    """Every metric beside the loss, with the direction that is better."""
 
     @property
     @abstractmethod

@@ -126,7 +126,7 @@ while #granted < share do
   if freed then
     local suspects = others and cjson.decode(redis.call("HGET", suspects_key, freed) or "{}")
     if suspects and suspects[session] and not next(suspects, next(suspects)) then
-      aside[#aside + 1] = freed -- it was not finite by this session: another worker must compute it
+      aside[#aside + 1] = freed -- this worker's value was not finite: another worker must compute it
     else
       granted[#granted + 1] = freed
     end
