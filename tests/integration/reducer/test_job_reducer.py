@@ -26,6 +26,7 @@ from computeshare.tensors import layout
 from computeshare.types import Token
 from tests.support.job_reducer import Hand, Job, Spoil, spec_of
 from tests.support.rounds import take_seat
+from tests.support.wait import wait_until
 
 
 def first(change: Callable[[bytes], bytes]) -> Spoil:
@@ -525,14 +526,15 @@ def test_a_broker_that_went_back_behind_the_last_checkpoint_is_led_on_from_it(st
 def test_a_checkpoint_tells_of_the_versions_that_nobody_has_stored_yet(start: Callable[..., Job]) -> None:
     job = start(rounds=12)
     hand = job.hand("solo")
+    artifacts = Artifacts(job.root, job.job_id)
     for _ in range(3):
         job.round(hand)
+    wait_until(artifacts.tokens)
     for entry, _ in job.redis.xrange(job.store.keys.events()):  # type: ignore[union-attr]
         job.redis.xdel(job.store.keys.events(), entry)  # stored
     for _ in range(3):
         job.round(hand)
     job.reducer.close()
-    artifacts = Artifacts(job.root, job.job_id)
     told = {token.version: [e["data"]["version"] for e in artifacts.ledger(token)] for token in artifacts.tokens()}
     assert told == {3: [1, 2, 3], 6: [4, 5, 6]}
     last = artifacts.ledger(artifacts.tokens()[-1])[-1]["data"]
