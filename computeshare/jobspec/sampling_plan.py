@@ -13,6 +13,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+Seeds = npt.NDArray[np.uint64]
+
 
 @lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, samples: int) -> npt.NDArray[np.int64]:
@@ -24,6 +26,14 @@ def permutation(seed: int, epoch: int, samples: int) -> npt.NDArray[np.int64]:
     order = np.argsort(raw, kind="stable")
     order.setflags(write=False)
     return order
+
+
+@lru_cache(maxsize=4)
+def sample_seeds(seed: int, epoch: int, samples: int) -> Seeds:
+    """64 random bits for each sample of an epoch, shape (samples,): raw Philox output that `permutation` never uses."""
+    seeds = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, 1]).random_raw(samples)
+    seeds.setflags(write=False)
+    return seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,11 @@ class Plan:
         start = index * self.micro_batch
         return permutation(self.seed, epoch, self.samples)[start : start + self.micro_batch]
 
+    def sample_seeds(self, micro_batch: int) -> Seeds:
+        """A seed for each sample of the micro-batch with this number, shape (size,), by epoch and sample."""
+        epoch = micro_batch // self.micro_batches_per_epoch
+        return sample_seeds(self.seed, epoch, self.samples)[self.indices(micro_batch)]
+
     def position(self, micro_batch: int) -> float:
         """Rounds from version 0 to the step on this micro-batch, with the share of its unit's steps before it."""
         epoch, index = divmod(micro_batch, self.micro_batches_per_epoch)
@@ -154,7 +169,7 @@ class Plan:
         return epoch * self.rounds_per_epoch + unit // self.units_per_round + step / self.inner_steps
 
     def generator_seed(self, micro_batch: int) -> int:
-        """The seed for dropout and augmentation in this micro-batch: 63 bits of `(seed, micro_batch)`."""
+        """The seed for dropout in this micro-batch: 63 bits of `(seed, micro_batch)`."""
         return _mixed(self.seed, micro_batch)
 
 

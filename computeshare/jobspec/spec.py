@@ -138,6 +138,13 @@ class JobSpec(Part):
     label_smoothing: Annotated[float, Control(OPTIMIZER)] = Field(
         0, ge=0, lt=1, title="Label smoothing", description="share of each label spread evenly over all classes"
     )
+    augment: tuple[Literal["crop", "flip", "randaugment"], ...] = Field(
+        (),
+        strict=False,
+        max_length=3,
+        description="random changes of training images, in this order: crop (shifted by up to an eighth of each side), "
+        "flip (left to right), randaugment (two operations of RandAugment, magnitude 9)",
+    )
     codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
@@ -162,7 +169,7 @@ class JobSpec(Part):
         description="-100 to 100; higher-priority jobs get workers first",
     )
     seed: Annotated[int, Control(MORE)] = Field(
-        0, ge=0, lt=2**63, title="Seed", description="for the initial weights, sample order and dropout"
+        0, ge=0, lt=2**63, title="Seed", description="for the initial weights, sample order, dropout and augmentation"
     )
     threads: Annotated[int, Control(MORE)] = Field(
         0, ge=0, le=256, title="CPU threads per worker", description="0: each worker's own default"
@@ -187,6 +194,13 @@ class JobSpec(Part):
     def _bounded(cls, value: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
         if value and (value[0] not in (1, 3) or not all(1 <= side <= 1024 for side in value[1:])):
             raise ValueError(f"input must be [channels, height, width], 1 or 3 channels, sides 1 to 1024, not {value}")
+        return value
+
+    @field_validator("augment")
+    @classmethod
+    def _once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"augment must name each transformation once, not {list(value)}")
         return value
 
     @model_validator(mode="after")

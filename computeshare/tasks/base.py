@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.tasks import modules
 from computeshare.tensors.layout import Layout
 
@@ -29,8 +30,12 @@ class Split(Protocol):
     def __len__(self) -> int:
         """The number of samples."""
 
-    def batch(self, indices: Indices) -> Batch:
-        """The samples with these indices (n,), on the CPU."""
+    def batch(self, indices: Indices, seeds: Seeds | None = None) -> Batch:
+        """The samples with these indices (n,), on the CPU.
+
+        Args:
+            seeds: of each sample's random transformations for training (n,); None: there are none.
+        """
 
 
 class Task(ABC):

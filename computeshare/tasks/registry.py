@@ -7,4 +7,4 @@ from computeshare.tasks.images.classification import ImageClassification
 
 def task_of(spec: JobSpec) -> Task:
     """The task that a job trains."""
-    return ImageClassification(spec.dataset, spec.model, spec.shape, spec.label_smoothing)
+    return ImageClassification(spec.dataset, spec.model, spec.shape, spec.label_smoothing, spec.augment)

@@ -149,7 +149,8 @@ class Replica:
 
     def _batch(self, micro_batch: int) -> Batch:
         """The samples of the micro-batch with this number, on the device."""
-        return self._task.place(self._split.batch(self._plan.indices(micro_batch)), self._device)
+        samples, seeds = self._plan.indices(micro_batch), self._plan.sample_seeds(micro_batch)
+        return self._task.place(self._split.batch(samples, seeds), self._device)
 
 
 def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from computeshare import __version__
-from computeshare.jobspec.sampling_plan import Plan
+from computeshare.jobspec.sampling_plan import Plan, Seeds
 from computeshare.settings import write_private
 from computeshare.tasks.base import Batch, Indices, TaskInstance, tensors
 from computeshare.tensors.layout import Layout
@@ -205,7 +205,7 @@ class _Fixed:
     def __len__(self) -> int:
         return SAMPLES
 
-    def batch(self, indices: Indices) -> Batch:
+    def batch(self, indices: Indices, seeds: Seeds | None = None) -> Batch:
         return self.samples
 
 

@@ -1,6 +1,6 @@
 """Image classification as a task: images in, logits of classes out, cross-entropy and accuracy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,12 +26,14 @@ class ImageClassification(Task):
     Args:
         shape: channels, height and width of the images that the model sees.
         label_smoothing: share of each label that the training loss spreads evenly over all classes.
+        augment: names of the transformations of `augmentation` that training applies, in order.
     """
 
     dataset: str
     model: str
     shape: Shape
     label_smoothing: float = 0.0
+    augment: Sequence[str] = ()
 
     metrics: ClassVar[Mapping[str, Better]] = {"accuracy": "higher"}
 
@@ -54,14 +56,15 @@ class ImageClassification(Task):
         datasets.prepare(self.dataset, data_dir)
 
     def open(self, split: SplitName, data_dir: Path) -> Split:
-        return datasets.open_split(self.dataset, split, data_dir, self.shape)
+        return datasets.open_split(self.dataset, split, data_dir, self.shape, self.augment)
 
     def noise(self, samples: int, seed: int) -> Split:
         source = np.random.Generator(np.random.PCG64(seed))
         images = source.integers(0, 256, (samples, *self.shape), np.uint8)
         labels = source.integers(0, self.classes, samples, np.int64)
         channels = self.shape[0]
-        return Split(images, labels, Normaliser.build(self.shape, 255.0, (0.5,) * channels, (0.25,) * channels))
+        normalise = Normaliser.build(self.shape, 255.0, (0.5,) * channels, (0.25,) * channels)
+        return Split(images, labels, normalise, self.augment)
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         images, labels = batch

@@ -5,7 +5,7 @@ Files are in torchvision's layout; torchvision itself is imported only to downlo
 
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from computeshare.errors import DatasetError
-from computeshare.jobspec.sampling_plan import permutation
-from computeshare.tasks.images import cifar, idx
+from computeshare.jobspec.sampling_plan import Seeds, permutation
+from computeshare.tasks.images import augmentation, cifar, idx
 from computeshare.tasks.images.transforms import Normaliser, Shape
 
 SplitName = Literal["train", "test"]
@@ -67,21 +67,31 @@ DEFINITIONS: dict[str, Definition] = {
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One split: raw `images` (n, c, h, w) uint8, `labels` (n,) int64, and the normalisation of its batches."""
+    """One split: raw `images` (n, c, h, w) uint8, `labels` (n,) int64, the normalisation of its batches, and the
+    transformations of `augmentation` that training applies before.
+    """
 
     images: Bytes
     labels: npt.NDArray[np.int64]
     normalise: Normaliser
+    augment: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """The samples with these indices (n,): float32 images (n, channels, height, width) and int64 labels (n,)."""
-        return self.normalise(self.images[indices]), torch.from_numpy(self.labels[indices])
+    def batch(self, indices: npt.NDArray[np.int64], seeds: Seeds | None = None) -> tuple[Tensor, Tensor]:
+        """The samples with these indices (n,): float32 images (n, channels, height, width) and int64 labels (n,).
+
+        Args:
+            seeds: for `augment` (n,); None: the images as they are.
+        """
+        images = self.images[indices]
+        if seeds is not None:
+            images = augmentation.augment(images, seeds, self.augment, self.normalise.scale)
+        return self.normalise(images), torch.from_numpy(self.labels[indices])
 
 
-def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Split:
+def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape, augment: Sequence[str] = ()) -> Split:
     """Open a split whose files exist (see `prepare`).
 
     Args:
@@ -89,6 +99,7 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Spl
         split: 'train' or 'test'.
         data_dir: folder of the data sets, in torchvision's layout.
         shape: channels, height and width of the images to return; images of another shape are fitted to it.
+        augment: as in `Split`.
     Raises: DatasetError: a file is missing, damaged or does not match the catalog.
     """
     definition = _definition(name)
@@ -103,7 +114,7 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Spl
     if labels.max() >= definition.classes:
         raise DatasetError(f"{name}'s {split} split in {where} has a label {labels.max()}: delete its label file")
     normalise = Normaliser.build(shape, definition.scale, definition.mean, definition.std)
-    return Split(images, labels.astype(np.int64), normalise)
+    return Split(images, labels.astype(np.int64), normalise, augment)
 
 
 def prepare(name: str, data_dir: Path) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR
+from torchvision.transforms import v2
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
+from computeshare.tasks.images.datasets import Split
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Weights
@@ -66,6 +69,22 @@ def batches(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, Ten
         yield instance.split.batch(spec.plan.indices(number))
 
 
+def augmented(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, Tensor]]:
+    """The same batches, with each image cropped, mirrored and changed by RandAugment as torchvision does it."""
+    assert isinstance(instance.split, Split)
+    for number in range(spec.rounds_total):
+        changed, samples = [], spec.plan.indices(number)
+        for sample, seed in zip(samples, spec.plan.sample_seeds(number).tolist(), strict=True):
+            top, left, mirrored = ((seed >> 16 * place & 0xFFFF) * count >> 16 for place, count in enumerate((3, 3, 2)))
+            image = v2.functional.pad(torch.from_numpy(instance.split.images[sample]), [1])
+            image = v2.functional.crop(image, top, left, 8, 8)
+            image = v2.functional.horizontal_flip(image) if mirrored else image
+            torch.manual_seed(seed)
+            levels = np.asarray(v2.RandAugment()(Image.fromarray(np.rint(image[0].numpy() * (255 / 16)).astype("u1"))))
+            changed.append(np.rint(levels * (16 / 255)).astype(np.uint8)[None])
+        yield instance.split.normalise(np.stack(changed)), torch.from_numpy(instance.split.labels[samples])
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -75,6 +94,7 @@ def plain(
     clip: float = 0,
     grouped: bool = False,
     loss: Loss = functional.cross_entropy,
+    batches: Callable[[JobSpec, TaskInstance], Iterable[tuple[Tensor, Tensor]]] = batches,
 ) -> Vector:
     """The loop of every tutorial, with torch's scheduler, clipping and parameter groups."""
     instance = instance_of(spec)
@@ -116,6 +136,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"clip_norm": 0.5}, {"clip": 0.5}),
     ({"decay": "matrices"}, {"grouped": True}),
     ({"label_smoothing": 0.1}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+    ({"augment": ["crop", "flip", "randaugment"], "rounds": 20}, {"batches": augmented}),
 ]
 
 
@@ -124,7 +145,8 @@ def test_a_job_ends_with_the_weights_of_a_plain_loop(fields: dict[str, Any], opt
     spec = JobSpec.model_validate({**JOB, **fields})
     ours = trained(spec)
     np.testing.assert_allclose(ours, plain(spec, **options), rtol=0, atol=1e-6)
-    assert np.abs(ours - trained(JobSpec.model_validate(JOB))).max() > 1e-3, "the field has no effect"
+    without = JobSpec.model_validate({**JOB, "rounds": spec.rounds})
+    assert np.abs(ours - trained(without)).max() > 1e-3, "the field has no effect"
 
 
 def test_inner_steps_are_clipped_scheduled_and_decayed_as_in_a_plain_loop() -> None:

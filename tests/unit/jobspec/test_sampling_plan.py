@@ -11,6 +11,7 @@ from computeshare.jobspec.sampling_plan import Plan, permutation
 
 PINNED_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
 PINNED_SEED = 3291213472928352369
+PINNED_SAMPLE_SEED = 5101418294885197263
 
 plans = st.builds(
     Plan,
@@ -47,6 +48,7 @@ def test_the_order_differs_between_epochs_and_seeds() -> None:
 def test_the_order_is_pinned_so_that_machines_of_other_versions_agree() -> None:
     assert permutation(0, 0, 10).tolist() == PINNED_ORDER
     assert Plan(0, 10, 5, 1).generator_seed(3) == PINNED_SEED
+    assert Plan(0, 10, 5, 1).sample_seeds(3)[0] == PINNED_SAMPLE_SEED
 
 
 def test_the_shared_order_cannot_be_changed_by_accident() -> None:

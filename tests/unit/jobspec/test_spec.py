@@ -42,6 +42,8 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("workers", {"min": 3, "max": 2}, "must not be greater than max"),
         ("input", [2, 32, 32], "1 or 3 channels"),
         ("lr_scaling", "sqrt", "'none' or 'linear'"),
+        ("augment", ["blur"], "'crop', 'flip' or 'randaugment'"),
+        ("augment", ["flip", "flip"], "each transformation once"),
         ("epoch", 3, "Extra inputs are not permitted"),
     ],
 )
