@@ -13,7 +13,7 @@ from computeshare import ComputeShare
 from computeshare.client import Job
 from computeshare.jobspec.catalog import catalog
 from computeshare.settings import Settings
-from computeshare.tasks.images import datasets, models
+from computeshare.tasks.images import datasets
 
 
 def main() -> None:
@@ -50,15 +50,12 @@ def follow(job: Job) -> None:
 
 def score(job: Job) -> float:
     """The accuracy of the job's last weights on the test set, computed on this machine."""
-    name, model, data_dir = job.spec["dataset"], job.spec["model"], Settings().data_dir
-    known = catalog().datasets[name]
+    name, data_dir = job.spec["dataset"], Settings().data_dir
     datasets.prepare(name, data_dir)  # downloads what is missing
-    test = datasets.open_split(name, "test", data_dir, known.shape)
-    module = models.build(model, known.shape, known.classes, seed=0)
-    module.load_state_dict(job.load("latest"))
+    test = datasets.open_split(name, "test", data_dir, catalog().datasets[name].shape)
+    module = job.module("latest")
     correct = 0
     with torch.inference_mode():
-        module.eval()
         for start in range(0, len(test), 256):
             images, labels = test.batch(np.arange(start, min(start + 256, len(test))))
             correct += int((module(images).argmax(dim=1) == labels).sum())

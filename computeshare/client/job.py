@@ -27,7 +27,7 @@ from computeshare.errors import JobFailed
 from computeshare.types import ENDED, JobStatus
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 _LOOK_S = 60.0
 Told = TypeVar("Told")
@@ -174,6 +174,17 @@ class Job:
         """
         chosen = weights.pick(self.checkpoints(), str(version), self.id)
         return weights.read(self._cache.fetch(self._client, self.id, chosen))
+
+    def module(self, version: int | str = "latest") -> "nn.Module":
+        """A version's model, ready to use: on the CPU, in eval mode, with the weights that `load` returns.
+
+        Args:
+            version: as for `load`.
+        Raises: ArtifactError: as `load`. SpecError, ShapeError: this release cannot build the job's model.
+        """
+        from computeshare.tasks import trained
+
+        return trained.module_of(trained.task_of_job(self.spec), self.load(version))
 
     def pause(self, after_round: bool = False, hours: float | None = None) -> "Job":
         """Pause a queued or running job, at once or at the end of its round, for `hours` or until `resume`."""

@@ -1,0 +1,50 @@
+"""A trained job's task and module, from its specification and a version's weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from computeshare.errors import ShapeError, SpecError
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tasks.base import Task
+from computeshare.tasks.registry import task_of
+
+
+def task_of_job(spec: Mapping[str, Any]) -> Task:
+    """The task of a job, from its specification as REST tells it. Raises SpecError: this release cannot read that."""
+    try:
+        return task_of(JobSpec.model_validate(spec))
+    except ValidationError as error:
+        raise SpecError(f"this release cannot read the job's specification: {error}") from error
+
+
+def module_of(task: Task, state: Mapping[str, Tensor]) -> nn.Module:
+    """The task's module with these weights, on the CPU and in eval mode. Raises SpecError, ShapeError."""
+    module = task.module(0)
+    load(module, state)
+    return module.eval()
+
+
+def load(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy `state` into the module, on the module's device and in its types. A name may be missing if its tensor is
+    shared with one that is present.
+
+    Raises: ShapeError: names or shapes differ; the module stays as it was.
+    """
+    live = module.state_dict(keep_vars=True)
+    loaded = {id(tensor) for name, tensor in live.items() if name in state}
+    wrong = [f"{name} is missing" for name, tensor in live.items() if name not in state and id(tensor) not in loaded]
+    for name, tensor in state.items():
+        if name not in live:
+            wrong.append(f"{name} is not in the module")
+        elif live[name].shape != tensor.shape:
+            wrong.append(f"{name} is {tuple(tensor.shape)}, in the module {tuple(live[name].shape)}")
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ShapeError(f"these weights do not fit the module: {', '.join(wrong[:3])}{more}")
+    with torch.no_grad():
+        for name, tensor in state.items():
+            live[name].copy_(tensor)
