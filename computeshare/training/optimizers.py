@@ -1,5 +1,7 @@
 """The server's optimizer: any `torch.optim` optimizer of the catalog, on flat vectors, with a safetensors state."""
 
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +36,6 @@ class ServerOptimizer:
     During a step the parameters are views into one flat vector and the gradients into another; between steps only the
     optimizer's state stays in memory. For an element-wise optimizer the parameters are the layout's buckets, stepped
     one after the other: many small tensors take longer, and one large vector goes through memory several times.
-    The first instance in a process takes seconds, because `torch.optim` imports `torch._dynamo`.
     """
 
     def __init__(self, layout: Layout, spec: OptimizerSpec, rules: StepRules = EVERY_STEP_ALIKE) -> None:
@@ -183,8 +184,18 @@ def build(
     groups: list[dict[str, Any]] = [{"params": subject, _RATE: rate}]
     if exempt:
         groups.append({"params": exempt, _RATE: rate, "weight_decay": 0.0})
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, lr=rate * rules.lr_factor, **arguments)
-    return optimizer
+    return _uncompiled(spec.name)(groups, lr=rate * rules.lr_factor, **arguments)
+
+
+@functools.cache
+def _uncompiled(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """The class of `torch.optim`, less the wrappers of its methods that serve `torch.compile` alone.
+
+    The wrappers import `torch._dynamo`: seconds of a process's start, and about 100 MB.
+    """
+    kind = getattr(torch.optim, name)
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(name, (kind,), {"add_param_group": inspect.unwrap(kind.add_param_group), "step": step})
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rules: StepRules, position: float) -> None:

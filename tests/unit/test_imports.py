@@ -19,6 +19,41 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
+TRAINING = """
+import sys
+from pathlib import Path
+
+import torch
+
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.schedule import EVERY_STEP_ALIKE
+from computeshare.jobspec.spec import JobSpec, OptimizerSpec
+from computeshare.tasks.metrics import score
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
+from computeshare.training.optimizers import try_out
+from computeshare.training.work_units import replica_of
+
+for kind in ("sync", "local"):
+    spec = JobSpec.model_validate({"dataset": "digits", "model": "mlp", "rounds": 2, "strategy": {"kind": kind}})
+    instance = task_of(spec).instance(spec.seed, "train", Path())
+    weights = weights_of(instance.module, instance.layout)
+    replica = replica_of(spec, instance, torch.device("cpu"))
+    replica.load(weights)
+    replica.compute(0)
+    score(task_of(spec).instance(spec.seed, "test", Path()), weights)
+for name in catalog().optimizers:
+    try_out(OptimizerSpec(name=name), EVERY_STEP_ALIKE)
+sys.exit(", ".join({"torch._dynamo", "torchvision"} & sys.modules.keys()) or 0)
+"""
+
+
+def test_training_a_small_model_imports_neither_torch_dynamo_nor_torchvision() -> None:
+    """Each would add seconds to the start of every seat."""
+    done = subprocess.run([sys.executable, "-c", TRAINING], check=False, timeout=120, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_module_is_in_a_layer() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     outer, inner = (contract["layers"] for contract in contracts if contract["type"] == "layers")
