@@ -45,6 +45,14 @@ class DatasetError(ComputeShareError):
     """A data set is missing, incomplete or damaged."""
 
 
+class InputError(ComputeShareError):
+    """A file that a user gave to a model is not what the model takes."""
+
+
+class PackageMissing(ComputeShareError):
+    """A package that ComputeShare does not install by itself is missing; the message says how to install it."""
+
+
 class CodecError(ComputeShareError):
     """A received blob is malformed: size, header, checksum, length or values."""
 

@@ -13,8 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from computeshare.errors import SpecError
 from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.tasks import modules
+from computeshare.tasks.usage import Guess, Usage
 from computeshare.tensors.layout import Layout
 
 SplitName = Literal["train", "test"]
@@ -80,6 +82,18 @@ class Task(ABC):
     @abstractmethod
     def sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The sums over a batch's samples of `loss` and of every metric, each a number on the module's device."""
+
+    @property
+    def usage(self) -> Usage:
+        """How the trained module is used."""
+        return Usage("other", "")
+
+    def guess(self, module: nn.Module, file: Path, most: int) -> list[Guess]:
+        """The `most` likely classes of what is in a file, the likeliest first; the module is in eval mode.
+
+        Raises: InputError: the file cannot be read. SpecError: the model does not classify files.
+        """
+        raise SpecError(f"{self.name} does not classify files: choose a job that trains a classifier of images")
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """The batch on a device, in the order in memory that the model computes with fastest."""

@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from computeshare.jobspec.catalog import catalog
 from computeshare.tasks.base import Batch, Better, SplitName, Task
-from computeshare.tasks.images import datasets, models
+from computeshare.tasks.images import datasets, models, prediction
 from computeshare.tasks.images.datasets import Split
 from computeshare.tasks.images.transforms import Normaliser, Shape
+from computeshare.tasks.usage import Guess, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,13 @@ class ImageClassification(Task):
         channels = self.shape[0]
         normalise = Normaliser.build(self.shape, 255.0, (0.5,) * channels, (0.25,) * channels)
         return Split(images, labels, normalise, self.augment)
+
+    @property
+    def usage(self) -> Usage:
+        return prediction.usage_of(self.dataset, self.model, self.shape, self.classes)
+
+    def guess(self, module: nn.Module, file: Path, most: int) -> list[Guess]:
+        return prediction.guesses(self.dataset, module, prediction.read(self.dataset, self.shape, file), most)
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         images, labels = batch

@@ -33,6 +33,15 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
         return OWN[name](shape, classes) if name in OWN else _torchvision_model(name, shape, classes)
 
 
+def construction(name: str, shape: Shape, classes: int) -> str:
+    """Python code that builds the same module as `build`, by torchvision alone where its own constructor does."""
+    altered = name in OWN or name in _GRAINS or name in ("googlenet", "inception_v3") or shape[0] != 3
+    if altered:
+        module = f"models.build({name!r}, {shape!r}, classes={classes}, seed=0)"
+        return f"from computeshare.tasks.images import models\n\nmodule = {module}"
+    return f"import torchvision\n\nmodule = torchvision.models.get_model({name!r}, num_classes={classes})"
+
+
 def outline(name: str, shape: Shape, classes: int) -> nn.Module:
     """As `build`, on the meta device, where tensors have shapes but no values and take no memory."""
     with modules.ParametersOnMeta(), torch.no_grad():

@@ -1,0 +1,47 @@
+"""A trained module as a file for other programs."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from computeshare.errors import PackageMissing, SpecError
+from computeshare.tasks.base import Task
+
+ONNX_PACKAGES = ("onnx", "onnxscript")
+SINGLE_FILE_BYTES = 1_900_000_000
+"""Above this size the weights go into a second file: an ONNX file holds less than 2 GiB."""
+
+
+def save_state_dict(module: nn.Module, path: Path) -> None:
+    """Write the module's `state_dict` as a file for `torch.load(path, weights_only=True)`."""
+    torch.save(module.state_dict(), path)
+
+
+def save_onnx(task: Task, module: nn.Module, path: Path) -> None:
+    """Write the module as ONNX: from `input` to `output`, for batches of any size.
+
+    A module of more than `SINGLE_FILE_BYTES` has its weights beside it, in a file of the same name with `.data` added.
+    Raises: PackageMissing: the exporter needs packages that are not installed. SpecError: torch cannot export it.
+    """
+    lacking = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise PackageMissing(f"ONNX needs {' and '.join(lacking)}: pip install 'computeshare[onnx]'")
+    inputs, _ = task.noise(2, seed=0).batch(np.arange(2))  # torch.export would take a batch of 1 for a constant
+    size = sum(tensor.nbytes for tensor in module.state_dict().values())
+    try:
+        torch.onnx.export(
+            module,
+            (inputs,),
+            path,
+            dynamo=True,
+            verbose=False,
+            external_data=size > SINGLE_FILE_BYTES,
+            input_names=["input"],
+            output_names=["output"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
+    except torch.onnx.OnnxExporterError as error:
+        raise SpecError(f"torch {torch.__version__} cannot export {task.name} to ONNX: {error}") from error

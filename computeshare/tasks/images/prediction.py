@@ -1,0 +1,42 @@
+"""A trained classifier of images: what its inputs are, how it is built, and what it says of a file."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from computeshare.tasks.images import datasets, files, models
+from computeshare.tasks.images.class_names import NAMES
+from computeshare.tasks.images.transforms import Normaliser, Shape
+from computeshare.tasks.usage import Guess, Usage
+
+
+def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
+    """How a classifier is used that was trained on a data set of `tasks.images.datasets`."""
+    definition = datasets.DEFINITIONS[dataset]
+    normalise = Normaliser.build(shape, 255.0, definition.mean, definition.std)
+    mean, std = (", ".join(f"{x:.4f}" for x in values.flatten().tolist()) for values in (normalise.mean, normalise.std))
+    names = NAMES.get(dataset)
+    inputs = (
+        f"Inputs are float32 images of shape (n, {', '.join(map(str, shape))}): values from 0 to 1, minus the mean "
+        f"({mean}), divided by the standard deviation ({std}), by channel. Outputs are logits of shape (n, {classes})"
+        + (f", for the classes {', '.join(names)}." if names else ".")
+    )
+    return Usage("image-classification", inputs, models.construction(model, shape, classes))
+
+
+def read(dataset: str, shape: Shape, path: Path) -> Tensor:
+    """An image file as a batch of one (1, *shape), prepared as the data set's images are. Raises InputError."""
+    definition = datasets.DEFINITIONS[dataset]
+    pixels = files.read(path, definition.shape)
+    return Normaliser.build(shape, 255.0, definition.mean, definition.std)(pixels[None])
+
+
+def guesses(dataset: str, module: nn.Module, inputs: Tensor, most: int) -> list[Guess]:
+    """The `most` likely classes of a batch of one, the likeliest first."""
+    names = NAMES.get(dataset)
+    with torch.inference_mode():
+        probabilities = module(inputs)[0].softmax(dim=0)
+    best = probabilities.topk(min(most, len(probabilities)))
+    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Guess(index, names[index] if names else None, value) for index, value in found]

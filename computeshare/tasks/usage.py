@@ -1,0 +1,27 @@
+"""What users need to know of a trained model, and what it answers. Imports no torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How a model is used.
+
+    Args:
+        pipeline: Hugging Face's name for what it does.
+        inputs: its inputs and outputs, in sentences.
+        build: Python code that builds its module as `module`; empty: there is none without the job.
+    """
+
+    pipeline: str
+    inputs: str
+    build: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A class, its name (None: the data set has none), and its probability."""
+
+    index: int
+    name: str | None
+    probability: float
