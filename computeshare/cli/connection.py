@@ -91,6 +91,7 @@ def _known(context: typer.Context, incomplete: str, ask: Callable[[Client], Word
 
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False, autocompletion=job_ids)]
+Version = Annotated[str, typer.Option(metavar="latest|best|N", help="Version of the job.")]
 Worker = Annotated[
     str,
     typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False, autocompletion=workers),

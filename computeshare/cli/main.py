@@ -9,7 +9,9 @@ import typer
 from computeshare import __version__
 from computeshare.cli import queues, webhooks, workers
 from computeshare.cli.connection import Home, Json, Url, settings
+from computeshare.cli.export import export
 from computeshare.cli.jobs import commands
+from computeshare.cli.predict import predict
 from computeshare.settings import Settings, login_path
 from computeshare.terminal.command import FAILED, NO_SERVER, run, run_command
 from computeshare.terminal.output import console, print_json
@@ -21,6 +23,8 @@ app.add_typer(commands.app, name="jobs")
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queues")
+app.command()(export)
+app.command()(predict)
 
 
 def _print_version(wanted: bool) -> None:

@@ -20,7 +20,15 @@ from computeshare.client.job import Job
 from computeshare.client.jobs import JobList, Jobs
 from computeshare.client.metrics import Metrics, Point
 from computeshare.client.session import ComputeShare, reach
-from computeshare.errors import ArtifactError, ComputeShareError, JobFailed, SettingsError
+from computeshare.errors import (
+    ArtifactError,
+    ComputeShareError,
+    JobFailed,
+    PackageMissing,
+    SettingsError,
+    ShapeError,
+    SpecError,
+)
 
 __all__ = [
     "ArtifactError",
@@ -39,9 +47,12 @@ __all__ = [
     "LogLine",
     "Metrics",
     "NoServer",
+    "PackageMissing",
     "Point",
     "Problem",
     "SettingsError",
+    "ShapeError",
+    "SpecError",
     "Submission",
     "reach",
 ]

@@ -4,9 +4,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from computeshare.client import weights
+from computeshare.client import exports, weights
 from computeshare.client.api.calls import Client
 from computeshare.client.api.models import (
     Checkpoint,
@@ -22,7 +23,9 @@ from computeshare.client.api.models import Job as Document
 from computeshare.client.async_events import stream
 from computeshare.client.card import card
 from computeshare.client.event_thread import Follower
+from computeshare.client.exports import Format
 from computeshare.client.metrics import Metrics
+from computeshare.client.model_card import Facts, model_card
 from computeshare.errors import JobFailed
 from computeshare.types import ENDED, JobStatus
 
@@ -172,8 +175,7 @@ class Job:
             version: a number, `latest` or `best`; `checkpoints` lists the available versions.
         Raises: ArtifactError: the weights are not those that the control plane announced, or cannot be stored.
         """
-        chosen = weights.pick(self.checkpoints(), str(version), self.id)
-        return weights.read(self._cache.fetch(self._client, self.id, chosen))
+        return weights.read(self._fetch(self.checkpoint(version)))
 
     def module(self, version: int | str = "latest") -> "nn.Module":
         """A version's model, ready to use: on the CPU, in eval mode, with the weights that `load` returns.
@@ -185,6 +187,30 @@ class Job:
         from computeshare.tasks import trained
 
         return trained.module_of(trained.task_of_job(self.spec), self.load(version))
+
+    def export(self, path: str | Path, format: Format = "safetensors", version: int | str = "latest") -> None:
+        """Write a version's model to a file, complete or not at all.
+
+        Args:
+            path: the file; its folder must exist.
+            format: `safetensors`, the weights as they are stored; `state_dict`, a file for `torch.load` with
+                `weights_only=True`; or `onnx`, from `input` to `output`, for batches of any size.
+            version: as for `load`.
+        Raises: ArtifactError: as `load`, or the file cannot be written. PackageMissing: ONNX needs packages that are
+            not installed. SpecError, ShapeError: this release cannot build the job's model, or torch cannot export it.
+        """
+        exports.export(self.spec, self._fetch(self.checkpoint(version)), Path(path), format)
+
+    def model_card(self, file: str, version: int | str = "latest") -> str:
+        """A model card in Markdown for a version in a file of this name, as `export` writes it.
+
+        Raises: SpecError: this release cannot build the job's model.
+        """
+        from computeshare.tasks import trained
+
+        task = trained.task_of_job(self.spec)
+        facts = Facts(self.refresh().document, self.checkpoint(version), self.ledger(), self.workers())
+        return model_card(facts, task.usage, task.layout().parameters, file)
 
     def pause(self, after_round: bool = False, hours: float | None = None) -> "Job":
         """Pause a queued or running job, at once or at the end of its round, for `hours` or until `resume`."""
@@ -249,6 +275,10 @@ class Job:
         """The versions whose weights can be loaded, newest first."""
         return self._client.checkpoints(self.id)
 
+    def checkpoint(self, version: int | str = "latest") -> Checkpoint:
+        """The entry of `checkpoints` for a number, `latest` or `best`. Raises Problem: there is none."""
+        return weights.pick(self.checkpoints(), str(version), self.id)
+
     def ledger(self) -> list[EpochLedger]:
         """For each epoch, how many samples were counted, missing, reassigned or refused as duplicates."""
         return self._client.ledger(self.id)
@@ -256,6 +286,9 @@ class Job:
     def estimate(self) -> Estimate:
         """The expected speed-up from one more worker; if there is no estimate, `reason` says why."""
         return self._client.estimate(self.id)
+
+    def _fetch(self, checkpoint: Checkpoint) -> Path:
+        return self._cache.fetch(self._client, self.id, checkpoint)
 
     def _follow_to_end(self, deadline: float | None) -> None:
         with Follower(self._client, self.document) as follower:

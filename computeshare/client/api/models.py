@@ -102,6 +102,7 @@ class Checkpoint(TypedDict):
     sha256: str
     bytes: int
     accuracy: float | None
+    loss: NotRequired[float | None]
     best: bool
 
 

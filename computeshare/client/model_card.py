@@ -1,0 +1,139 @@
+"""A model card in Markdown: what a version is, where it comes from, and how to load it. Pure.
+
+The front matter is that of Hugging Face, its values as JSON, which is YAML, too.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from computeshare.client.api.models import Checkpoint, EpochLedger, Job, JobWorker
+from computeshare.tasks.usage import Usage
+from computeshare.types import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the control plane knows of a job and of one of its versions."""
+
+    job: Job
+    checkpoint: Checkpoint
+    ledger: Sequence[EpochLedger]
+    workers: Sequence[JobWorker]
+
+
+def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
+    """The card of the version in a file of this name, which ends in `.safetensors`, `.pt` or `.onnx`."""
+    job, checkpoint = facts.job, facts.checkpoint
+    spec = job["spec"]
+    title = plain(job.get("title") or f"{spec['model']} on {spec['dataset']}")
+    parts = [
+        _front_matter(title, facts, usage),
+        f"# {title}",
+        f"`{spec['model']}` trained on `{spec['dataset']}` from {_origin(job)}, with ComputeShare on "
+        f"{_machines(facts.workers)}. This is version {checkpoint['version']} of {job['rounds_total']} of job "
+        f"`{job['id']}`.",
+        _table(_results(facts, parameters)),
+        "The sha256 is over the tensors' bytes (little-endian) in the order of the state dict, not over a file. "
+        f"`computeshare jobs replay {job['id']}` recomputes every version from the job's log and compares the digests.",
+        "## Data",
+        _ledger(job, facts.ledger),
+        "## How to load it",
+        usage.inputs,
+        _code("python", _loading(usage, file)),
+        "With access to the control plane:",
+        _code("python", _from_job(job, checkpoint)),
+        "## Settings",
+        _code("json", json.dumps(spec, indent=2)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(title: str, facts: Facts, usage: Usage) -> str:
+    spec, accuracy = facts.job["spec"], facts.checkpoint["accuracy"]
+    dataset = {"name": spec["dataset"], "type": spec["dataset"], "split": "test"}
+    metrics = [] if accuracy is None else [{"type": "accuracy", "value": accuracy}]
+    fields: dict[str, Any] = {
+        "library_name": "pytorch",
+        "pipeline_tag": usage.pipeline,
+        "tags": ["computeshare", spec["model"]],
+        "datasets": [spec["dataset"]],
+    }
+    if metrics:
+        result = {"task": {"type": usage.pipeline}, "dataset": dataset, "metrics": metrics}
+        fields |= {"metrics": ["accuracy"], "model-index": [{"name": title, "results": [result]}]}
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _origin(job: Job) -> str:
+    """Where the job's first weights come from."""
+    origin = job.get("forked_from")
+    if origin:
+        return f"version {origin['version']} of job `{origin['job_id']}`"
+    return f"initial weights drawn from seed {job['spec']['seed']}"
+
+
+def _machines(workers: Sequence[JobWorker]) -> str:
+    """The number of workers whose samples counted, and their devices."""
+    counted = [worker for worker in workers if worker["samples"]]
+    devices = ", ".join(sorted({plain(worker["device"]) for worker in counted}))
+    return f"{len(counted)} {'worker' if len(counted) == 1 else 'workers'} ({devices})" if counted else "no worker"
+
+
+def _results(facts: Facts, parameters: int) -> Iterator[tuple[str, str]]:
+    checkpoint = facts.checkpoint
+    if (accuracy := checkpoint["accuracy"]) is not None:
+        yield "Accuracy on the test split", f"{accuracy:.2%}"
+    if (loss := checkpoint.get("loss")) is not None:
+        yield "Loss on the test split", f"{loss:.4f}"
+    yield "Parameters", f"{parameters:,}"
+    yield "sha256 of the weights", f"`{checkpoint['sha256']}`"
+    yield "Started", facts.job["started_at"] or "not yet"
+    yield "Finished", facts.job["finished_at"] or "not yet"
+
+
+def _ledger(job: Job, epochs: Sequence[EpochLedger]) -> str:
+    """The job's ledger in a sentence."""
+    if not epochs:
+        return "The ledger has no epoch yet."
+    counts = {
+        name: sum(epoch[name] for epoch in epochs)
+        for name in ("samples", "counted", "missing", "reassigned", "duplicates_refused")
+    }
+    return (
+        f"The ledger of the job, up to its version {job['version']} in epoch {len(epochs)}: {counts['counted']:,} of "
+        f"{counts['samples']:,} samples counted, {counts['missing']:,} missing, {counts['reassigned']:,} reassigned to "
+        f"another worker, {counts['duplicates_refused']:,} duplicates refused."
+    )
+
+
+def _loading(usage: Usage, file: str) -> str:
+    """Python code that loads the file; empty where the module cannot be built without the job."""
+    name = json.dumps(file)
+    if file.endswith(".onnx"):
+        return (
+            f"import onnxruntime\n\nsession = onnxruntime.InferenceSession({name})\n"
+            'outputs = session.run(None, {"input": inputs})[0]  # inputs: a NumPy array'
+        )
+    if not usage.build:
+        return ""
+    first, read = ("import torch", "torch.load({}, weights_only=True)")
+    if not file.endswith(".pt"):
+        first, read = "from safetensors.torch import load_file", "load_file({})"
+    return f"{first}\n{usage.build}\nmodule.load_state_dict({read.format(name)})\nmodule.eval()"
+
+
+def _from_job(job: Job, checkpoint: Checkpoint) -> str:
+    get = f"ComputeShare().jobs.get({json.dumps(job['id'])})"
+    return f"from computeshare import ComputeShare\n\nmodule = {get}.module({checkpoint['version']})"
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _code(language: str, text: str) -> str:
+    """A block of code; nothing without any."""
+    return f"```{language}\n{text}\n```" if text else ""

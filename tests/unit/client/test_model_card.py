@@ -1,0 +1,74 @@
+"""The model card: its front matter is YAML, and it says what the control plane knows."""
+
+from typing import Any, cast
+
+import yaml
+
+from computeshare.client.api.models import Checkpoint, EpochLedger, JobWorker
+from computeshare.client.model_card import Facts, model_card
+from computeshare.tasks.usage import Usage
+from tests.support.http_answers import job
+
+USAGE = Usage("image-classification", "Inputs are images.", "module = build()")
+EPOCH: EpochLedger = {
+    "epoch": 0, "samples": 1437, "counted": 1437, "missing": 0, "reassigned": 32, "duplicates_refused": 2,
+}  # fmt: skip
+SPEC = {"dataset": "digits", "model": "mlp", "seed": 7}
+
+
+def card(usage: Usage = USAGE, file: str = "m.safetensors", accuracy: float | None = 0.9722, **changes: Any) -> str:
+    checkpoint: Checkpoint = {
+        "version": 25, "sha256": "ab" * 32, "bytes": 4, "accuracy": accuracy, "loss": 0.125, "best": True,
+    }  # fmt: skip
+    workers = [
+        {"device": "cuda (H100)", "samples": 9},
+        {"device": "cpu", "samples": 9},
+        {"device": "mps", "samples": 0},
+    ]
+    facts = Facts(job(spec=SPEC, **changes), checkpoint, [EPOCH, EPOCH], cast(list[JobWorker], workers))
+    return model_card(facts, usage, 12_345, file)
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    return found
+
+
+def test_the_front_matter_is_what_hugging_face_reads() -> None:
+    told = front_matter(card(title='a "title": ü'))
+    assert told["pipeline_tag"] == "image-classification" and told["datasets"] == ["digits"]
+    (model,) = told["model-index"]
+    assert model["name"] == 'a "title": ü'
+    assert model["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.9722}]
+
+
+def test_a_version_that_was_not_scored_claims_no_accuracy() -> None:
+    text = card(accuracy=None)
+    assert "model-index" not in front_matter(text) and "metrics" not in front_matter(text)
+    assert "Accuracy" not in text
+
+
+def test_the_card_tells_version_digest_ledger_and_machines() -> None:
+    text = card()
+    assert "version 25 of 100 of job `ab12cd34`" in text
+    assert f"`{'ab' * 32}`" in text and "| Parameters | 12,345 |" in text
+    assert "2,874 of 2,874 samples counted, 0 missing, 64 reassigned to another worker, 4 duplicates refused" in text
+    assert "on 2 workers (cpu, cuda (H100))" in text and "initial weights drawn from seed 7" in text
+
+
+def test_a_fork_names_its_origin() -> None:
+    origin = {"job_id": "old", "version": 3, "sha256": "", "optimizer": "kept"}
+    text = card(forked_from=origin)
+    assert "from version 3 of job `old`" in text and "seed 7" not in text.split("## Settings")[0]
+
+
+def test_each_format_is_loaded_in_its_own_way() -> None:
+    assert 'module.load_state_dict(load_file("m.safetensors"))' in card()
+    assert 'module.load_state_dict(torch.load("m.pt", weights_only=True))' in card(file="m.pt")
+    assert 'onnxruntime.InferenceSession("m.onnx")' in card(file="m.onnx")
+    without = card(Usage("other", ""))
+    assert "load_file" not in without and '.jobs.get("ab12cd34").module(25)' in without
+
+
+def test_a_title_stays_one_line() -> None:
+    assert "\n# a\N{REPLACEMENT CHARACTER}## b\n" in card(title="a\n## b")
