@@ -16,12 +16,13 @@ from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from api.database import Database, now_ms
-from api.errors import Conflict, KeyReused, NotFound
+from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
 from api.schemas import JobPage, JobPublic
 from api.stored_specs import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.durability import Disk
@@ -72,8 +73,12 @@ class Jobs:
     def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
         """Store a job, once per idempotency key; the scheduler gives it workers as they become free.
 
-        Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted.
+        Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted; InvalidFields: the data
+        set needs a package that is not installed here.
         """
+        if lacking := lacking_packages(catalog().datasets[spec.dataset].requires):
+            message = f"{spec.dataset} {lacking} here and on every worker"
+            raise InvalidFields([{"type": "value_error", "loc": ("body", "dataset"), "msg": message}])
         document = spec.model_dump(mode="json")
         fingerprint = origin.fingerprint if origin else fingerprint_of(document)
         with self._database.write() as session:

@@ -13,7 +13,8 @@ from computeshare.settings import Settings
 
 
 def probe(data_dir: Path) -> dict[str, Any]:
-    """Device, threads, seconds to import torch, and the problems of torchvision and of each data set.
+    """Device, threads, seconds to import torch, and the problems of torchvision and of each data set that needs no
+    decoding.
 
     `sources` holds the download addresses of missing data sets.
     """
@@ -21,6 +22,7 @@ def probe(data_dir: Path) -> dict[str, Any]:
     import torch
 
     from computeshare.tasks.images import datasets
+    from computeshare.tasks.images.definitions import DEFINITIONS
     from computeshare.training import devices
 
     seconds = time.perf_counter() - started
@@ -31,7 +33,8 @@ def probe(data_dir: Path) -> dict[str, Any]:
         trouble = ""
     except (ImportError, RuntimeError) as error:
         trouble = str(error)
-    sets = {name: _trouble(datasets.open_split, name, data_dir) for name in catalog().datasets}
+    quick = [name for name, one in DEFINITIONS.items() if one.files != "decoded"]
+    sets = {name: _trouble(datasets.open_split, name, data_dir) for name in quick}
     missing = [name for name, why in sets.items() if why == "missing" and not trouble]
     return {
         "device": found,

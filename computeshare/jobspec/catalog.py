@@ -4,7 +4,10 @@ The table (`catalog.json`) is generated from the installed torch, torchvision an
 `python -m computeshare.tasks.catalog_table`, so that the control plane can check a job without importing torch.
 """
 
+import importlib.util
 import json
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import resources
 
@@ -24,6 +27,8 @@ class DatasetEntry(_Entry):
     test: int
     source: str
     """`scikit-learn` (bundled) or `torchvision` (downloaded once)."""
+    requires: tuple[str, ...] = ()
+    """Packages that ComputeShare does not install by itself."""
 
 
 class ModelEntry(_Entry):
@@ -82,6 +87,8 @@ class Catalog(_Entry):
     torch: str
     torchvision: str
     datasets: dict[str, DatasetEntry]
+    not_offered: dict[str, str]
+    """torchvision's other classes, in lower case, and why a job cannot use them."""
     models: dict[str, ModelEntry]
     optimizers: dict[str, OptimizerEntry]
 
@@ -91,3 +98,20 @@ def catalog() -> Catalog:
     """The committed table."""
     text = resources.files("computeshare.jobspec").joinpath("catalog.json").read_text()
     return Catalog.model_validate(json.loads(text))
+
+
+def plain(name: str) -> str:
+    """A name of a data set without what makes no difference: capitals, hyphens, underscores."""
+    return re.sub(r"[-_ ]", "", name.lower())
+
+
+@lru_cache(maxsize=1)
+def dataset_names() -> dict[str, str]:
+    """The names of the catalog's data sets by their `plain` form."""
+    return {plain(name): name for name in catalog().datasets}
+
+
+def lacking_packages(packages: Iterable[str]) -> str:
+    """What to install, if one of the packages is not installed here; else empty."""
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"needs {' and '.join(lacking)}: pip install 'computeshare[data]'" if lacking else ""

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
-from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.catalog import catalog, dataset_names, plain
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, wrong
@@ -89,7 +89,9 @@ answers to submissions."""
 class JobSpec(Part):
     """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
 
-    dataset: Annotated[str, Control(DATA)] = Field(title="Data set")
+    dataset: Annotated[str, Control(DATA)] = Field(
+        title="Data set", description="such as digits, mnist or cifar10; docs/datasets.md has all"
+    )
     model: Annotated[str, Control(DATA)] = Field(
         title="Model", description="lenet5, simplenet, mlp or a torchvision classifier"
     )
@@ -185,7 +187,11 @@ class JobSpec(Part):
     @classmethod
     def _known(cls, value: str, info: ValidationInfo) -> str:
         known: dict[str, Any] = catalog().datasets if info.field_name == "dataset" else dict(catalog().models)
+        if info.field_name == "dataset":
+            value = dataset_names().get(plain(value), value)
         if value not in known:
+            if why := catalog().not_offered.get(plain(value)):
+                raise ValueError(f"{value} cannot be trained on: {why}")
             raise ValueError(f"unknown {info.field_name} {value!r}; allowed: {', '.join(sorted(known))}")
         return value
 

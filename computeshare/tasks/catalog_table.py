@@ -12,8 +12,10 @@ from torch import nn
 
 import computeshare.jobspec.catalog
 from computeshare.errors import SpecError
+from computeshare.jobspec.catalog import plain
 from computeshare.tasks import modules
-from computeshare.tasks.images import datasets, models
+from computeshare.tasks.images import models
+from computeshare.tasks.images.definitions import DEFINITIONS, NOT_OFFERED
 
 # Left out: LBFGS steps from a closure, SparseAdam from sparse gradients, and Muon takes only matrices, which no model
 # here consists of alone.
@@ -32,6 +34,7 @@ def generate() -> dict[str, Any]:
         "torch": _release(torch.__version__),
         "torchvision": _release(torchvision.__version__),
         "datasets": dataset_entries(),
+        "not_offered": {plain(name): why for name, why in NOT_OFFERED.items()},
         "models": {name: {"min_size": min_size(name), **model_facts(name)} for name in model_names()},
         "optimizers": optimizer_entries(),
     }
@@ -39,8 +42,15 @@ def generate() -> dict[str, Any]:
 
 def dataset_entries() -> dict[str, Any]:
     return {
-        name: {"shape": list(d.shape), "classes": d.classes, "train": d.train, "test": d.test, "source": d.source}
-        for name, d in datasets.DEFINITIONS.items()
+        name: {
+            "shape": list(one.shape),
+            "classes": one.classes,
+            "train": one.train,
+            "test": one.test,
+            "source": "torchvision" if one.published else "scikit-learn",
+            "requires": list(one.requires),
+        }
+        for name, one in DEFINITIONS.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 in torchvision's layout, converted once to memory-mapped files. Does not import torch.
+"""CIFAR-10 and CIFAR-100 in torchvision's layout, converted once to memory-mapped files. Does not import torch.
 
 The published batches are pickles. They are read only if their MD5 is the published one, and by an unpickler that allows
 NumPy arrays and nothing else.
@@ -19,17 +19,23 @@ import numpy.typing as npt
 from computeshare.errors import DatasetError
 from computeshare.runtime.durability import flush_open
 
-FOLDER = "cifar-10-batches-py"
-BATCHES: dict[str, dict[str, str]] = {
-    "train": {
-        "data_batch_1": "c99cafc152244af753f735de768cd75f",
-        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-        "data_batch_4": "634d18415352ddfa80567beed471001a",
-        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+BATCHES: dict[str, dict[str, dict[str, str]]] = {
+    "cifar10": {
+        "train": {
+            "data_batch_1": "c99cafc152244af753f735de768cd75f",
+            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+            "data_batch_4": "634d18415352ddfa80567beed471001a",
+            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        },
+        "test": {"test_batch": "40351d587109b95175f43aff81a1287e"},
     },
-    "test": {"test_batch": "40351d587109b95175f43aff81a1287e"},
+    "cifar100": {
+        "train": {"train": "16019d7e3df5f24257cddd939b257f8d"},
+        "test": {"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+    },
 }
+"""The files of each split and their MD5 sums, in order."""
 _RECORD = np.dtype([("label", np.uint8), ("image", np.uint8, (3, 32, 32))])
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,7 +57,7 @@ def read_split(folder: Path, split: str) -> tuple[Bytes, Bytes]:
     except (OSError, ValueError, EOFError) as error:
         raise DatasetError(f"{path} is damaged ({error}): delete it, and it is made again") from error
     if records.dtype != _RECORD or records.ndim != 1:
-        raise DatasetError(f"{path} does not hold CIFAR-10's records: delete it, and it is made again")
+        raise DatasetError(f"{path} does not hold CIFAR's records: delete it, and it is made again")
     return records["image"], records["label"]
 
 
@@ -85,8 +91,9 @@ def _records(path: Path, md5: str) -> npt.NDArray[np.void]:
             f"{path} is not the published file (its MD5 differs): delete it, so that it is downloaded again"
         )
     batch = loads(blob)
-    records = np.empty(len(batch["labels"]), _RECORD)
-    records["label"] = batch["labels"]
+    labels = batch["fine_labels"] if "fine_labels" in batch else batch["labels"]
+    records = np.empty(len(labels), _RECORD)
+    records["label"] = labels
     records["image"] = batch["data"].reshape(-1, 3, 32, 32)
     return records
 

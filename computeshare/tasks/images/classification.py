@@ -54,7 +54,7 @@ class ImageClassification(Task):
         return models.build(self.model, self.shape, self.classes, seed)
 
     def prepare(self, data_dir: Path) -> None:
-        datasets.prepare(self.dataset, data_dir)
+        datasets.prepare(self.dataset, data_dir, self.shape)
 
     def open(self, split: SplitName, data_dir: Path) -> Split:
         return datasets.open_split(self.dataset, split, data_dir, self.shape, self.augment)

@@ -1,14 +1,15 @@
 """Data sets by name: memory-mapped, checked, and returned as normalised batches.
 
-Files are in torchvision's layout; torchvision itself is imported only to download missing files.
+Files are in torchvision's layout. torchvision itself is imported only to download missing files and to decode images,
+which is done once.
 """
 
+import hashlib
 import importlib.util
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import filelock
 import numpy as np
@@ -17,52 +18,17 @@ import torch
 from torch import Tensor
 
 from computeshare.errors import DatasetError
+from computeshare.jobspec.catalog import lacking_packages
 from computeshare.jobspec.sampling_plan import Seeds, permutation
-from computeshare.tasks.images import augmentation, cifar, idx
+from computeshare.tasks.images import augmentation, cifar, idx, prepared, torchvision_sets
+from computeshare.tasks.images.definitions import DEFINITIONS, SPLITS, Definition, SplitName
 from computeshare.tasks.images.transforms import Normaliser, Shape
 
-SplitName = Literal["train", "test"]
 Bytes = npt.NDArray[np.uint8]
-SPLITS: tuple[SplitName, SplitName] = ("train", "test")
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """A data set: `shape` of an image; values are divided by `scale`, then normalised as (x - mean) / std by channel.
-
-    `folder` holds its files, relative to the data directory; `published` is torchvision's name for the data set.
-    """
-
-    shape: Shape
-    classes: int
-    train: int
-    test: int
-    source: Literal["scikit-learn", "torchvision"]
-    scale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    folder: str = ""
-    published: str = ""
-
-    def samples(self, split: SplitName) -> int:
-        return self.train if split == "train" else self.test
-
-
-def _like_mnist(name: str, mean: float, std: float) -> Definition:
-    shape = (1, 28, 28)
-    return Definition(shape, 10, 60_000, 10_000, "torchvision", 255.0, (mean,), (std,), f"{name}/raw", name)
-
-
-_CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-DEFINITIONS: dict[str, Definition] = {
-    "digits": Definition((1, 8, 8), 10, 1437, 360, "scikit-learn", 16.0, (0.3053,), (0.3760,)),
-    "mnist": _like_mnist("MNIST", 0.1307, 0.3081),
-    "fashion-mnist": _like_mnist("FashionMNIST", 0.2860, 0.3530),
-    "kmnist": _like_mnist("KMNIST", 0.1918, 0.3483),
-    "cifar10": Definition(
-        (3, 32, 32), 10, 50_000, 10_000, "torchvision", 255.0, _CIFAR_MEAN, _CIFAR_STD, cifar.FOLDER, "CIFAR10"
-    ),
-}
+PREPARED = "prepared"
+"""The folder of decoded images, in the data directory."""
+_DECODER = 1
+"""Counts the changes of what `prepared` files hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +69,9 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape, augmen
     Raises: DatasetError: a file is missing, damaged or does not match the catalog.
     """
     definition = _definition(name)
-    images, labels = _READERS[name](data_dir / definition.folder, split)
-    expected = (definition.samples(split), *definition.shape)
-    where = data_dir / definition.folder
+    images, labels = _read(name, split, data_dir, shape)
+    where = data_dir / (PREPARED if definition.files == "decoded" else definition.folder)
+    expected = (definition.samples(split), *stored_shape(definition, shape))
     if images.shape != expected or labels.shape != expected[:1]:
         raise DatasetError(
             f"{name}'s {split} split in {where} has images {images.shape} and labels {labels.shape}, "
@@ -117,35 +83,53 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape, augmen
     return Split(images, labels.astype(np.int64), normalise, augment)
 
 
-def prepare(name: str, data_dir: Path) -> None:
-    """Make sure that a data set's files exist, and download missing files.
+def prepare(name: str, data_dir: Path, shape: Shape | None = None) -> None:
+    """Make sure that the files that `open_split` reads exist: download missing files, and decode images once.
 
-    Safe for simultaneous processes: one downloads, the others wait. Files are downloaded into a temporary folder and
-    each is moved to its place in one step, so that a crash leaves no file that looks complete but is not.
-    Raises: DatasetError: a file is damaged, or missing and cannot be downloaded.
+    Safe for simultaneous processes: one works, the others wait. Each file is moved to its place in one step, so that a
+    crash leaves no file that looks complete but is not.
+
+    Args:
+        shape: channels, height and width of the images wanted; default: the data set's.
+    Raises: DatasetError: a file is damaged, or missing and cannot be downloaded; a package is missing.
     """
     definition = _definition(name)
-    if definition.source == "scikit-learn" or _is_ready(name, data_dir):
+    shape = shape or definition.shape
+    if definition.files == "digits" or _is_ready(name, data_dir, shape):
         return
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(data_dir / f".{name}.lock"):
-            if missing := [path for path in _files(name, data_dir) if not path.exists()]:
-                _download(definition, missing, data_dir)
-            if name == "cifar10":
-                _convert(data_dir / cifar.FOLDER)
+            if definition.files == "decoded":
+                _decode(name, definition, data_dir, shape)
+            elif missing := [path for path in _files(name, data_dir) if not path.exists()]:
+                torchvision_sets.download(definition, data_dir, missing)
+            if definition.files == "cifar":
+                _convert(name, data_dir / definition.folder)
     except OSError as error:
         raise DatasetError(f"{name} cannot be written to {data_dir}: {error}") from error
-    if not _is_ready(name, data_dir):
+    if not _is_ready(name, data_dir, shape):
         raise DatasetError(f"{name} in {data_dir} changed while it was prepared: try again")
 
 
 def sources(name: str) -> list[str]:
     """The URLs from which torchvision downloads a data set (any one suffices); empty for a bundled data set."""
-    from torchvision import datasets
+    definition = _definition(name)
+    return torchvision_sets.addresses(definition) if definition.published else []
 
-    published = getattr(datasets, _definition(name).published, None)
-    return list(getattr(published, "mirrors", None) or ([published.url] if published else []))
+
+def stored_shape(definition: Definition, shape: Shape) -> Shape:
+    """Channels, height and width of the images on disk for a job that wants `shape`."""
+    return (definition.shape[0], *shape[1:]) if definition.varying else definition.shape
+
+
+def prepared_path(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Path:
+    """The file of a split's decoded images. Its name has a digest of all that its content depends on."""
+    definition = DEFINITIONS[name]
+    size = "x".join(map(str, stored_shape(definition, shape)))
+    origin = (_DECODER, definition.published, definition.train_arguments, definition.test_arguments)
+    digest = hashlib.sha256(repr(origin).encode()).hexdigest()[:8]
+    return data_dir / PREPARED / f"{name}-{split}-{size}-{digest}.npy"
 
 
 def _definition(name: str) -> Definition:
@@ -154,69 +138,99 @@ def _definition(name: str) -> Definition:
     return DEFINITIONS[name]
 
 
-def _digits(_: Path, split: SplitName) -> tuple[Bytes, Bytes]:
+def _read(name: str, split: SplitName, data_dir: Path, shape: Shape) -> tuple[Bytes, npt.NDArray[Any]]:
+    """Raw images (n, c, h, w) and labels (n,). Raises DatasetError."""
+    definition = DEFINITIONS[name]
+    match definition.files:
+        case "digits":
+            return _digits(split)
+        case "idx":
+            return idx.read_split(data_dir / definition.folder, split)
+        case "cifar":
+            return cifar.read_split(data_dir / definition.folder, split)
+    return prepared.read(prepared_path(name, split, data_dir, shape))
+
+
+def _digits(split: SplitName) -> tuple[Bytes, Bytes]:
     """The 1797 digits that come with scikit-learn, split by a fixed shuffle."""
     package = importlib.util.find_spec("sklearn")  # found and not imported: that takes seconds
     if package is None or package.origin is None:
         raise DatasetError("the digits come with scikit-learn, which is not installed")
     rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    train = DEFINITIONS["digits"].train
-    order = permutation(0, 0, len(rows))
-    chosen = rows[order[:train] if split == "train" else order[train:]].astype(np.uint8)
+    chosen = rows[_shuffled(DEFINITIONS["digits"], split)].astype(np.uint8)
     return chosen[:, :-1].reshape(-1, 1, 8, 8), np.ascontiguousarray(chosen[:, -1])
 
 
-_READERS: dict[str, Callable[[Path, SplitName], tuple[Bytes, Bytes]]] = {
-    "digits": _digits,
-    "mnist": idx.read_split,
-    "fashion-mnist": idx.read_split,
-    "kmnist": idx.read_split,
-    "cifar10": cifar.read_split,
-}
+def _shuffled(definition: Definition, split: SplitName) -> npt.NDArray[np.int64]:
+    """The indices of a split in a set that is published undivided."""
+    order = permutation(0, 0, definition.train + definition.test)
+    return order[: definition.train] if split == "train" else order[definition.train :]
 
 
 def _files(name: str, data_dir: Path) -> list[Path]:
-    """The files of a data set as published."""
+    """The files of a data set that is not `decoded`, as published."""
     folder = data_dir / DEFINITIONS[name].folder
-    if name == "cifar10":
-        return [folder / batch for split in SPLITS for batch in cifar.BATCHES[split]]
+    if name in cifar.BATCHES:
+        return [folder / batch for split in SPLITS for batch in cifar.BATCHES[name][split]]
     return [path for split in SPLITS for path in idx.files(folder, split)]
 
 
-def _is_ready(name: str, data_dir: Path) -> bool:
+def _is_ready(name: str, data_dir: Path, shape: Shape) -> bool:
     """Whether every file that `open_split` reads exists. Raises DatasetError: a file is damaged."""
-    folder = data_dir / DEFINITIONS[name].folder
-    needed = [cifar.converted(folder, split) for split in SPLITS] if name == "cifar10" else _files(name, data_dir)
+    definition = DEFINITIONS[name]
+    match definition.files:
+        case "idx":
+            needed = _files(name, data_dir)
+        case "cifar":
+            needed = [cifar.converted(data_dir / definition.folder, split) for split in SPLITS]
+        case _:
+            needed = [prepared_path(name, split, data_dir, shape) for split in SPLITS]
     if not all(path.exists() for path in needed):
         return False
     for split in SPLITS:
-        _READERS[name](folder, split)
+        _read(name, split, data_dir, shape)
     return True
 
 
-def _convert(folder: Path) -> None:
+def _convert(name: str, folder: Path) -> None:
     for split in SPLITS:
         target = cifar.converted(folder, split)
         if not target.exists():
-            cifar.convert(folder, cifar.BATCHES[split], target)
+            cifar.convert(folder, cifar.BATCHES[name][split], target)
 
 
-def _download(definition: Definition, missing: list[Path], data_dir: Path) -> None:
-    """Download the data set with torchvision, which checks it, and move the `missing` files into place."""
-    from torchvision import datasets  # seconds to import: only where something is missing
+def _decode(name: str, definition: Definition, data_dir: Path, shape: Shape) -> None:
+    """Write the prepared files that are missing. Raises DatasetError."""
+    if lacking := lacking_packages(definition.requires):
+        raise DatasetError(f"{name} {lacking}, on this machine too")
+    for split in SPLITS:
+        path = prepared_path(name, split, data_dir, shape)
+        if path.exists():
+            continue
+        samples = _published(definition, split, data_dir)
+        divided = definition.test_arguments is not None
+        expected = definition.samples(split) if divided else definition.train + definition.test
+        if len(samples) != expected:
+            raise DatasetError(
+                f"{name} in {data_dir} has {len(samples):,} {split} images, not {expected:,}: delete its files, so "
+                f"that they are downloaded again, or copy them there anew"
+            )
+        order = range(expected) if divided else _shuffled(definition, split).tolist()
+        try:
+            prepared.write(
+                path, samples, order, stored_shape(definition, shape), definition.classes, torch.get_num_threads()
+            )
+        except DatasetError as error:
+            raise DatasetError(f"{name}'s {split} split: {error}") from error
 
-    partial = data_dir / f".{definition.published}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of a download that was killed; the lock is ours
+
+def _published(definition: Definition, split: SplitName, data_dir: Path) -> prepared.Samples:
+    """torchvision's data set, downloaded if need be. Raises DatasetError."""
     try:
-        getattr(datasets, definition.published)(partial, download=True)
+        return torchvision_sets.open_split(definition, split, data_dir)
+    except (OSError, RuntimeError):
+        torchvision_sets.download(definition, data_dir)
+    try:
+        return torchvision_sets.open_split(definition, split, data_dir)
     except (OSError, RuntimeError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        names = ", ".join(path.name for path in missing)
-        raise DatasetError(
-            f"{data_dir / definition.folder} lacks {names}, and the download failed: check this machine's connection, "
-            f"or copy the files there ({error})"
-        ) from error
-    for path in missing:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (partial / path.relative_to(data_dir)).replace(path)
-    shutil.rmtree(partial)
+        raise DatasetError(f"{definition.published} in {data_dir} is damaged: {error}: delete its files") from error

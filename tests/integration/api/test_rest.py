@@ -1,6 +1,7 @@
 """The REST contract, over HTTP, with a real broker behind it."""
 
 import csv
+import importlib.util
 import re
 import secrets
 import shutil
@@ -299,10 +300,21 @@ def test_workers_and_queues_are_those_online(client: TestClient, redis: Redis) -
     assert (queues[queue]["workers"], queues[queue]["queued"], queues[queue]["running"]) == (1, 1, 0)
 
 
+def test_a_data_set_that_needs_a_missing_package_says_what_to_install(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "h5py" else found(name))
+    answer = client.post("/v1/jobs", json={**SPEC, "dataset": "pcam"})
+    assert answer.status_code == 422
+    [error] = answer.json()["errors"]
+    assert error["field"] == "dataset" and "h5py: pip install 'computeshare[data]'" in error["detail"]
+
+
 @pytest.mark.parametrize(
     ("change", "field", "says"),
     [
-        ({"dataset": "imagenet"}, "dataset", "digits"),
+        ({"dataset": "imagenet21k"}, "dataset", "digits"),
         ({"model": "lenet9"}, "model", "lenet5"),
         ({"model": "lenet5"}, "model", "8x8"),
         ({"epochs": 3}, "rounds", "not both"),

@@ -21,6 +21,7 @@ from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.reducer import process as reducer
 from computeshare.settings import INTERNAL, Settings
+from computeshare.tasks.images.reference import reference as reference_of_data_sets
 from computeshare.worker import process as worker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,6 +44,11 @@ def test_every_variable_is_declared_among_the_settings_and_told_in_the_readme() 
 
 def test_the_reference_of_a_jobs_fields_is_that_of_the_jobspec() -> None:
     assert reference() == FIELDS, "run: python -m computeshare.jobspec.documents.fields > docs/job.md"
+
+
+def test_the_page_of_data_sets_is_that_of_the_table() -> None:
+    page = (ROOT / "docs" / "datasets.md").read_text()
+    assert reference_of_data_sets() == page, "run: python -m computeshare.tasks.images.reference > docs/datasets.md"
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -25,7 +25,9 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("dataset", "imagenet", "allowed: cifar10, digits, fashion-mnist, kmnist, mnist"),
+        ("dataset", "imagenet21k", "unknown dataset 'imagenet21k'; allowed: caltech101, .*cifar10, .*mnist"),
+        ("dataset", "CelebA", "CelebA cannot be trained on: it has forty attributes per image, not one label"),
+        ("dataset", "LSUN", "LSUN cannot be trained on: torchvision's reader .* unpickles"),
         ("model", "lenet6", "allowed: .*lenet5"),
         ("micro_batch", 0, "greater than or equal to 1"),
         ("queue", "a b", "pattern"),
@@ -51,6 +53,11 @@ def test_a_wrong_field_is_named_with_what_is_allowed(field: str, value: Any, say
     with pytest.raises(ValidationError, match=says) as caught:
         JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", field: value})
     assert caught.value.errors()[0]["loc"][0] == field
+
+
+@pytest.mark.parametrize("name", ["FashionMNIST", "fashion_mnist", "fashion-mnist"])
+def test_capitals_and_hyphens_in_a_data_sets_name_make_no_difference(name: str) -> None:
+    assert JobSpec(dataset=name, model="lenet5").dataset == "fashion-mnist"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import torch
 
 from computeshare.errors import DatasetError
 from computeshare.tasks.images import cifar, idx
-from computeshare.tasks.images.datasets import DEFINITIONS, SPLITS, SplitName, open_split, prepare
+from computeshare.tasks.images.datasets import open_split, prepare
+from computeshare.tasks.images.definitions import DEFINITIONS, SPLITS, SplitName
 from tests.support.image_files import idx_bytes, pickled_batch
 
 
@@ -103,8 +104,8 @@ def test_a_label_that_no_class_has_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_data_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="known: cifar10, digits"):
-        open_split("imagenet", "train", tmp_path, (1, 8, 8))
+    with pytest.raises(DatasetError, match=r"known: caltech101, .*digits"):
+        open_split("imagenet21k", "train", tmp_path, (1, 8, 8))
 
 
 # digits
@@ -203,12 +204,13 @@ def test_a_converted_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="delete it, and it is made again"):
             cifar.read_split(tmp_path, "test")
     np.save(path, BATCH)
-    with pytest.raises(DatasetError, match="does not hold CIFAR-10's records"):
+    with pytest.raises(DatasetError, match="does not hold CIFAR's records"):
         cifar.read_split(tmp_path, "test")
 
 
 def test_a_full_cifar_split_opens_and_is_normalised(tmp_path: Path) -> None:
-    folder = tmp_path / cifar.FOLDER
+    definition = DEFINITIONS["cifar10"]
+    folder = tmp_path / definition.folder
     folder.mkdir()
     record = np.dtype([("label", np.uint8), ("image", np.uint8, (3, 32, 32))])
     records = np.lib.format.open_memmap(cifar.converted(folder, "test"), "w+", record, (10_000,))
@@ -216,7 +218,6 @@ def test_a_full_cifar_split_opens_and_is_normalised(tmp_path: Path) -> None:
     records.flush()
     images, labels = open_split("cifar10", "test", tmp_path, (3, 32, 32)).batch(np.array([5, 4]))
     assert labels.tolist() == [3, 0]
-    definition = DEFINITIONS["cifar10"]
     mean, std = (
         torch.tensor(values).reshape(3, 1, 1).expand(3, 32, 32) for values in (definition.mean, definition.std)
     )

@@ -20,7 +20,8 @@ import pytest
 
 from computeshare.errors import DatasetError
 from computeshare.tasks.images import cifar, idx
-from computeshare.tasks.images.datasets import DEFINITIONS, prepare, sources
+from computeshare.tasks.images.datasets import prepare, sources
+from computeshare.tasks.images.definitions import DEFINITIONS
 from tests.support.image_files import idx_bytes, pickled_batch
 
 FILES = {
@@ -29,6 +30,7 @@ FILES = {
     "t10k-images-idx3-ubyte": idx_bytes(np.arange(12, dtype=np.uint8).reshape(1, 3, 4)),
     "t10k-labels-idx1-ubyte": idx_bytes(np.array([4], np.uint8)),
 }
+FOLDER = DEFINITIONS["cifar10"].folder
 
 
 class Mirror:
@@ -174,7 +176,7 @@ def test_cifar_is_downloaded_and_converted(tmp_path: Path, monkeypatch: pytest.M
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, blob in blobs.items():
-            member = tarfile.TarInfo(f"{cifar.FOLDER}/{name}")
+            member = tarfile.TarInfo(f"{FOLDER}/{name}")
             member.size = len(blob)
             archive.addfile(member, io.BytesIO(blob))
     mirror = Mirror({"cifar.tar.gz": buffer.getvalue()})
@@ -188,12 +190,12 @@ def test_cifar_is_downloaded_and_converted(tmp_path: Path, monkeypatch: pytest.M
     }.items():
         monkeypatch.setattr(datasets.CIFAR10, name, value)
     batches = {"train": {"train_1": sums["train_1"]}, "test": {"test_1": sums["test_1"]}}
-    monkeypatch.setattr(cifar, "BATCHES", batches)
+    monkeypatch.setitem(cifar.BATCHES, "cifar10", batches)
 
     prepare("cifar10", tmp_path)
     mirror.close()
     prepare("cifar10", tmp_path)  # needs no connection any more
-    folder = tmp_path / cifar.FOLDER
+    folder = tmp_path / FOLDER
     assert names(folder) == {"train_1", "test_1", "computeshare-train.npy", "computeshare-test.npy"}
     stored, labels = cifar.read_split(folder, "train")
     assert np.array_equal(stored.reshape(2, 3072), images)
@@ -203,18 +205,19 @@ def test_cifar_is_downloaded_and_converted(tmp_path: Path, monkeypatch: pytest.M
     assert cifar.read_split(folder, "test")[1].tolist() == [5]
 
 
-def test_every_data_set_that_is_not_bundled_has_addresses_to_be_had_from() -> None:
+def test_every_quickly_read_set_that_is_not_bundled_has_addresses_to_be_had_from() -> None:
     from torchvision import datasets
 
-    found = {name: sources(name) for name in DEFINITIONS}
+    found = {name: sources(name) for name, one in DEFINITIONS.items() if one.files != "decoded"}
     assert found["digits"] == [] and found["mnist"] == datasets.MNIST.mirrors
     assert found["cifar10"] == [datasets.CIFAR10.url]
     assert all(url.startswith("http") for name, urls in found.items() if name != "digits" for url in urls or [""])
 
 
-def test_the_checksums_of_cifar_are_torchvisions() -> None:
-    from torchvision.datasets import CIFAR10
+@pytest.mark.parametrize("name", list(cifar.BATCHES))
+def test_the_checksums_of_cifar_are_torchvisions(name: str) -> None:
+    from torchvision import datasets
 
-    expected = {"train": dict(CIFAR10.train_list), "test": dict(CIFAR10.test_list)}
-    assert expected == cifar.BATCHES
-    assert CIFAR10.base_folder == cifar.FOLDER
+    published = getattr(datasets, DEFINITIONS[name].published)
+    assert cifar.BATCHES[name] == {"train": dict(published.train_list), "test": dict(published.test_list)}
+    assert DEFINITIONS[name].folder == published.base_folder

@@ -1,0 +1,111 @@
+"""Decoded images and their labels in memory-mapped files, made once on a machine. Does not import torch."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from computeshare.errors import DatasetError
+from computeshare.runtime.durability import flush_open
+
+Bytes = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.uint16]
+Shape = tuple[int, int, int]
+CHUNK_BYTES = 1 << 26
+_LABEL = np.dtype("<u2")
+
+
+class Samples(Protocol):
+    """Pairs of a PIL image and its label, an integer from 0."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
+
+
+def labels_path(images: Path) -> Path:
+    """The file of the labels that belongs to a file of images."""
+    return images.with_suffix(".labels.npy")
+
+
+def read(path: Path) -> tuple[Bytes, Labels]:
+    """Images (n, channels, height, width), memory-mapped, and labels (n,). Raises DatasetError."""
+    try:
+        images = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        labels = np.load(labels_path(path), allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path} is missing: it is made when the data is prepared") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DatasetError(f"{path} is damaged ({error}): delete it, and it is made again") from error
+    if images.dtype != np.uint8 or labels.dtype != _LABEL:
+        raise DatasetError(f"{path} does not hold images and labels: delete it, and it is made again")
+    return images, labels
+
+
+def write(path: Path, samples: Samples, order: Sequence[int], shape: Shape, classes: int, threads: int) -> None:
+    """Decode the samples with the indices `order` and write them to `path`, in one step.
+
+    Images of another size are resized and cropped to `shape`, about their centre. The caller holds a lock.
+    Raises: DatasetError: a sample cannot be read or has no label below `classes`, or the disk cannot take the files.
+    """
+    labels = np.empty(len(order), _LABEL)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(path.parent, len(order) * int(np.prod(shape)))
+        with partial.open("wb") as file, ThreadPoolExecutor(threads) as pool:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(order), *shape)}
+            np.lib.format.write_array_header_1_0(file, header)
+            length = max(1, CHUNK_BYTES // int(np.prod(shape)))
+            for start in range(0, len(order), length):
+                chunk = order[start : start + length]
+                pairs = list(pool.map(lambda index: _sample(samples, index, shape, classes), chunk))
+                labels[start : start + length] = [label for _, label in pairs]
+                for image, _ in pairs:  # not mapped: a full disk is an error here, and would be a SIGBUS there
+                    file.write(image)
+            flush_open(file.fileno())
+        with labels_path(path).open("wb") as file:
+            np.save(file, labels, allow_pickle=False)
+            flush_open(file.fileno())
+        os.replace(partial, path)  # last, so that whoever finds the images finds the labels
+    except OSError as error:
+        raise DatasetError(
+            f"{path} cannot be written ({error}): free some space, or make the folder writable"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    """Raises DatasetError: the disk has fewer than `needed` bytes left."""
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise DatasetError(
+            f"the decoded images need {needed / 1e9:,.1f} GB in {folder}, and {free / 1e9:,.1f} GB are free: "
+            f"free some space, or set a smaller input"
+        )
+
+
+def _sample(samples: Samples, index: int, shape: Shape, classes: int) -> tuple[bytes, int]:
+    """The pixels in the order of `shape`, and the label. Raises DatasetError."""
+    try:
+        image, label = samples[index]
+        if label is None or not 0 <= int(label) < classes:
+            raise ValueError(f"its label is {label}, not one of 0 to {classes - 1}")
+        return _pixels(image, shape), int(label)
+    except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
+        raise DatasetError(f"sample {index} cannot be read: {error}") from error
+
+
+def _pixels(image: Any, shape: Shape) -> bytes:
+    from PIL import Image, ImageOps
+
+    channels, height, width = shape
+    image = image.convert("RGB" if channels == 3 else "L")
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1).tobytes()
