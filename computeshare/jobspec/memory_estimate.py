@@ -42,7 +42,7 @@ def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes:
     """
     vectors = 4 + spec.strategy.extra_vectors  # weights, the next ones, the gradient, an update on its way; what else
     own = resident_bytes if device == "cpu" else 0
-    return own + 4 * spec.parameters * vectors + saved_bytes * spec.micro_batch
+    return own + 4 * spec.parameters * vectors + saved_bytes * (spec.micro_batch // spec.accumulate)
 
 
 def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bool) -> str | None:
@@ -52,8 +52,8 @@ def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bo
     takes = f"{'needs' if measured else 'needs about'} {_size(needed_bytes)}"
     if by_flag:
         allowed = f"--max-memory allows ({_size(room_bytes)})"
-        return f"the job {takes}, more than {allowed}: raise --max-memory or lower micro_batch"
-    return f"the job {takes}, more than the device has ({_size(room_bytes)}): lower micro_batch"
+        return f"the job {takes}, more than {allowed}: raise --max-memory or accumulate, or lower micro_batch"
+    return f"the job {takes}, more than the device has ({_size(room_bytes)}): raise accumulate or lower micro_batch"
 
 
 def _size(count: int) -> str:

@@ -74,7 +74,8 @@ class Round:
 class Plan:
     """The whole job's division of `samples` per epoch into micro-batches, units and rounds.
 
-    `micro_batches_per_round` is a multiple of `inner_steps`, the micro-batches of a unit.
+    `micro_batches_per_round` is a multiple of `inner_steps`, the micro-batches of a unit; `micro_batch`, in samples, is
+    a multiple of `accumulate`, the pieces that it is computed in.
     """
 
     seed: int
@@ -82,6 +83,7 @@ class Plan:
     micro_batch: int
     micro_batches_per_round: int
     inner_steps: int = 1
+    accumulate: int = 1
 
     @property
     def micro_batches_per_epoch(self) -> int:
@@ -156,6 +158,11 @@ class Plan:
         epoch, index = divmod(micro_batch, self.micro_batches_per_epoch)
         start = index * self.micro_batch
         return permutation(self.seed, epoch, self.samples)[start : start + self.micro_batch]
+
+    def pieces(self, micro_batch: int) -> list[slice]:
+        """The pieces of the micro-batch with this number, all as large but, in a short one, the last."""
+        size, step = self.size(micro_batch), self.micro_batch // self.accumulate
+        return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
     def sample_seeds(self, micro_batch: int) -> Seeds:
         """A seed for each sample of the micro-batch with this number, shape (size,), by epoch and sample."""

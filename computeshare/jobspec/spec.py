@@ -119,6 +119,14 @@ class JobSpec(Part):
         title="Micro-batches per round",
         description="global batch = micro-batches per round x samples per micro-batch",
     )
+    accumulate: Annotated[int, Control(ROUND)] = Field(
+        1,
+        ge=1,
+        le=65_536,
+        title="Pieces of a micro-batch",
+        description="computed one after the other to save memory, their gradients added up: the same mean, but batch "
+        "normalisation sees a piece at a time",
+    )
     optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
         description="the server's optimizer; some strategies set it themselves",
@@ -229,11 +237,13 @@ class JobSpec(Part):
                 f"model {self.model} has {self.parameters:,} parameters at this input; the limit with {heaviest} is "
                 f"{LARGEST_BYTES // 4 // largest:,}: choose a smaller model or input"
             )
-        if model.batch_norm and self.plan.size(self.plan.micro_batches_per_epoch - 1) == 1:
-            raise ValueError(
-                f"with micro_batch {self.micro_batch} the last micro-batch has a single sample, too few for the "
-                f"batch normalisation of {self.model}: choose another micro_batch"
-            )
+        for number, which in ((0, "a"), (self.plan.micro_batches_per_epoch - 1, "the last")):
+            if model.batch_norm and any(one.stop - one.start == 1 for one in self.plan.pieces(number)):
+                piece = f"{which} micro-batch has" if self.accumulate == 1 else f"a piece of {which} micro-batch has"
+                raise ValueError(
+                    f"with micro_batch {self.micro_batch} {piece} a single sample, too few for the batch normalisation "
+                    f"of {self.model}: choose another micro_batch{' or accumulate' * (self.accumulate > 1)}"
+                )
         return self
 
     def _consistent(self) -> None:
@@ -246,6 +256,9 @@ class JobSpec(Part):
         trained = strategy.inner or self.optimizer
         if self.decay != "all" and "weight_decay" not in catalog().optimizers[trained.name].arguments:
             raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
+        if self.micro_batch % self.accumulate:
+            message = f"must divide micro_batch ({self.micro_batch}), so that all pieces have as many samples"
+            raise wrong("JobSpec", "accumulate", message)
         if self.plan.units_per_round > LARGEST_ROUND:
             raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
 
@@ -346,7 +359,8 @@ class JobSpec(Part):
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches, units and rounds."""
         samples = catalog().datasets[self.dataset].train
-        return Plan(self.seed, samples, self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
+        sizes = (self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
+        return Plan(self.seed, samples, *sizes, self.accumulate)
 
     @property
     def rounds_total(self) -> int:

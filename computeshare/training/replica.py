@@ -71,7 +71,7 @@ class Replica:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self._loaded_buffers, self._loaded_counters = self.buffers.read(), self.counters.read()
-        self._ahead: dict[int, Batch] = {}
+        self._ahead: dict[int, list[Batch]] = {}
         self._is_clean = True  # the gradient is zero
         if device.type == "cpu":
             for convolution in filter(lambda one: isinstance(one, nn.Conv2d), module.modules()):
@@ -95,7 +95,7 @@ class Replica:
         """Prepare to compute these micro-batches while waiting for weights: assemble their batches, and drop other
         batches assembled earlier. Does not affect results.
         """
-        self._ahead = {m: self._ahead[m] if m in self._ahead else self._batch(m) for m in micro_batches}
+        self._ahead = {m: self._ahead[m] if m in self._ahead else self._pieces(m) for m in micro_batches}
         for m in self._ahead:
             self._plan.generator_seed(m)  # fills its cache
         self._clean()
@@ -113,7 +113,8 @@ class Replica:
         if take is None:
             loss = self.backward(micro_batch)
             return Update(self._sent(self._gradient.read()), self.buffers.read(), loss.item())
-        with self._buckets.given_to(lambda bucket, values: take(bucket, self._sent(values))):
+        passes = len(self._plan.pieces(micro_batch))
+        with self._buckets.given_to(lambda bucket, values: take(bucket, self._sent(values)), passes):
             loss = self.backward(micro_batch)
         return Update(np.empty(0, np.float32), self.buffers.read(), loss.item())
 
@@ -129,28 +130,34 @@ class Replica:
         self.counters.fill(self._loaded_counters)
 
     def backward(self, micro_batch: int) -> Tensor:
-        """Forward and backward pass: leaves the gradient in the parameters' `grad`, returns the mean loss, a scalar on
-        the device.
+        """Forward and backward passes, one for each piece: leaves the gradient in the parameters' `grad`, returns the
+        mean loss, a scalar on the device.
 
         Uses the current parameters, buffers and counters; the forward pass updates buffers and counters.
         """
-        batch = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._batch(micro_batch)
+        batches = self._ahead.pop(micro_batch) if micro_batch in self._ahead else self._pieces(micro_batch)
+        size, losses = self._plan.size(micro_batch), []
         self._clean()
         self._is_clean = False
         _seed(self._plan.generator_seed(micro_batch), self._device)
-        loss = self._task.loss(self._module, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        for piece, batch in zip(self._plan.pieces(micro_batch), batches, strict=True):
+            loss = self._task.loss(self._module, batch)
+            if len(batches) > 1:
+                loss = loss / (size / (piece.stop - piece.start))
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def _clean(self) -> None:
         if not self._is_clean:
             self._gradient.zero()
         self._is_clean = True
 
-    def _batch(self, micro_batch: int) -> Batch:
-        """The samples of the micro-batch with this number, on the device."""
+    def _pieces(self, micro_batch: int) -> list[Batch]:
+        """The samples of the micro-batch with this number, piece by piece, on the device."""
         samples, seeds = self._plan.indices(micro_batch), self._plan.sample_seeds(micro_batch)
-        return self._task.place(self._split.batch(samples, seeds), self._device)
+        batches = (self._split.batch(samples[piece], seeds[piece]) for piece in self._plan.pieces(micro_batch))
+        return [self._task.place(batch, self._device) for batch in batches]
 
 
 def _row_by_row(convolution: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -235,9 +242,9 @@ class _Buckets:
                 parameter.register_post_accumulate_grad_hook(filled)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def given_to(self, take: Take) -> Iterator[None]:
-        """Call `take` once with each bucket of the backward pass in this block."""
-        self._take, self._missing = take, [*self._counts]
+    def given_to(self, take: Take, passes: int = 1) -> Iterator[None]:
+        """Call `take` once with each bucket of the gradient that this many backward passes in this block add up."""
+        self._take, self._missing = take, [count * passes for count in self._counts]
         try:
             yield
         finally:

@@ -85,6 +85,13 @@ def augmented(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, T
         yield instance.split.normalise(np.stack(changed)), torch.from_numpy(instance.split.labels[samples])
 
 
+def in_pieces(module: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """Gradient accumulation as in every tutorial."""
+    for some, theirs in zip(images.chunk(4), labels.chunk(4), strict=True):
+        loss = functional.cross_entropy(module(some), theirs)
+        (loss / 4).backward()  # type: ignore[no-untyped-call]
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -163,6 +170,25 @@ def test_inner_steps_are_clipped_scheduled_and_decayed_as_in_a_plain_loop() -> N
         optimizer.zero_grad()
         functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        optimizer.step()
+    expected = weights_of(module, instance.layout).parameters
+    np.testing.assert_allclose(trained(spec), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [{"kind": "sync"}, LOCAL], ids=["sync", "local"])
+def test_pieces_of_a_micro_batch_add_up_as_in_a_plain_loop(strategy: dict[str, Any]) -> None:
+    job: dict[str, Any] = {**JOB, "accumulate": 4, "rounds": 4, "strategy": strategy}
+    if strategy is LOCAL:
+        job = {k: v for k, v in job.items() if k not in ("optimizer", "micro_batches_per_round")}
+    spec = JobSpec.model_validate(job)
+    instance = instance_of(spec)
+    module = instance.module.train()
+    for number, (images, labels) in enumerate(batches(spec, instance)):
+        if number == 0 or (strategy is LOCAL and number % 5 == 0):  # the inner optimizer starts afresh with every round
+            decay = 0.1 if strategy is LOCAL else 0.01
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=decay)
+        optimizer.zero_grad()
+        in_pieces(module, images, labels)
         optimizer.step()
     expected = weights_of(module, instance.layout).parameters
     np.testing.assert_allclose(trained(spec), expected, rtol=0, atol=1e-6)

@@ -47,6 +47,7 @@ def test_an_estimate_counts_the_model_what_its_optimizer_keeps_and_a_micro_batch
     assert plain == 16 * spec(**large).parameters
     assert seat_bytes(spec(**large), "cpu", resident_bytes=7) == plain + 7
     assert seat_bytes(spec(**large, micro_batch=64), "cuda", saved_bytes=1000) == plain + 64_000
+    assert seat_bytes(spec(**large, micro_batch=64, accumulate=4), "cuda", saved_bytes=1000) == plain + 16_000
     local = {"kind": "local", "replicas": 2, "inner_steps": 4, "inner_optimizer": {"name": "AdamW"}}
     assert seat_bytes(spec(**large, strategy=local), "cuda") == 2 * plain
 
@@ -54,10 +55,11 @@ def test_an_estimate_counts_the_model_what_its_optimizer_keeps_and_a_micro_batch
 def test_what_does_not_fit_says_how_much_it_takes_and_what_to_change() -> None:
     assert does_not_fit(2, 2, measured=True, by_flag=True) is None
     assert does_not_fit(3_100_000_000, 2_000_000_000, measured=False, by_flag=True) == (
-        "the job needs about 3.1 GB, more than --max-memory allows (2.0 GB): raise --max-memory or lower micro_batch"
+        "the job needs about 3.1 GB, more than --max-memory allows (2.0 GB): raise --max-memory or accumulate, "
+        "or lower micro_batch"
     )
     assert does_not_fit(3_100_000_000, 900_000_000, measured=True, by_flag=False) == (
-        "the job needs 3.1 GB, more than the device has (900 MB): lower micro_batch"
+        "the job needs 3.1 GB, more than the device has (900 MB): raise accumulate or lower micro_batch"
     )
 
 

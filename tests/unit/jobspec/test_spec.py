@@ -1,5 +1,6 @@
 """JobSpec: good defaults, and every wrong field named with what is allowed."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("workers", {"min": 3, "max": 2}, "must not be greater than max"),
         ("input", [2, 32, 32], "1 or 3 channels"),
         ("lr_scaling", "sqrt", "'none' or 'linear'"),
+        ("accumulate", 5, r"must divide micro_batch \(32\)"),
         ("augment", ["blur"], "'crop', 'flip' or 'randaugment'"),
         ("augment", ["flip", "flip"], "each transformation once"),
         ("epoch", 3, "Extra inputs are not permitted"),
@@ -106,6 +108,20 @@ def test_a_model_that_cannot_see_the_data_set_is_refused_with_a_way_out() -> Non
 def test_batch_norm_refuses_a_last_micro_batch_of_one_sample() -> None:
     with pytest.raises(ValidationError, match="last micro-batch has a single sample"):
         JobSpec(dataset="mnist", model="resnet18", input=(3, 32, 32), micro_batch=59_999)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "accumulate", "says"),
+    [
+        (32, 32, "a piece of a micro-batch has"),
+        (1434, 3, None),
+        (1077, 3, "a piece of the last micro-batch has"),
+    ],
+)
+def test_batch_norm_refuses_a_piece_of_one_sample(micro_batch: int, accumulate: int, says: str | None) -> None:
+    job = {"dataset": "digits", "model": "resnet18", "input": [3, 32, 32], "micro_batch": micro_batch}
+    with pytest.raises(ValidationError, match=f"{says} a single sample.*or accumulate") if says else nullcontext():
+        JobSpec.model_validate({**job, "accumulate": accumulate})
 
 
 @pytest.mark.parametrize(("version", "wanted"), [(99, False), (100, True), (250, True), (500, True), (499, False)])

@@ -1,6 +1,7 @@
 """What a micro-batch yields depends on the weights and its number, and on nothing else."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -155,6 +156,31 @@ def test_an_update_is_the_gradient_of_the_mean_loss_and_the_moved_buffers() -> N
     assert update.vector.dtype == update.buffers.dtype == np.float32
 
 
+@pytest.mark.parametrize("accumulate", [2, 4, 8])
+@pytest.mark.parametrize("number", [0, 6])
+def test_pieces_of_a_micro_batch_have_the_gradient_of_the_whole(accumulate: int, number: int) -> None:
+    plan = Plan(seed=7, samples=55, micro_batch=8, micro_batches_per_round=3)  # number 6 has seven samples
+    module = build("mlp", SHAPE, 10, 0)
+    instance = replace(instance_of(module), split=TASK.noise(plan.samples, 0))
+    whole = Replica(copy.deepcopy(instance), plan, CPU).compute(number)
+    update = Replica(instance, replace(plan, accumulate=accumulate), CPU).compute(number)
+    np.testing.assert_allclose(update.vector, whole.vector, rtol=0, atol=1e-7)
+    assert update.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+def test_batch_normalisation_sees_one_piece_after_the_other() -> None:
+    module = normalised()
+    update = Replica(instance_of(copy.deepcopy(module)), replace(PLAN, accumulate=2), CPU).compute(0)
+    images, labels = split().batch(PLAN.indices(0))
+    torch.manual_seed(PLAN.generator_seed(0))
+    for piece in (slice(4), slice(4, None)):
+        loss = functional.cross_entropy(module(pixel_by_pixel(images[piece])), labels[piece])
+        (loss / 2).backward()  # type: ignore[no-untyped-call]
+    expected = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
+    np.testing.assert_allclose(update.vector, expected.numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(update.buffers, weights_of(module, layout_of(module)).buffers, rtol=1e-6)
+
+
 def test_an_update_is_not_overwritten_by_the_next() -> None:
     r = replica()
     update = r.compute(0)
@@ -224,6 +250,15 @@ def test_buckets_are_taken_as_the_backward_pass_fills_them() -> None:
         assert (values, update.buffers.tobytes(), update.loss) == bits(whole)
         assert update.vector.size == 0
     assert bits(r.compute(3)) == bits(whole)  # whole again
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_buckets_are_taken_in_the_pass_of_the_last_piece() -> None:
+    plan = replace(PLAN, accumulate=2)
+    r, whole = (Replica(instance_of(normalised()), plan, CPU) for _ in range(2))
+    order, values, update = taken(r, 3)
+    assert order == [1, 2, 3, 4, 0]
+    assert (values, update.buffers.tobytes(), update.loss) == bits(whole.compute(3))
 
 
 @pytest.mark.usefixtures("small_buckets")
