@@ -398,7 +398,7 @@ class VersionPage(_Answer):
 
 
 class CheckpointPublic(_Answer):
-    """A version whose weights can be downloaded."""
+    """A version whose weights can be downloaded; `sha256` is that of the moving average, if the job keeps one."""
 
     version: int
     token: str

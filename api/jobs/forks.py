@@ -93,12 +93,14 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
 
 
 def fits_optimizer(parent: JobSpec, spec: JobSpec) -> bool:
-    """Whether `parent`'s optimizer state can continue under `spec`: only the rate and the weight decay may differ."""
+    """Whether `parent`'s optimizer state can continue under `spec`: only the rate, the weight decay and the decay of a
+    moving average may differ.
+    """
     before, after = (
         (one.optimizer.name, {**one.optimizer.arguments, "lr": None, "weight_decay": None}, one.server_rules.decay)
         for one in (parent, spec)
     )
-    return before == after
+    return before == after and bool(parent.ema) == bool(spec.ema)
 
 
 def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:
@@ -123,7 +125,7 @@ def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> 
     if request.optimizer == "kept" and not fits:
         message = (
             "the optimizer's state fits only the same optimizer: change nothing but lr and weight_decay, "
-            'or request "fresh"'
+            'add or remove no ema, or request "fresh"'
         )
         raise InvalidFields([{"type": "value_error", "loc": ("body", "optimizer"), "msg": message}])
     return fits and request.optimizer != "fresh"

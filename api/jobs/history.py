@@ -1,5 +1,6 @@
 """Reads a job's history: series, ledger, versions, workers, checkpoints, events."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +36,11 @@ from api.tables import (
     WorkerStat,
     table,
 )
-from computeshare.checkpoints.store import STATE, WEIGHTS
+from computeshare.checkpoints.store import AVERAGE, STATE, WEIGHTS, Artifacts
+from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.registry import stored
-from computeshare.types import ENDED
+from computeshare.types import ENDED, Token
 
 EPOCH = table(EpochStat)
 EVENTS_ON_PAGE = 200
@@ -142,7 +144,15 @@ class History:
         with self._database.read() as session:
             best = find(session, job_id).best_version
             rows = session.execute(query).all()
-        return CheckpointList(items=[_checkpoint(row, best) for row in rows if self.weights_path(row).is_file()])
+        there = [row for row in rows if self.weights_path(row).is_file()]
+        return CheckpointList(items=[_checkpoint(row, best, self._digest(row)) for row in there])
+
+    def _digest(self, row: Any) -> str:
+        """The digest of the weights to use of a checkpoint, as by `weights`."""
+        if self.weights_path(row).with_name(AVERAGE).is_file():
+            with contextlib.suppress(ArtifactError):  # damaged: the download says so
+                return Artifacts(self._artifacts_dir, row.job_id).manifest(Token.parse(row.token)).average
+        return str(row.sha256)
 
     def checkpoint(self, job_id: str, which: str) -> tuple[Path, CheckpointRow]:
         """The path of a checkpoint's weights, and its row. `which`: a version's number, `latest` or `best`. Raises
@@ -162,6 +172,16 @@ class History:
             if (path := self.weights_path(row)).is_file():
                 return path, row
         raise NotFound(f"job {job_id} has no checkpoint {which}: see /v1/jobs/{job_id}/checkpoints")
+
+    def weights(self, job_id: str, which: str, raw: bool) -> tuple[Path, str, int]:
+        """The path of the weights to use of a checkpoint, their digest, and the version: the moving average if the job
+        keeps one, unless `raw`; `which` as for `checkpoint`. Raises NotFound, ArtifactError.
+        """
+        path, row = self.checkpoint(job_id, which)
+        if raw or not path.with_name(AVERAGE).is_file():
+            return path, row.sha256, row.version
+        manifest = Artifacts(self._artifacts_dir, row.job_id).manifest(Token.parse(row.token))
+        return path.with_name(AVERAGE), manifest.average, row.version
 
     def state(self, job_id: str, which: str) -> Path:
         """The path of the reducer's state (optimizer included) of a version; `which` as for `checkpoint`. Raises
@@ -227,11 +247,11 @@ def _event(row: Event) -> EventPublic:
     return EventPublic(id=row.id or 0, type=row.type, at=row.at_ms, data=row.data)
 
 
-def _checkpoint(row: Any, best: int | None) -> CheckpointPublic:
+def _checkpoint(row: Any, best: int | None, sha256: str) -> CheckpointPublic:
     return CheckpointPublic(
         version=row.version,
         token=row.token,
-        sha256=row.sha256,
+        sha256=sha256,
         bytes=row.bytes,
         at=row.at_ms,
         accuracy=row.accuracy,

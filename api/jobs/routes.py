@@ -203,14 +203,22 @@ def job_checkpoints(job_id: JobId, service: HistoryDep) -> CheckpointList:
 
 @router.head("/{job_id}/checkpoints/{which}", include_in_schema=False)
 @router.get("/{job_id}/checkpoints/{which}", response_class=FileResponse)
-def download_checkpoint(job_id: JobId, which: Which, service: HistoryDep, request: Request) -> Response:
+def download_checkpoint(
+    job_id: JobId,
+    which: Which,
+    service: HistoryDep,
+    request: Request,
+    weights: Annotated[
+        Literal["average", "raw"], Query(description="average: the moving average, if the job keeps one")
+    ] = "average",
+) -> Response:
     """Download a version's weights as safetensors; `which` is its number, `latest` or `best`. Range requests work."""
-    path, checkpoint = service.checkpoint(job_id, which)
-    headers = {"ETag": f'"{checkpoint.sha256}"', "Cache-Control": "private, no-cache"}
+    path, sha256, version = service.weights(job_id, which, weights == "raw")
+    headers = {"ETag": f'"{sha256}"', "Cache-Control": "private, no-cache"}
     known = request.headers.get("if-none-match", "")
     if headers["ETag"] in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
-    name = f"{job_id}-v{checkpoint.version}.safetensors"
+    name = f"{job_id}-v{version}.safetensors"
     return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)
 
 

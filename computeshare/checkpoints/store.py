@@ -1,8 +1,9 @@
 """Checkpoints on disk: one folder per version, complete or absent.
 
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
-reducer's full-precision parameters and optimizer state), `manifest.json`, where needed `ledger.json` (the events of
-earlier versions that the control plane may not have stored) and, once scored, `score.json`. A folder is written in
+reducer's full-precision parameters, moving average and optimizer state), `manifest.json`, where needed
+`average.safetensors` (a state dict with the moving average of the parameters) and `ledger.json` (the events of earlier
+versions that the control plane may not have stored) and, once scored, `score.json`. A folder is written in
 `.unfinished`, flushed to the disk and renamed, so that a folder named by a token is complete. Beside these folders,
 `chosen.json` holds the choices made for a job that left its codecs open, and `incarnations/N` records at which
 checkpoint the job was opened for the Nth time and so which checkpoints are valid: the others belong to abandoned
@@ -39,7 +40,11 @@ UNFINISHED_S = 3600
 RECORDS_KEPT = 10
 """Records of openings to keep; the newest readable record suffices."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
-LEDGER, CHOICE, INCARNATIONS, UNFINISHED = "ledger.json", "chosen.json", "incarnations", ".unfinished"
+AVERAGE, LEDGER = "average.safetensors", "ledger.json"
+CHOICE, INCARNATIONS, UNFINISHED = "chosen.json", "incarnations", ".unfinished"
+
+
+Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 class Manifest(BaseModel):
@@ -59,12 +64,14 @@ class Manifest(BaseModel):
     """Micro-batches that the previous round closed without: they come first in the next round."""
     files: dict[str, str] = {}
     """sha256, in hex, of each file beside the weights, by name."""
+    average: str = ""
+    """As `sha256`, of the moving average; empty: there is none."""
     check: str = ""
-    """sha256 of the manifest without this field."""
+    """sha256 of the manifest without this field, and without `average` if that is empty."""
 
     def checked(self) -> "Manifest":
         """This manifest with `check` filled in."""
-        content = self.model_dump_json(exclude={"check"})
+        content = self.model_dump_json(exclude={"check"} if self.average else {"check", "average"})
         return self.model_copy(update={"check": hashlib.sha256(content.encode()).hexdigest()})
 
 
@@ -79,9 +86,10 @@ class Staged:
 
     def renew(self) -> None:
         """Write the large files again, from the system's page cache."""
-        for name in (WEIGHTS, STATE):
-            shutil.copyfile(self.folder / name, self.folder / "again")
-            os.replace(self.folder / "again", self.folder / name)
+        for name in (WEIGHTS, AVERAGE, STATE):
+            with contextlib.suppress(FileNotFoundError):  # a job without a moving average
+                shutil.copyfile(self.folder / name, self.folder / "again")
+                os.replace(self.folder / "again", self.folder / name)
 
     def discard(self) -> None:
         """Delete the temporary folder, unless it has been renamed to a checkpoint."""
@@ -103,15 +111,20 @@ class Artifacts:
     def has(self, token: Token) -> bool:
         return self.path(token, MANIFEST).exists()
 
-    def stage(self, token: Token, tensors: Mapping[str, npt.NDArray[np.generic]], state: Iterable[Blob]) -> Staged:
+    def stage(self, token: Token, tensors: Tensors, state: Iterable[Blob], average: Tensors | None = None) -> Staged:
         """Write a checkpoint's large files, without flushing them to the disk; takes as long as copying them.
 
+        Args:
+            tensors: the version's state dict.
+            average: the same with the moving average of the parameters.
         Raises OSError (such as a full disk); no files are left then.
         """
         staged = self._staged(token)
         try:
             metadata = {"token": str(token), "order": json.dumps(list(tensors))}  # the format itself sorts by name
             _write(staged.folder / WEIGHTS, safetensors_writer.pieces(tensors, metadata))
+            if average is not None:
+                _write(staged.folder / AVERAGE, safetensors_writer.pieces(average, metadata))
             _write(staged.folder / STATE, state)
         except BaseException:
             staged.discard()
@@ -149,6 +162,7 @@ class Artifacts:
         if ledger:
             _write(staged.folder / LEDGER, [json.dumps(ledger, separators=(",", ":")).encode()])
         files = {name: file_digest(staged.folder / name) for name in ((STATE, LEDGER) if ledger else (STATE,))}
+        average = staged.folder / AVERAGE
         manifest = Manifest(
             token=str(staged.token),
             version=staged.token.version,
@@ -158,6 +172,7 @@ class Artifacts:
             next_micro_batch=next_micro_batch,
             carried=tuple(carried),
             files=files,
+            average=weights_digest(average) if average.exists() else "",
         ).checked()
         _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
         staged.is_suspect = True
@@ -217,10 +232,13 @@ class Artifacts:
         """A checkpoint's manifest. Raises ArtifactError: the checkpoint is missing or damaged."""
         return _manifest(self.path(token))
 
-    def tensors(self, token: Token) -> dict[str, npt.NDArray[np.generic]]:
-        """The state dict of a checkpoint. Raises ArtifactError."""
+    def tensors(self, token: Token, averaged: bool = False) -> dict[str, npt.NDArray[np.generic]]:
+        """The state dict of a checkpoint; with `averaged` that of the moving average, if the job keeps one. Raises
+        ArtifactError.
+        """
+        name = AVERAGE if averaged and self.manifest(token).average else WEIGHTS
         try:
-            return safetensors_writer.read(_read(self.path(token, WEIGHTS)))[0]
+            return safetensors_writer.read(_read(self.path(token, name)))[0]
         except (OSError, ValueError) as error:
             raise ArtifactError(f"the weights of checkpoint {token} are missing or damaged: {error}") from error
 

@@ -185,7 +185,7 @@ class Evaluator:
         if self._loaded is None or self._loaded[0] != job_id:
             self._loaded = (job_id, task_of(spec).instance(spec.seed, "test", self.data_dir))
         instance = self._loaded[1]
-        result = score(instance, instance.layout.gather(artifacts.tensors(token)))
+        result = score(instance, instance.layout.gather(artifacts.tensors(token, averaged=True)))
         scored = {"loss": result.loss, **result.metrics, "samples": result.samples}
         artifacts.save_score(token, scored)
         metrics = {name: round(value, 4) for name, value in result.metrics.items()}

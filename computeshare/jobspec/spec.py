@@ -145,6 +145,14 @@ class JobSpec(Part):
     decay: Annotated[Decay, Control(OPTIMIZER, "--decay")] = Field(
         "all", title="Weight decay on", description="matrices: not on biases and other one-dimensional parameters"
     )
+    ema: Annotated[float, Control(OPTIMIZER, "--ema")] = Field(
+        0,
+        ge=0,
+        lt=1,
+        title="Moving average (EMA)",
+        description="decay per version of an average of all versions, which is scored and downloaded in place of the "
+        "newest; for example 0.999; 0: none",
+    )
     label_smoothing: Annotated[float, Control(OPTIMIZER)] = Field(
         0, ge=0, lt=1, title="Label smoothing", description="share of each label spread evenly over all classes"
     )
@@ -340,7 +348,8 @@ class JobSpec(Part):
     def _pieces(self, optimizer: OptimizerSpec) -> int:
         """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
         lossy = self.codec == "auto" or not CODECS[self.codec.down].exact
-        return (1 if optimizer.name == "SGD" else 3) + lossy
+        average = optimizer is self.optimizer and self.ema > 0
+        return (1 if optimizer.name == "SGD" else 3) + lossy + average
 
     @property
     def broker_bytes(self) -> int:

@@ -34,6 +34,8 @@ class Snapshot:
     """Parts of `ServerStep.dump`."""
     next_round: Round
     """The round that starts from this version."""
+    average: Weights | None = None
+    """The moving average up to this version, if the job keeps one."""
 
 
 class Checkpointer:
@@ -109,7 +111,9 @@ class Checkpointer:
 
     def _stage(self, layout: Layout, snapshot: Snapshot, retention: Retention) -> None:
         weights, sha256 = snapshot.weights, snapshot.sha256 or layout.digest(snapshot.weights)
-        staged = self._staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state)
+        average = layout.views(snapshot.average) if snapshot.average else None
+        staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state, average)
+        self._staged = staged
         finish = functools.partial(self._finish, staged, sha256, snapshot.next_round, retention)
         self._unsaved = functools.partial(self._submit, finish)
         self._unsaved()

@@ -271,9 +271,8 @@ class RoundHandler:
                 return  # the version has moved on, under another reducer
             next_round = dataclasses.replace(next_round.behind(left[0]), carried=tuple(left[1]))
         job, model = self.job, version.model
-        snapshot = Snapshot(
-            version.token, model.published, version.sha256, job.server_step.dump(model.master), next_round
-        )
+        state, average = job.server_step.dump(model.master), job.server_step.averaged(model.published)
+        snapshot = Snapshot(version.token, model.published, version.sha256, state, next_round, average)
         self.checkpoints.begin(job.layout, snapshot, job.retention)
 
     def _retry_checkpoint(self, state: RoundState, current: LoadedVersion) -> None:

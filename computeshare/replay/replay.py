@@ -179,7 +179,7 @@ class Replay:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "weights.safetensors"
-                self._client.download(job_id, self.first, path)
+                self._client.download(job_id, self.first, path, raw=True)
                 weights = machine.layout.gather(load_file(path))
             return machine.start(weights, self._client.state(job_id, self.first))
         except (ArtifactError, ShapeError, struct.error) as error:

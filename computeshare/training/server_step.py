@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
 from computeshare.codecs.registry import CODECS, EXACT
@@ -31,33 +32,51 @@ class ServerModel:
 
 
 class ServerStep:
-    """One job's server step. Its optimizer's state belongs to the newest version loaded or computed."""
+    """One job's server step. Its optimizer's state and the moving average belong to the newest version loaded or
+    computed.
+    """
 
     def __init__(self, spec: JobSpec, layout: Layout) -> None:
         self.optimizer = ServerOptimizer(layout, spec.optimizer, spec.server_rules)
         self._spec, self._down, self._layout = spec, CODECS[spec.codecs.down], layout
+        self._average: Vector | None = None
         self._gradient = np.empty(layout.parameters if len(layout.buckets) > 1 else 0, np.float32)
 
     def load(self, weights: Weights, state: Blob) -> ServerModel:
         """Restore a version from its published weights and the joined parts of its `dump`.
 
         Nothing is copied: if `state` is writable, the next step overwrites it. An empty state (version 0, or a fork
-        with a fresh optimizer) leaves the optimizer as it is.
+        with a fresh optimizer) leaves the optimizer as it is; a moving average then begins with these weights.
         Raises: ArtifactError, or struct.error: the state is damaged.
         """
         if not len(state):
+            self._average = weights.parameters.copy() if self._spec.ema else None
             return ServerModel(weights.parameters, weights)
         (length,) = struct.unpack_from("<Q", state)
-        self.optimizer.load(memoryview(state)[8 + length :])
+        start = 8 + length
+        if self._spec.ema:
+            average = np.frombuffer(state, np.float32, self._layout.parameters, start)
+            self._average = np.require(average, requirements="W")  # a copy if the state is read-only
+            start += average.nbytes
+        self.optimizer.load(memoryview(state)[start:])
         master = np.frombuffer(state, np.float32, length // 4, 8) if length else weights.parameters
         return ServerModel(master, weights)
 
     def dump(self, master: Vector) -> list[Blob]:
-        """The optimizer's state, with the full-precision parameters if the codec down is lossy, as parts that are valid
-        until the next step.
+        """The full-precision parameters if the codec down is lossy, the moving average if the job keeps one, and the
+        optimizer's state, as parts that are valid until the next step.
         """
         kept = b"" if self._down.exact else master.data.cast("B")
-        return in_parts([struct.pack("<Q", len(kept)), kept, *self.optimizer.dump()])
+        average = b"" if self._average is None else self._average.data.cast("B")
+        return in_parts([struct.pack("<Q", len(kept)), kept, average, *self.optimizer.dump()])
+
+    def averaged(self, published: Weights) -> Weights | None:
+        """The moving average of the versions' full-precision parameters up to this version, which is `published`, with
+        its buffers; valid until the next step. None: the job keeps none.
+        """
+        if self._average is None:
+            return None
+        return Weights(self._average, published.buffers, published.counters)
 
     def combine(self, read: Buckets, samples: Sequence[int], staleness: Sequence[int] = ()) -> Vector:
         """Combine a round's updates into the gradient (d,), bucket by bucket: no whole update is in memory.
@@ -99,7 +118,13 @@ class ServerStep:
             ready: as in `ServerOptimizer.step`.
         """
         shared = self.chained and np.may_share_memory(model.master, model.published.parameters)
-        return self.optimizer.step(model.master, gradient, version - 1, not shared, ready)
+        return self._moved(self.optimizer.step(model.master, gradient, version - 1, not shared, ready))
+
+    def _moved(self, parameters: Vector) -> Vector:
+        """Move the average towards a version's parameters (d,), as `torch.optim.swa_utils` does; returns them."""
+        if self._average is not None:
+            torch.from_numpy(self._average).lerp_(torch.from_numpy(parameters), 1 - self._spec.ema)
+        return parameters
 
     @property
     def is_exact(self) -> bool:
@@ -170,7 +195,7 @@ class ServerStep:
         def read(index: int) -> Iterator[Vector]:
             return (update[self._layout.buckets[index]] for update in updates)
 
-        master = self.optimizer.step(base.master, self.combine(read, samples, staleness), version - 1)
+        master = self._moved(self.optimizer.step(base.master, self.combine(read, samples, staleness), version - 1))
         return self.publish(
             Weights(master, *self.next_buffers(buffers.value, base.published)), base.published, version
         )[1]

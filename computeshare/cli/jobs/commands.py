@@ -247,6 +247,9 @@ def download(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The version itself, also where the job keeps a moving average.")
+    ] = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -263,9 +266,11 @@ def download(
         screen = console(stderr=True)
         with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
             task = progress.add_task("", total=chosen["bytes"])
-            sha256 = client.download(
-                job_id, chosen["version"], path, lambda done, total: progress.update(task, completed=done, total=total)
-            )
+
+            def shown(done: int, total: int | None) -> None:
+                progress.update(task, completed=done, total=total)
+
+            sha256 = client.download(job_id, chosen["version"], path, shown, raw)
     written = path.stat().st_size
     if as_json:
         print_json({"path": str(path), "version": chosen["version"], "bytes": written, "sha256": sha256})

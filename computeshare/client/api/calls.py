@@ -313,14 +313,19 @@ class Client:
             lost(reason)
             time.sleep(course.pause())
 
-    def download(self, job_id: str, version: int, path: Path, progress: Progress | None = None) -> str:
+    def download(
+        self, job_id: str, version: int, path: Path, progress: Progress | None = None, raw: bool = False
+    ) -> str:
         """Write a version's weights (safetensors) to `path` in one step; returns their sha256.
 
+        Args:
+            raw: the version itself, also where the job keeps a moving average.
         Raises: ArtifactError: `path` cannot be written, or the weights' sha256 differs from the answer's ETag.
         """
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            etag = self._requests.save(_path(job_id, "checkpoints", str(version)), partial, progress)
+            source = _path(job_id, "checkpoints", str(version)) + ("?weights=raw" if raw else "")
+            etag = self._requests.save(source, partial, progress)
             sha256 = etag.removeprefix("W/").strip('"')
             _check_weights(partial, sha256)
             os.replace(partial, path)

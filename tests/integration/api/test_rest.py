@@ -265,6 +265,25 @@ def test_checkpoints_are_listed_and_downloaded(client: TestClient, job: str, che
     assert client.get(f"/v1/jobs/{job}/checkpoints/9").status_code == 404
 
 
+def test_the_moving_average_is_downloaded_unless_the_version_itself_is_asked_for(
+    client: TestClient, redis: Redis, feed: Feed, job: str, tmp_path: Path
+) -> None:
+    feed.open()
+    feed.join()
+    feed.commit()
+    artifacts, saved = Artifacts(tmp_path / "artifacts", job), Token.parse(token(1))
+    tensors = [{"w": np.full(1000, value, np.float32)} for value in (1, 2)]
+    manifest = artifacts.finish(artifacts.stage(saved, tensors[0], [b"state"], tensors[1]), f"{1:064x}", 0, 4)
+    feed.save()
+    project(client, redis)
+    url = f"/v1/jobs/{job}/checkpoints"
+    assert [one["sha256"] for one in client.get(url).json()["items"]] == [manifest.average]
+    for query, value, sha256 in (("", 2, manifest.average), ("?weights=raw", 1, f"{1:064x}")):
+        answer = client.get(f"{url}/latest{query}")
+        assert answer.headers["etag"] == f'"{sha256}"'
+        assert np.array_equal(load(answer.content)["w"], np.full(1000, value, np.float32))
+
+
 def test_download_can_be_resumed_and_is_not_repeated(
     client: TestClient, job: str, checkpoints: dict[int, bytes]
 ) -> None:

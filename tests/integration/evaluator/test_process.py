@@ -15,7 +15,7 @@ from computeshare.evaluator.process import Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import EVALUATOR
 from computeshare.protocol.round_store import RoundStore
-from tests.support.evaluated_job import save
+from tests.support.evaluated_job import save, save_average
 from tests.support.rounds import events
 
 
@@ -48,6 +48,18 @@ def test_only_versions_that_were_asked_for_and_the_last_are_scored(
     assert sorted(event["version"] for event in events(store, "scored")) == scored
     store.purge()
     unreadable.purge()
+
+
+def test_the_moving_average_is_scored_in_place_of_its_version(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=2, evaluate_every=1, ema=0.9)
+    evaluator, store, artifacts = start(spec)
+    plain, averaged = save(artifacts, spec, 1), save_average(artifacts, spec, 2, like=1)
+    while evaluator._turn():
+        pass
+    assert artifacts.score(averaged) == artifacts.score(plain) is not None
+    store.purge()
 
 
 def test_a_job_with_a_backlog_starves_no_other(redis: Redis, tmp_path: Path) -> None:

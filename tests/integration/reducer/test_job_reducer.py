@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from bench import plain
-from computeshare.checkpoints.store import Artifacts
+from computeshare.checkpoints.store import Artifacts, Manifest
 from computeshare.codecs.messages import encode_update
 from computeshare.errors import ArtifactError, Banned, Diverged, LostClaim
 from computeshare.protocol import channel, reducer_session
@@ -132,6 +132,36 @@ def test_a_late_reducer_that_computed_the_same_round_commits_nothing(
         late.advance()
     state = job.store.read()
     assert state is not None and state.version == 1
+
+
+def last_manifest(job: Job) -> Manifest:
+    artifacts = Artifacts(job.root, job.job_id)
+    return artifacts.manifest(artifacts.tokens()[-1])
+
+
+def test_the_moving_average_is_the_same_whoever_takes_over_and_whatever_the_broker_loses(
+    start: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken, without = start(ema=0.5), start(ema=0.5), start(rounds=1)
+    for job in (whole, without):
+        job.finish(job.hand("solo"))
+    hand = broken.hand("solo")
+    for turn in range(5):  # five reducers die, every other one between commit and state
+        with monkeypatch.context() as patch:
+            if turn % 2:
+                dies_before_the_state(patch)
+            broken.round(hand)
+        broken.reducer = broken.new_reducer()
+        assert broken.reducer.advance()
+    broken.reducer.close()
+    broken.store.purge()
+    broken.store.publish(broken.spec.model_dump_json())
+    broken.reducer = broken.new_reducer()
+    assert broken.reducer.advance()
+    broken.finish(broken.hand("a"), broken.hand("b"))
+    expected, found = last_manifest(whole), last_manifest(broken)
+    assert (found.version, found.sha256, found.average) == (6, expected.sha256, expected.average)
+    assert expected.average not in ("", expected.sha256) and not last_manifest(without).average
 
 
 def test_an_emptied_broker_is_restored_from_the_last_checkpoint_to_the_same_weights(start: Callable[..., Job]) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, MultiStepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchvision.transforms import v2
 
 from computeshare.jobspec.spec import JobSpec
@@ -51,7 +52,7 @@ def instance_of(spec: JobSpec) -> TaskInstance:
 
 
 def trained(spec: JobSpec) -> Vector:
-    """The parameters that a job ends with, without its processes."""
+    """The parameters that a job ends with, without its processes; the moving average, where it keeps one."""
     instance = instance_of(spec)
     step, replica = ServerStep(spec, instance.layout), replica_of(spec, instance, CPU)
     model = step.load(weights_of(instance.module, instance.layout), b"")
@@ -61,7 +62,8 @@ def trained(spec: JobSpec) -> Vector:
         updates = [replica.compute(unit) for unit in units]
         parts = [(update.vector, update.buffers) for update in updates]
         model = step.step(version, model, parts, [spec.plan.unit_size(unit) for unit in units])
-    return model.master
+    average = step.averaged(model.published)
+    return average.parameters if average else model.master
 
 
 def batches(spec: JobSpec, instance: TaskInstance) -> Iterable[tuple[Tensor, Tensor]]:
@@ -102,12 +104,15 @@ def plain(
     grouped: bool = False,
     loss: Loss = functional.cross_entropy,
     batches: Callable[[JobSpec, TaskInstance], Iterable[tuple[Tensor, Tensor]]] = batches,
+    decay: float = 0,
 ) -> Vector:
     """The loop of every tutorial, with torch's scheduler, clipping and parameter groups."""
     instance = instance_of(spec)
     module = instance.module.train()
     optimizer = torch.optim.SGD(groups(module, grouped), lr=0.05, momentum=0.9, weight_decay=0.01)
     scheduler = scheduled(optimizer) if scheduled else None
+    average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    average.update_parameters(module)  # its first update copies the weights: those of version 0
     for images, labels in batches(spec, instance):
         optimizer.zero_grad()
         loss(module(images), labels).backward()  # type: ignore[no-untyped-call]
@@ -116,7 +121,8 @@ def plain(
         optimizer.step()
         if scheduler:
             scheduler.step()
-    return weights_of(module, instance.layout).parameters
+        average.update_parameters(module)
+    return weights_of(average.module if decay else module, instance.layout).parameters
 
 
 def groups(module: nn.Module, grouped: bool) -> list[Any]:
@@ -143,6 +149,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"clip_norm": 0.5}, {"clip": 0.5}),
     ({"decay": "matrices"}, {"grouped": True}),
     ({"label_smoothing": 0.1}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+    ({"ema": 0.9}, {"decay": 0.9}),
     ({"augment": ["crop", "flip", "randaugment"], "rounds": 20}, {"batches": augmented}),
 ]
 

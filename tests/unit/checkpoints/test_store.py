@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from computeshare.checkpoints.store import Artifacts
+from computeshare.checkpoints.store import Artifacts, weights_digest
 from computeshare.errors import ArtifactError
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
@@ -67,6 +67,24 @@ def test_what_was_staged_can_be_finished_once_the_disk_lets_it(tmp_path: Path, m
     assert artifacts.tokens() == [token] and artifacts.state(token) == b"state"
     staged.discard()
     assert artifacts.has(token)
+
+
+def test_a_moving_average_lies_beside_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts, token = Artifacts(tmp_path, "job"), Token(1, 3, "3" * 16)
+    average = {name: values + 1 for name, values in TENSORS.items()}
+    staged = artifacts.stage(token, TENSORS, [b"state"], average)
+    with monkeypatch.context() as patch:
+        patch.setattr("computeshare.checkpoints.store.flush", no_space)
+        with pytest.raises(OSError, match="no space left"):
+            artifacts.finish(staged, "ab" * 32, 0, 12)
+    manifest = artifacts.finish(staged, "ab" * 32, 0, 12)  # all files are written again
+    assert manifest.average == weights_digest(artifacts.path(token, "average.safetensors"))
+    for averaged, expected in ((True, average), (False, TENSORS)):
+        found = artifacts.tensors(token, averaged)
+        assert all(np.array_equal(found[name], expected[name]) for name in TENSORS)
+    without = save(artifacts, 7)
+    assert artifacts.manifest(without).average == ""
+    assert all(np.array_equal(artifacts.tensors(without, averaged=True)[name], TENSORS[name]) for name in TENSORS)
 
 
 def test_two_who_stage_the_same_checkpoint_do_not_disturb_each_other(tmp_path: Path) -> None:

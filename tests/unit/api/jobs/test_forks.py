@@ -70,6 +70,7 @@ def test_weights_fit_the_model_and_the_input_they_are_for(changes: dict[str, Any
         ({"optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.8}}, False),
         ({"optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9, "nesterov": True}}, False),
         ({"decay": "matrices"}, False),
+        ({"ema": 0.9}, False),
         ({"optimizer": {"name": "Adam"}}, False),
     ],
 )
