@@ -40,6 +40,8 @@ class ModelEntry(_Entry):
     batch_norm: bool
     parameters: int
     reference_shape: tuple[int, int, int]
+    grows: bool = False
+    """Whether its first dense layer grows with the input."""
 
 
 class RangeEntry(_Entry):

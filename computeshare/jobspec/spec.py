@@ -93,7 +93,8 @@ class JobSpec(Part):
         title="Data set", description="such as digits, mnist or cifar10; docs/datasets.md has all"
     )
     model: Annotated[str, Control(DATA)] = Field(
-        title="Model", description="lenet5, simplenet, mlp or a torchvision classifier"
+        title="Model",
+        description="mlp, lenet5, simplenet, resnet20, resnet32, resnet56, resnet110 or a torchvision classifier",
     )
     input: tuple[int, int, int] | None = Field(
         None, strict=False, description="[channels, height, width]; default: the data set's shape"
@@ -334,7 +335,7 @@ class JobSpec(Part):
     def parameters(self) -> int:
         """The model's number of parameters, at most: the first dense layer of our own models grows with the input."""
         model = catalog().models[self.model]
-        if model.source != "computeshare":
+        if not model.grows:
             return model.parameters
         size, reference = (c * h * w for c, h, w in (self.shape, model.reference_shape))
         return max(model.parameters, -(-model.parameters * size // reference))

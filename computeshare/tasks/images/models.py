@@ -6,11 +6,13 @@ torchvision's own, drawn from the job's seed, so every machine with the same tor
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from computeshare.errors import SpecError
@@ -103,7 +105,55 @@ def simplenet(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-OWN: dict[str, Callable[[Shape, int], nn.Module]] = {"mlp": mlp, "lenet5": lenet5, "simplenet": simplenet}
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters (option A of He et al.): the input itself or, where the
+    shape changes, every other of its rows and columns, with channels of zeros added.
+    """
+
+    def __init__(self, before: int, channels: int) -> None:
+        super().__init__()
+        self.stride, self.added = 1 if before == channels else 2, channels - before
+        self.conv1 = nn.Conv2d(before, channels, 3, self.stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps (n, before, height, width) to (n, channels, height, width), or half the height and width, rounded up."""
+        shortcut = images
+        if self.added:
+            shortcut = functional.pad(images[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.added))
+        inner = functional.relu(self.bn1(self.conv1(images)))
+        return functional.relu(self.bn2(self.conv2(inner)) + shortcut)
+
+
+def small_resnet(shape: Shape, classes: int, depth: int) -> nn.Module:
+    """A residual network for small images: `depth` layers, a multiple of 6 and 2 more; 16, 32, then 64 channels.
+
+    Source: He et al., "Deep residual learning for image recognition", 2015, section 4.2.
+    """
+    widths = [16, *(width for width in (16, 32, 64) for _ in range((depth - 2) // 6))]
+    network = _sequential(
+        conv1=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(16),
+        relu1=nn.ReLU(),
+        blocks=nn.Sequential(*(ResidualBlock(*pair) for pair in pairwise(widths))),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(64, classes),
+    )
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNets
+    return network
+
+
+OWN: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp": mlp,
+    "lenet5": lenet5,
+    "simplenet": simplenet,
+    **{f"resnet{depth}": partial(small_resnet, depth=depth) for depth in (20, 32, 56, 110)},
+}
 
 
 def _sequential(**layers: nn.Module) -> nn.Module:

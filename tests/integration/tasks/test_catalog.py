@@ -43,7 +43,7 @@ def test_the_table_is_of_the_installed_versions(committed: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp", "lenet5", "simplenet", "squeezenet1_1", "googlenet", "vit_b_32", "inception_v3"]
+    "name", ["mlp", "lenet5", "simplenet", "resnet20", "squeezenet1_1", "googlenet", "vit_b_32", "inception_v3"]
 )
 def test_the_smallest_size_is_found_again(name: str) -> None:
     assert catalog_table.min_size(name) == catalog().models[name].min_size

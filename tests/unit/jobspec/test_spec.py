@@ -139,6 +139,8 @@ def test_the_size_of_a_model_is_judged_at_the_jobs_own_input_and_with_its_optimi
     big = {"dataset": "mnist", "model": "mlp", "input": (3, 1024, 1024)}
     assert JobSpec.model_validate({"dataset": "mnist", "model": "vgg16", "input": (3, 32, 32)})
     assert JobSpec.model_validate({**big, "codec": {"down": "float32"}})
+    small = JobSpec.model_validate({"dataset": "cifar10", "model": "resnet110", "input": (3, 224, 224)})
+    assert small.parameters == 1_727_962
     with pytest.raises(ValidationError, match=r"mlp has 438,901,280 parameters.* limit with Adam is 333,333,333"):
         JobSpec.model_validate({**big, "optimizer": {"name": "Adam"}})
 

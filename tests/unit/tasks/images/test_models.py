@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from computeshare.errors import ShapeError, SpecError
-from computeshare.tasks.images.models import build
+from computeshare.tasks.images.models import ResidualBlock, build
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
 
 MNIST = (1, 28, 28)
@@ -21,7 +21,24 @@ def test_models_have_the_published_number_of_parameters(name: str, count: int) -
     assert layout_of(build(name, MNIST, 10, 0)).parameters == count
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "simplenet"])
+@pytest.mark.parametrize(
+    ("depth", "millions", "count"),
+    [(20, 0.27, 269_722), (32, 0.46, 464_154), (56, 0.85, 853_018), (110, 1.7, 1_727_962)],
+)
+def test_small_resnets_have_the_published_layers_and_parameters(depth: int, millions: float, count: int) -> None:
+    module = build(f"resnet{depth}", (3, 32, 32), 10, 0)
+    assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in module.modules()) == depth
+    assert layout_of(module).parameters == count == pytest.approx(millions * 1e6, rel=0.02)
+
+
+def test_a_small_resnets_shortcut_keeps_values_and_has_no_parameters() -> None:
+    block = ResidualBlock(2, 4).eval()
+    nn.init.zeros_(block.bn2.weight)  # leaves the shortcut alone
+    images = torch.rand(1, 2, 5, 5)
+    assert torch.equal(block(images), torch.cat([images[:, :, ::2, ::2], torch.zeros(1, 2, 3, 3)], dim=1))
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "simplenet", "resnet20"])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 16, 40), (3, 17, 16)])
 def test_models_take_other_sizes_and_channels(name: str, shape: tuple[int, int, int]) -> None:
     assert build(name, shape, 7, 0)(torch.zeros(2, *shape)).shape == (2, 7)
