@@ -80,6 +80,14 @@ class JobChange(_Editable):
         return self.model_dump(exclude_none=True)
 
 
+class Tested(_Answer):
+    """A version's scores on the test set."""
+
+    loss: float
+    accuracy: float | None = None
+    samples: int
+
+
 class JobPublic(_Answer):
     """A job as clients see it."""
 
@@ -96,7 +104,12 @@ class JobPublic(_Answer):
     rounds_total: int
     epoch: int
     loss: float | None = Field(description="training loss of the newest version's round")
-    accuracy: float | None = Field(description="accuracy on the test set, 0 to 1, of the version scored last")
+    accuracy: float | None = Field(
+        description="accuracy, 0 to 1, of the version scored last: on the test set, or on the job's validation split"
+    )
+    tested: Tested | None = Field(
+        None, description="for a job with a validation split: how its last version does on the test set"
+    )
     scored_version: int | None
     best_version: int | None
     best_accuracy: float | None
@@ -429,6 +442,10 @@ class Metrics(_Answer):
     train_loss: list[Point]
     test_loss: list[Point]
     test_accuracy: list[Point]
+    validation_loss: list[Point] = Field(
+        description="in place of the test set's series, which are then empty, for a job with a validation split"
+    )
+    validation_accuracy: list[Point]
     samples_per_s: list[Point]
     bytes_up: list[Point] = Field(description="bytes per version, of all workers")
     bytes_down: list[Point] = Field(description="bytes per version, of all workers")

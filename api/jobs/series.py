@@ -18,8 +18,8 @@ from api.tables import Job, LedgerEntry, Score, VersionRow, table
 from computeshare.strategies.registry import stored
 
 BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
-BY_SCORE = ("test_loss", "test_accuracy")
-CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_VERSION[1:])
+BY_SCORE = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
+CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_VERSION[1:], *BY_SCORE[2:])
 CSV_ROWS = 2000
 """Versions read at a time for the CSV."""
 DIGITS = 6
@@ -91,7 +91,7 @@ def read(
     scores = session.execute(_scores(job_id).where(col(Score.version) > since, col(Score.version) <= last))
     old, late = _packed(session, job, since, min(last, packed), stride)
     versions = _read(session, job, since, _versions(job_id).where(thin), old, late)
-    return versions, _thinned([_scored(row) for row in scores], points)
+    return versions, _thinned([_scored(row, job) for row in scores], points)
 
 
 def _page(session: Session, job_id: str, since: int) -> list[Row]:
@@ -101,7 +101,7 @@ def _page(session: Session, job_id: str, since: int) -> list[Row]:
     versions = _read(session, job, since, _versions(job_id).limit(CSV_ROWS), old, late)[:CSV_ROWS]
     last = versions[-1]["version"] if versions else since
     scores = _scores(job_id).where(col(Score.version) > since, col(Score.version) <= last)
-    scored = {row.version: _scored(row) for row in session.execute(scores)}
+    scored = {row.version: _scored(row, job) for row in session.execute(scores)}
     return [scored.get(row["version"], {}) | row for row in versions]
 
 
@@ -142,8 +142,10 @@ def _scores(job_id: str) -> Any:
     return found.where(col(Score.job_id) == job_id, ~col(Score.voided)).order_by(col(Score.version))
 
 
-def _scored(row: Any) -> Row:
-    return {"version": row.version, "at_ms": row.at_ms, "test_loss": row.loss, "test_accuracy": row.accuracy}
+def _scored(row: Any, job: Job) -> Row:
+    part = "validation" if job.spec.get("validation") else "test"
+    values = dict.fromkeys(BY_SCORE) | {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
+    return {"version": row.version, "at_ms": row.at_ms, **values}
 
 
 def _grown(rows: Sequence[Any], late: dict[str, float]) -> Iterator[Row]:

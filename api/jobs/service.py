@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 from sqlmodel import col
@@ -19,9 +20,10 @@ from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
-from api.schemas import JobPage, JobPublic
+from api.schemas import JobPage, JobPublic, Tested
 from api.stored_specs import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
@@ -110,14 +112,20 @@ class Jobs:
     def show(self, job_id: str) -> JobPublic:
         """A job by its id. Raises NotFound."""
         with self._database.read() as session:
-            return self._with_obstacle(_show(session, job_id))
+            return self._with_disk(_show(session, job_id))
 
-    def _with_obstacle(self, job: JobPublic) -> JobPublic:
-        """The job, with a reason if no checkpoint can be written. (Computed at each reading: on a full disk, it could
-        not be stored.)
+    def _with_disk(self, job: JobPublic) -> JobPublic:
+        """The job, with what only the disk of the checkpoints tells: that it takes none, which could not be stored; the
+        last version's score on the test set, where versions are compared on a validation split.
         """
         if job.status in ACTIVE and (why := self._obstacle(4 * (job.parameters or 0))):
             return job.model_copy(update={"reason": f"No checkpoint can be written: {why}"})
+        if job.spec.get("validation") and job.scored_version == job.rounds_total:
+            artifacts = Artifacts(self._artifacts_dir, job.id)
+            for token in artifacts.tokens()[-1:]:
+                with contextlib.suppress(KeyError, ValidationError):
+                    tested = Tested.model_validate((artifacts.score(token) or {})["test"])
+                    return job.model_copy(update={"tested": tested})
         return job
 
     def _obstacle(self, bytes_needed: int = 0) -> str | None:
@@ -146,7 +154,7 @@ class Jobs:
         query = chosen.among(_jobs()).order_by(*order.columns)
         with self._database.read() as session:
             rows = page(session, query, order.kinds, cursor, limit, sort)
-            items = [self._with_obstacle(_public(row)) for row in rows]
+            items = [self._with_disk(_public(row)) for row in rows]
             return JobPage(items=items, next_cursor=next_cursor(rows, sort))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> JobPublic:

@@ -19,7 +19,8 @@ Series = tuple[Point, ...]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes per version.
+    """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes per version. A
+    job with a validation split has its versions scored on that, not on the test set.
 
     `staleness` is the mean age, in versions, of the updates in a version; only `async` jobs have it.
     """
@@ -31,6 +32,8 @@ class Metrics:
     bytes_up: Series = ()
     bytes_down: Series = ()
     staleness: Series = ()
+    validation_loss: Series = ()
+    validation_accuracy: Series = ()
 
     @classmethod
     def of(cls, document: Mapping[str, Sequence[Mapping[str, Any]]]) -> Self:

@@ -1,4 +1,4 @@
-"""The evaluator process: scores each checkpoint on the test set."""
+"""The evaluator process: scores each checkpoint on the test set, or on the validation split of a job that has one."""
 
 import contextlib
 import os
@@ -182,11 +182,15 @@ class Evaluator:
         from computeshare.tasks.metrics import score
         from computeshare.tasks.registry import task_of
 
+        task, tensors = task_of(spec), artifacts.tensors(token, averaged=True)
         if self._loaded is None or self._loaded[0] != job_id:
-            self._loaded = (job_id, task_of(spec).instance(spec.seed, "test", self.data_dir))
+            self._loaded = (job_id, task.instance(spec.seed, spec.scored_part, self.data_dir))
         instance = self._loaded[1]
-        result = score(instance, instance.layout.gather(artifacts.tensors(token, averaged=True)))
-        scored = {"loss": result.loss, **result.metrics, "samples": result.samples}
+        result = score(instance, instance.layout.gather(tensors))
+        scored: dict[str, Any] = {"loss": result.loss, **result.metrics, "samples": result.samples}
+        if spec.validation and token.version == spec.rounds_total:
+            tested = score(task.instance(spec.seed, "test", self.data_dir), instance.layout.gather(tensors))
+            scored["test"] = {"loss": tested.loss, **tested.metrics, "samples": tested.samples}
         artifacts.save_score(token, scored)
         metrics = {name: round(value, 4) for name, value in result.metrics.items()}
         log.info("scored", job=job_id, version=token.version, **metrics)

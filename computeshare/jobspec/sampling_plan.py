@@ -28,6 +28,21 @@ def permutation(seed: int, epoch: int, samples: int) -> npt.NDArray[np.int64]:
     return order
 
 
+_HOLDOUT = 2**63 - 1
+"""The number, of no epoch, whose permutation decides which samples are held out."""
+
+
+def held_out(samples: int, fraction: float) -> int:
+    """How many samples of a training set are held out to validate, for the JobSpec's `validation`."""
+    return round(samples * fraction)
+
+
+def parted(seed: int, samples: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The samples of a training set that train, and those held out to validate, both ascending."""
+    order, count = permutation(seed, _HOLDOUT, samples), held_out(samples, fraction)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
 @lru_cache(maxsize=4)
 def sample_seeds(seed: int, epoch: int, samples: int) -> Seeds:
     """64 random bits for each sample of an epoch, shape (samples,): raw Philox output that `permutation` never uses."""

@@ -16,7 +16,7 @@ from computeshare.jobspec.catalog import catalog, dataset_names, plain
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, wrong
-from computeshare.jobspec.sampling_plan import Plan, Round
+from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
@@ -75,7 +75,9 @@ class KeepPolicy(Part):
     last: Annotated[Count, Control(MORE)] = Field(
         5, title="Newest checkpoints to keep", description="at least 2 while the job runs; the final one always stays"
     )
-    best: Annotated[Count, Control(MORE)] = Field(1, title="Best checkpoints to keep", description="by test accuracy")
+    best: Annotated[Count, Control(MORE)] = Field(
+        1, title="Best checkpoints to keep", description="by test accuracy, or that of the validation split"
+    )
     every: Annotated[Count, Control(MORE)] = Field(
         0, title="Versions between permanent checkpoints", description="0: none"
     )
@@ -110,6 +112,14 @@ class JobSpec(Part):
     )
     rounds: Annotated[int | None, Control(DATA)] = Field(
         None, ge=1, le=100_000_000, title="Rounds", description="length in rounds; give rounds or epochs, not both"
+    )
+    validation: Annotated[float, Control(DATA)] = Field(
+        0,
+        ge=0,
+        le=0.5,
+        title="Validation split",
+        description="fraction of the training set, drawn by the seed, that is held out: versions are scored on it, the "
+        "last one on the test set too; 0: all are scored on the test set",
     )
     strategy: registry.Named = registry.DEFAULT
     micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples per micro-batch")
@@ -265,6 +275,8 @@ class JobSpec(Part):
         trained = strategy.inner or self.optimizer
         if self.decay != "all" and "weight_decay" not in catalog().optimizers[trained.name].arguments:
             raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
+        if self.validation and not held_out(catalog().datasets[self.dataset].train, self.validation):
+            raise wrong("JobSpec", "validation", "holds out no sample of this data set: raise it, or leave it out")
         if self.micro_batch % self.accumulate:
             message = f"must divide micro_batch ({self.micro_batch}), so that all pieces have as many samples"
             raise wrong("JobSpec", "accumulate", message)
@@ -368,7 +380,8 @@ class JobSpec(Part):
     @property
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches, units and rounds."""
-        samples = catalog().datasets[self.dataset].train
+        whole = catalog().datasets[self.dataset].train
+        samples = whole - held_out(whole, self.validation)
         sizes = (self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
         return Plan(self.seed, samples, *sizes, self.accumulate)
 
@@ -378,12 +391,17 @@ class JobSpec(Part):
             return self.rounds
         return (self.epochs or 1) * self.plan.rounds_per_epoch
 
+    @property
+    def scored_part(self) -> Literal["validation", "test"]:
+        """The part of the data that versions are scored on and compared by."""
+        return "validation" if self.validation else "test"
+
     def wants_checkpoint(self, version: int) -> bool:
         """Whether this version gets a checkpoint whatever the time."""
         return self.wants_score(version) or _is_multiple(version, self.checkpoint_every)
 
     def wants_score(self, version: int) -> bool:
-        """Whether this version is to be scored on the test set."""
+        """Whether this version is to be scored."""
         return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
 
 

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from computeshare.errors import SpecError
-from computeshare.jobspec.sampling_plan import Seeds
+from computeshare.jobspec.sampling_plan import Seeds, parted
 from computeshare.tasks import modules
 from computeshare.tasks.usage import Guess, Usage
 from computeshare.tensors.layout import Layout
 
 SplitName = Literal["train", "test"]
+Part = Literal["train", "validation", "test"]
+"""A split, where some samples of `train` may be held out as `validation`."""
 Better = Literal["higher", "lower"]
 Batch = Any
 """A tensor, or a tuple, list or dict of batches; each tensor has one entry per sample in its first dimension."""
@@ -40,8 +42,25 @@ class Split(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """The samples of a split with these indices (n,), numbered anew."""
+
+    whole: Split
+    indices: Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, indices: Indices, seeds: Seeds | None = None) -> Batch:
+        return self.whole.batch(self.indices[indices], seeds)
+
+
 class Task(ABC):
     """A model, its data, its loss and its metrics."""
+
+    validation: float = 0.0
+    """The fraction of the training samples that is held out to validate."""
 
     metrics: ClassVar[Mapping[str, Better]]
     """Every metric beside the loss, with the direction that is better."""
@@ -104,10 +123,16 @@ class Task(ABC):
         with modules.ParametersOnMeta(), torch.no_grad():
             return modules.layout_of(self.module(0).to("meta"))
 
-    def instance(self, seed: int, split: SplitName, data_dir: Path) -> "TaskInstance":
-        """The module built and a split opened, downloaded before if need be. Raises SpecError, DatasetError."""
+    def instance(self, seed: int, part: Part, data_dir: Path) -> "TaskInstance":
+        """The module built and a part of the data opened, downloaded before if need be; the seed decides which samples
+        are held out. Raises SpecError, DatasetError.
+        """
         self.prepare(data_dir)
-        return self._with(seed, self.open(split, data_dir))
+        split = self.open("test" if part == "test" else "train", data_dir)
+        if part == "validation" or (part == "train" and self.validation):
+            training, validating = parted(seed, len(split), self.validation)
+            split = Subset(split, training if part == "train" else validating)
+        return self._with(seed, split)
 
     def on_noise(self, samples: int, seed: int = 0) -> "TaskInstance":
         """The module built, with random samples instead of the data set's. Raises SpecError."""

@@ -7,4 +7,6 @@ from computeshare.tasks.images.classification import ImageClassification
 
 def task_of(spec: JobSpec) -> Task:
     """The task that a job trains."""
-    return ImageClassification(spec.dataset, spec.model, spec.shape, spec.label_smoothing, spec.augment)
+    return ImageClassification(
+        spec.dataset, spec.model, spec.shape, spec.label_smoothing, spec.augment, spec.validation
+    )

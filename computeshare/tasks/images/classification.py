@@ -35,6 +35,7 @@ class ImageClassification(Task):
     shape: Shape
     label_smoothing: float = 0.0
     augment: Sequence[str] = ()
+    validation: float = 0.0
 
     metrics: ClassVar[Mapping[str, Better]] = {"accuracy": "higher"}
 

@@ -284,6 +284,31 @@ def test_the_moving_average_is_downloaded_unless_the_version_itself_is_asked_for
         assert np.array_equal(load(answer.content)["w"], np.full(1000, value, np.float32))
 
 
+def test_scores_on_a_validation_split_are_called_so_and_the_test_set_comes_at_the_end(
+    client: TestClient, redis: Redis, tmp_path: Path
+) -> None:
+    document = {**SPEC, "validation": 0.1, "rounds": 2}
+    job = client.post("/v1/jobs", json=document).json()["id"]
+    feed = Feed(redis, job, JobSpec(**document).plan)
+    feed.open()
+    feed.join()
+    artifacts = Artifacts(tmp_path / "artifacts", job)
+    for version, accuracy in ((1, 0.75), (2, 0.5)):
+        feed.commit()
+        saved = Token.parse(token(version))
+        write_checkpoint(artifacts, saved, {"w": np.zeros(1, np.float32)}, b"state", "0" * 64, 0, 4)
+        feed.save()
+        feed.score(accuracy)
+        project(client, redis)
+        assert client.get(f"/v1/jobs/{job}").json()["tested"] is None
+    artifacts.save_score(saved, {"accuracy": 0.5, "test": {"loss": 1.5, "accuracy": 0.25, "samples": 10_000}})
+    shown, metrics = client.get(f"/v1/jobs/{job}").json(), client.get(f"/v1/jobs/{job}/metrics").json()
+    assert (shown["status"], shown["best_version"], shown["accuracy"]) == ("completed", 1, 0.5)
+    assert shown["tested"] == {"loss": 1.5, "accuracy": 0.25, "samples": 10_000}
+    assert [point["value"] for point in metrics["validation_accuracy"]] == [0.75, 0.5]
+    assert metrics["test_accuracy"] == metrics["test_loss"] == []
+
+
 def test_download_can_be_resumed_and_is_not_repeated(
     client: TestClient, job: str, checkpoints: dict[int, bytes]
 ) -> None:

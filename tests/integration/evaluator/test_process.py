@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from redis import Redis
 
 from computeshare.checkpoints.store import WEIGHTS, Artifacts
@@ -15,6 +17,8 @@ from computeshare.evaluator.process import Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import EVALUATOR
 from computeshare.protocol.round_store import RoundStore
+from computeshare.tasks.metrics import score
+from computeshare.tasks.registry import task_of
 from tests.support.evaluated_job import save, save_average
 from tests.support.rounds import events
 
@@ -62,6 +66,30 @@ def test_the_moving_average_is_scored_in_place_of_its_version(
     store.purge()
 
 
+def test_versions_are_scored_on_the_held_out_samples_and_the_last_on_the_test_set_too(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=2, evaluate_every=1, validation=0.1)
+    evaluator, store, artifacts = start(spec)
+    tokens = [save(artifacts, spec, version) for version in (1, 2)]
+    while evaluator._turn():
+        pass
+    first, last = (artifacts.score(token) for token in tokens)
+    assert first and last and "test" not in first
+    assert (first["samples"], last["samples"], last["test"]["samples"]) == (144, 144, 360)
+    task = task_of(spec)
+    parts = {part: task.instance(spec.seed, part, evaluator.data_dir) for part in ("train", "validation", "test")}
+    weights = parts["test"].layout.gather(artifacts.tensors(tokens[1]))
+    expected = {part: score(parts[part], weights) for part in ("validation", "test")}
+    assert (last["loss"], last["accuracy"]) == (expected["validation"].loss, expected["validation"].metrics["accuracy"])
+    assert last["test"]["loss"] == expected["test"].loss != last["loss"]
+    whole = task.open("train", evaluator.data_dir)
+    images = [parts[part].split.batch(np.arange(len(parts[part].split)))[0] for part in ("train", "validation")]
+    both = sorted(image.numpy().tobytes() for image in torch.cat(images))
+    assert both == sorted(image.numpy().tobytes() for image in whole.batch(np.arange(len(whole)))[0])
+    store.purge()
+
+
 def test_a_job_with_a_backlog_starves_no_other(redis: Redis, tmp_path: Path) -> None:
     spec = JobSpec(dataset="digits", model="mlp", rounds=100, evaluate_every=1)
     short = JobSpec(dataset="digits", model="mlp", rounds=3, evaluate_every=1)
@@ -89,7 +117,7 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
     evaluator, store, artifacts = start(spec)
     token = save(artifacts, spec, 3)
     other = Evaluator(store.redis, artifacts.folder.parent, evaluator.data_dir, threading.Event())
-    score, tries = Evaluator._score, []
+    judged, tries = Evaluator._score, []
 
     def slow(self: Evaluator, *arguments: Any) -> dict[str, Any]:
         deadline = time.monotonic() + 1.2  # four times as long as a claim lives that nobody renews
@@ -97,7 +125,7 @@ def test_an_evaluator_at_work_keeps_its_claim_and_is_seen(
             tries.append(other._turn())
             time.sleep(0.05)
         evaluator.stop.set()
-        return score(self, *arguments)
+        return judged(self, *arguments)
 
     monkeypatch.setattr(evaluator, "_score", slow.__get__(evaluator))
     evaluator.run()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from computeshare.jobspec.sampling_plan import Plan, permutation
+from computeshare.jobspec.sampling_plan import Plan, held_out, parted, permutation
 
 PINNED_ORDER = [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
 PINNED_SEED = 3291213472928352369
@@ -49,6 +49,18 @@ def test_the_order_is_pinned_so_that_machines_of_other_versions_agree() -> None:
     assert permutation(0, 0, 10).tolist() == PINNED_ORDER
     assert Plan(0, 10, 5, 1).generator_seed(3) == PINNED_SEED
     assert Plan(0, 10, 5, 1).sample_seeds(3)[0] == PINNED_SAMPLE_SEED
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 500), st.floats(0, 0.5))
+def test_each_sample_either_trains_or_is_held_out(seed: int, samples: int, fraction: float) -> None:
+    training, validating = parted(seed, samples, fraction)
+    assert sorted([*training, *validating]) == list(range(samples))
+    assert len(validating) == held_out(samples, fraction) == pytest.approx(samples * fraction, abs=0.5)
+
+
+def test_the_seed_decides_which_samples_are_held_out() -> None:
+    first, again, other = (parted(seed, 1000, 0.1)[1].tolist() for seed in (0, 0, 1))
+    assert first == again != other and first != permutation(0, 0, 1000)[:100].tolist()
 
 
 def test_the_shared_order_cannot_be_changed_by_accident() -> None:

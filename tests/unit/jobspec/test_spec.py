@@ -45,6 +45,8 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("workers", {"min": 3, "max": 2}, "must not be greater than max"),
         ("input", [2, 32, 32], "1 or 3 channels"),
         ("lr_scaling", "sqrt", "'none' or 'linear'"),
+        ("validation", 0.6, "less than or equal to 0.5"),
+        ("validation", 1e-6, "holds out no sample"),
         ("accumulate", 5, r"must divide micro_batch \(32\)"),
         ("augment", ["blur"], "'crop', 'flip' or 'randaugment'"),
         ("augment", ["flip", "flip"], "each transformation once"),
@@ -128,6 +130,18 @@ def test_batch_norm_refuses_a_piece_of_one_sample(micro_batch: int, accumulate: 
 def test_checkpoints_come_at_either_interval_and_at_the_end(version: int, wanted: bool) -> None:
     spec = JobSpec(dataset="mnist", model="mlp", rounds=500, checkpoint_every=100, evaluate_every=125)
     assert spec.wants_checkpoint(version) is wanted
+
+
+def test_held_out_samples_do_not_train() -> None:
+    spec = JobSpec(dataset="digits", model="mlp", validation=0.1, micro_batch=32, epochs=1)
+    assert (spec.plan.samples, spec.scored_part) == (1437 - 144, "validation")
+    assert (
+        JobSpec(dataset="digits", model="mlp").plan.samples,
+        JobSpec(dataset="digits", model="mlp").scored_part,
+    ) == (
+        1437,
+        "test",
+    )
 
 
 def test_zero_means_only_at_the_end() -> None:
