@@ -17,10 +17,9 @@ def read(path: Path, shape: Shape) -> npt.NDArray[np.uint8]:
     It is turned upright as its EXIF data say, and resized and cropped about its centre. Transparency is ignored.
     Raises: InputError: the file is missing, is no image that Pillow reads, is damaged or too large.
     """
-    channels, height, width = shape
     try:
         with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(_in_8_bits(opened)).convert("RGB" if channels == 3 else "L")
+            return pixels(ImageOps.exif_transpose(_in_8_bits(opened)), shape)
     except UnidentifiedImageError as error:
         raise InputError("it is not an image in a format that Pillow reads") from error
     except Image.DecompressionBombError as error:
@@ -28,7 +27,15 @@ def read(path: Path, shape: Shape) -> npt.NDArray[np.uint8]:
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # Pillow raises SyntaxError for a broken PNG
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"it cannot be read: {reason}") from error
-    fitted = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+
+
+def pixels(image: Image.Image, shape: Shape) -> npt.NDArray[np.uint8]:
+    """An image resized and cropped about its centre, as (channels, height, width) from 0 to 255.
+
+    Raises: OSError, SyntaxError, ValueError: it cannot be decoded.
+    """
+    channels, height, width = shape
+    fitted = ImageOps.fit(image.convert("RGB" if channels == 3 else "L"), (width, height), Image.Resampling.BILINEAR)
     return np.array(fitted).reshape(height, width, channels).transpose(2, 0, 1)
 
 

@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from computeshare.tasks.images import datasets, files, models
 from computeshare.tasks.images.class_names import NAMES
+from computeshare.tasks.images.definitions import DEFINITIONS
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
 
 
 def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
     """How a classifier is used that was trained on a data set of `tasks.images.datasets`."""
-    definition = datasets.DEFINITIONS[dataset]
+    definition = DEFINITIONS[dataset]
     normalise = Normaliser.build(shape, 255.0, definition.mean, definition.std)
     mean, std = (", ".join(f"{x:.4f}" for x in values.flatten().tolist()) for values in (normalise.mean, normalise.std))
     names = NAMES.get(dataset)
@@ -27,8 +28,8 @@ def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
 
 def read(dataset: str, shape: Shape, path: Path) -> Tensor:
     """An image file as a batch of one (1, *shape), prepared as the data set's images are. Raises InputError."""
-    definition = datasets.DEFINITIONS[dataset]
-    pixels = files.read(path, definition.shape)
+    definition = DEFINITIONS[dataset]
+    pixels = files.read(path, datasets.stored_shape(definition, shape))
     return Normaliser.build(shape, 255.0, definition.mean, definition.std)(pixels[None])
 
 

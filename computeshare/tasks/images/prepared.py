@@ -92,20 +92,12 @@ def _check_room(folder: Path, needed: int) -> None:
 
 def _sample(samples: Samples, index: int, shape: Shape, classes: int) -> tuple[bytes, int]:
     """The pixels in the order of `shape`, and the label. Raises DatasetError."""
+    from computeshare.tasks.images.files import pixels  # imports Pillow, which prepared files do not need
+
     try:
         image, label = samples[index]
         if label is None or not 0 <= int(label) < classes:
             raise ValueError(f"its label is {label}, not one of 0 to {classes - 1}")
-        return _pixels(image, shape), int(label)
-    except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
+        return pixels(image, shape).tobytes(), int(label)
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise DatasetError(f"sample {index} cannot be read: {error}") from error
-
-
-def _pixels(image: Any, shape: Shape) -> bytes:
-    from PIL import Image, ImageOps
-
-    channels, height, width = shape
-    image = image.convert("RGB" if channels == 3 else "L")
-    if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1).tobytes()
