@@ -4,7 +4,7 @@ The front matter is that of Hugging Face, its values as JSON, which is YAML, too
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,19 @@ class Facts:
     ledger: Sequence[EpochLedger]
     workers: Sequence[JobWorker]
 
+    def scores(self) -> dict[str, dict[str, float]]:
+        """The version's accuracy (a fraction) and loss, where they were computed, by the split of the data."""
+        job: Any = self.job
+        found: dict[str, Any] = {"test": self.checkpoint}
+        if job["spec"].get("validation"):
+            is_last = self.checkpoint["version"] == job["rounds_total"]
+            found = {"validation": self.checkpoint, "test": (is_last and job.get("tested")) or {}}
+        named = {
+            split: {name: score[name] for name in ("accuracy", "loss") if score.get(name) is not None}
+            for split, score in found.items()
+        }
+        return {split: scores for split, scores in named.items() if scores}
+
 
 def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
     """The card of the version in a file of this name, which ends in `.safetensors`, `.pt` or `.onnx`."""
@@ -33,7 +46,7 @@ def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
         f"# {title}",
         f"`{spec['model']}` trained on `{spec['dataset']}` from {_origin(job)}, with ComputeShare on "
         f"{_machines(facts.workers)}. This is version {checkpoint['version']} of {job['rounds_total']} of job "
-        f"`{job['id']}`.",
+        f"`{job['id']}`." + _average(spec),
         _table(_results(facts, parameters)),
         "The sha256 is over the tensors' bytes (little-endian) in the order of the state dict, not over a file. "
         f"`computeshare jobs replay {job['id']}` recomputes every version from the job's log and compares the digests.",
@@ -51,18 +64,23 @@ def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
 
 
 def _front_matter(title: str, facts: Facts, usage: Usage) -> str:
-    spec, accuracy = facts.job["spec"], facts.checkpoint["accuracy"]
-    dataset = {"name": spec["dataset"], "type": spec["dataset"], "split": "test"}
-    metrics = [] if accuracy is None else [{"type": "accuracy", "value": accuracy}]
+    spec = facts.job["spec"]
+    results = [
+        {
+            "task": {"type": usage.pipeline},
+            "dataset": {"name": spec["dataset"], "type": spec["dataset"], "split": split},
+            "metrics": [{"type": name, "value": value} for name, value in scores.items()],
+        }
+        for split, scores in facts.scores().items()
+    ]
     fields: dict[str, Any] = {
         "library_name": "pytorch",
         "pipeline_tag": usage.pipeline,
         "tags": ["computeshare", spec["model"]],
         "datasets": [spec["dataset"]],
     }
-    if metrics:
-        result = {"task": {"type": usage.pipeline}, "dataset": dataset, "metrics": metrics}
-        fields |= {"metrics": ["accuracy"], "model-index": [{"name": title, "results": [result]}]}
+    if results:
+        fields["model-index"] = [{"name": title, "results": results}]
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
@@ -75,6 +93,11 @@ def _origin(job: Job) -> str:
     return f"initial weights drawn from seed {job['spec']['seed']}"
 
 
+def _average(spec: Mapping[str, Any]) -> str:
+    decay = spec.get("ema")
+    return f" Its weights are the moving average of the job's versions, of decay {decay}." if decay else ""
+
+
 def _machines(workers: Sequence[JobWorker]) -> str:
     """The number of workers whose samples counted, and their devices."""
     counted = [worker for worker in workers if worker["samples"]]
@@ -84,10 +107,9 @@ def _machines(workers: Sequence[JobWorker]) -> str:
 
 def _results(facts: Facts, parameters: int) -> Iterator[tuple[str, str]]:
     checkpoint = facts.checkpoint
-    if (accuracy := checkpoint["accuracy"]) is not None:
-        yield "Accuracy on the test split", f"{accuracy:.2%}"
-    if (loss := checkpoint.get("loss")) is not None:
-        yield "Loss on the test split", f"{loss:.4f}"
+    for split, scores in facts.scores().items():
+        for name, value in scores.items():
+            yield f"{name.capitalize()} on the {split} split", f"{value:.2%}" if name == "accuracy" else f"{value:.4f}"
     yield "Parameters", f"{parameters:,}"
     yield "sha256 of the weights", f"`{checkpoint['sha256']}`"
     yield "Started", facts.job["started_at"] or "not yet"

@@ -16,16 +16,18 @@ EPOCH: EpochLedger = {
 SPEC = {"dataset": "digits", "model": "mlp", "seed": 7}
 
 
-def card(usage: Usage = USAGE, file: str = "m.safetensors", accuracy: float | None = 0.9722, **changes: Any) -> str:
+def card(
+    usage: Usage = USAGE,
+    file: str = "m.safetensors",
+    accuracy: float | None = 0.9722,
+    loss: float | None = 0.125,
+    **changes: Any,
+) -> str:
     checkpoint: Checkpoint = {
-        "version": 25, "sha256": "ab" * 32, "bytes": 4, "accuracy": accuracy, "loss": 0.125, "best": True,
+        "version": 25, "sha256": "ab" * 32, "bytes": 4, "accuracy": accuracy, "loss": loss, "best": True,
     }  # fmt: skip
-    workers = [
-        {"device": "cuda (H100)", "samples": 9},
-        {"device": "cpu", "samples": 9},
-        {"device": "mps", "samples": 0},
-    ]
-    facts = Facts(job(spec=SPEC, **changes), checkpoint, [EPOCH, EPOCH], cast(list[JobWorker], workers))
+    workers = [{"device": name, "samples": count} for name, count in (("cuda (H100)", 9), ("cpu", 9), ("mps", 0))]
+    facts = Facts(job(**{"spec": SPEC, **changes}), checkpoint, [EPOCH, EPOCH], cast(list[JobWorker], workers))
     return model_card(facts, usage, 12_345, file)
 
 
@@ -39,13 +41,32 @@ def test_the_front_matter_is_what_hugging_face_reads() -> None:
     assert told["pipeline_tag"] == "image-classification" and told["datasets"] == ["digits"]
     (model,) = told["model-index"]
     assert model["name"] == 'a "title": ü'
-    assert model["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.9722}]
+    (result,) = model["results"]
+    assert result["dataset"] == {"name": "digits", "type": "digits", "split": "test"}
+    assert result["metrics"] == [{"type": "accuracy", "value": 0.9722}, {"type": "loss", "value": 0.125}]
 
 
 def test_a_version_that_was_not_scored_claims_no_accuracy() -> None:
-    text = card(accuracy=None)
-    assert "model-index" not in front_matter(text) and "metrics" not in front_matter(text)
-    assert "Accuracy" not in text
+    text = card(accuracy=None, loss=None)
+    assert "model-index" not in front_matter(text)
+    assert "Accuracy" not in text and "Loss" not in text
+
+
+def test_scores_are_those_of_the_split_that_they_were_computed_on() -> None:
+    tested = {"accuracy": 0.5, "loss": 1.5, "samples": 360}
+    text = card(spec={**SPEC, "validation": 0.1}, rounds_total=25, tested=tested)
+    assert "| Accuracy on the validation split | 97.22% |" in text and "| Accuracy on the test split | 50.00% |" in text
+    assert [one["dataset"]["split"] for one in front_matter(text)["model-index"][0]["results"]] == [
+        "validation",
+        "test",
+    ]
+    earlier = card(spec={**SPEC, "validation": 0.1}, rounds_total=26, tested=tested)
+    assert "test split" not in earlier
+
+
+def test_a_moving_average_is_told() -> None:
+    assert "moving average of the job's versions, of decay 0.99" in card(spec={**SPEC, "ema": 0.99})
+    assert "moving average" not in card()
 
 
 def test_the_card_tells_version_digest_ledger_and_machines() -> None:
