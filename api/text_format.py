@@ -236,6 +236,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     ),
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
     "scored": _scored,
+    "stopped": lambda data, _: f"Stopping early: {data['reason']}",
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],
     "cancelled": lambda data, _: data["reason"] or "Cancelled",
     "held": lambda data, _: f"Paused: {data['reason']}",

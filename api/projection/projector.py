@@ -18,7 +18,7 @@ from api.projection.broker_rollback import goes_back, rewind
 from api.projection.checkpoint_restore import Restored, restore
 from api.projection.events.handlers import apply
 from api.projection.events.job_projection import JobProjection, JobState
-from api.projection.events.parser import RawEntry, StreamEvent, read_event, stream_position, token_of
+from api.projection.events.parser import RawEntry, StreamEvent, read_event, stream_position, text_of, token_of
 from api.projection.rates import Rates
 from api.projection.repeated_entries import without_stored, without_summarized
 from api.projection.row_store import is_scored, load_job, save_job, store_changes
@@ -138,18 +138,20 @@ class Projector:
                 continue
             if event.type == "opened":
                 self._restore(connection, state, Restored(Token.parse(event.data["token"]), event.at_ms))
+            if event.type == "stopped":
+                self._complete_early(connection, state, event)
         projection.finish(lambda: is_scored(connection, state, projection.changes))
         store_changes(connection, state, projection.changes, was)
 
     def _is_borne_out(self, job_id: str, event: StreamEvent) -> bool:
         """Whether the disk confirms an event, where it can: every client of the broker can write any event."""
-        if self._artifacts_dir is None or event.type not in ("opened", "checkpoint"):
+        if self._artifacts_dir is None or event.type not in ("opened", "checkpoint", "stopped"):
             return True
         artifacts, token = Artifacts(self._artifacts_dir, job_id), _token(event)
         branch = artifacts.branch()
         if token is None or not branch.incarnation:  # nothing is on record yet
             return True
-        if event.type == "checkpoint":
+        if event.type in ("checkpoint", "stopped"):
             return branch.holds(token) and artifacts.has(token)
         newest = token.incarnation == branch.incarnation
         return token.incarnation < branch.incarnation or (newest and token.version == branch.start)
@@ -163,6 +165,18 @@ class Projector:
         if branch.incarnation < restored.token.incarnation:  # nothing is on record
             branch = Branch(restored.token.incarnation, {}, restored.token.version)
         restore(connection, state, restored, branch, saved)
+
+    def _complete_early(self, connection: Connection, state: JobState, event: StreamEvent) -> None:
+        """Complete a job with a version before its last: the disk's record and the rows end there."""
+        token = Token.parse(event.data["token"])
+        if self._artifacts_dir:
+            artifacts = Artifacts(self._artifacts_dir, state.id)
+            state["weights_sha256"] = artifacts.manifest(token).sha256
+            token = Token(artifacts.next_incarnation(token), token.version, token.digest16)
+        state["token"], state["incarnation"], state["version"] = str(token), token.incarnation, token.version
+        self._restore(connection, state, Restored(token, event.at_ms))
+        state["rounds_total"] = token.version
+        state["status"], state["reason"] = "completed", f"Stopped early: {text_of(event.data['reason'])}"
 
     def _store_rates(self, redis: Redis) -> None:
         """Store the current rates, which fall without events. A job that is not running loses its rates."""
@@ -189,15 +203,15 @@ class Projector:
 
 
 def _batches(state: JobState, events: Sequence[StreamEvent]) -> Iterable[Sequence[StreamEvent]]:
-    """Split before each event that undoes earlier events, which must be stored first: `opened`, and versions that go
-    back.
+    """Split before each event that undoes earlier events, which must be stored first: `opened`, `stopped`, and versions
+    that go back.
     """
     start, newest = 0, state["version"]
     for index, event in enumerate(events):
-        token = _token(event) if event.type in ("opened", "version") else None
+        token = _token(event) if event.type in ("opened", "stopped", "version") else None
         if token is None:
             continue
-        if index > start and (event.type == "opened" or token.version <= newest):
+        if index > start and (event.type != "version" or token.version <= newest):
             yield events[start:index]
             start = index
         newest = token.version

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
-from computeshare.checkpoints.store import Artifacts
+from computeshare.checkpoints.store import Artifacts, Tensors
 from computeshare.errors import ArtifactError, ShapeError
+from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import handshake
 from computeshare.protocol.job_log import JobLog
@@ -165,7 +166,30 @@ class Evaluator:
                 self._claimed = None
         rounds.append("scored", {"token": str(token), "version": token.version, **score})
         self._announced.add((job_id, token))
+        if spec.stop:
+            self._stop_early(artifacts, rounds, spec, spec.stop)
         return True
+
+    def _stop_early(self, artifacts: Artifacts, rounds: RoundStore, spec: JobSpec, stop: Stop) -> None:
+        """Announce the version with which the job is complete before its last, if the scores up to some version say so;
+        versions above one that is still to be scored do not count yet.
+        """
+        scored: dict[int, Token] = {}
+        scores: dict[int, dict[str, Any]] = {}
+        for token in filter(lambda one: spec.wants_score(one.version), artifacts.tokens()):
+            score = artifacts.score(token)
+            if score is None and (rounds.job_id, token) not in self._announced:  # else it is damaged
+                break
+            if score is not None:
+                scored[token.version], scores[token.version] = token, score
+        found = stop.decide(scores, spec.evaluate_every)
+        if found is None or found[0] == spec.rounds_total:
+            return
+        version, reason = found
+        if spec.validation and "test" not in scores[version]:
+            score = scores[version] | {"test": self._tested(spec, artifacts.tensors(scored[version], averaged=True))}
+            artifacts.save_score(scored[version], score)
+        rounds.append("stopped", {"token": str(scored[version]), "version": version, "reason": reason})
 
     def _pass_over(self, rounds: RoundStore, spec: JobSpec, token: Token, error: Exception) -> None:
         """Set a checkpoint aside to try again later. An unreadable checkpoint other than the last version's is reported
@@ -189,12 +213,20 @@ class Evaluator:
         result = score(instance, instance.layout.gather(tensors))
         scored: dict[str, Any] = {"loss": result.loss, **result.metrics, "samples": result.samples}
         if spec.validation and token.version == spec.rounds_total:
-            tested = score(task.instance(spec.seed, "test", self.data_dir), instance.layout.gather(tensors))
-            scored["test"] = {"loss": tested.loss, **tested.metrics, "samples": tested.samples}
+            scored["test"] = self._tested(spec, tensors)
         artifacts.save_score(token, scored)
         metrics = {name: round(value, 4) for name, value in result.metrics.items()}
         log.info("scored", job=job_id, version=token.version, **metrics)
         return scored
+
+    def _tested(self, spec: JobSpec, tensors: Tensors) -> dict[str, Any]:
+        """The score of a state dict on the test set."""
+        from computeshare.tasks.metrics import score
+        from computeshare.tasks.registry import task_of
+
+        instance = task_of(spec).instance(spec.seed, "test", self.data_dir)
+        result = score(instance, instance.layout.gather(tensors))
+        return {"loss": result.loss, **result.metrics, "samples": result.samples}
 
 
 def serve(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
 from computeshare.jobspec.catalog import catalog, dataset_names, plain
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
+from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, wrong
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
@@ -186,6 +187,7 @@ class JobSpec(Part):
     evaluate_every: Annotated[Count, Control(MORE)] = Field(
         100, title="Versions between evaluations", description="0: only at the end"
     )
+    stop: Stop | None = Field(None, description="early stopping, by the scores of versions; null: none")
     keep: KeepPolicy = KeepPolicy()
     notes: Annotated[str, Control(MORE, change="always", lines=4)] = Field(
         "", max_length=2000, title="Notes", description="free text; does not affect training"
@@ -277,6 +279,10 @@ class JobSpec(Part):
             raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
         if self.validation and not held_out(catalog().datasets[self.dataset].train, self.validation):
             raise wrong("JobSpec", "validation", "holds out no sample of this data set: raise it, or leave it out")
+        if self.stop and not self.evaluate_every:
+            raise wrong("JobSpec", "stop", "needs scores on the way: set evaluate_every above 0")
+        if self.stop and self.stop.patience and not self.keep.best:
+            raise wrong("JobSpec", ("stop", "patience"), "compares with the best version: set keep.best above 0")
         if self.micro_batch % self.accumulate:
             message = f"must divide micro_batch ({self.micro_batch}), so that all pieces have as many samples"
             raise wrong("JobSpec", "accumulate", message)

@@ -29,6 +29,7 @@ HANDLERS: dict[str, Callable[[JobProjection, StreamEvent], None]] = {
     "opened": versions.opened,
     "checkpoint": versions.checkpoint,
     "scored": versions.scored,
+    "stopped": versions.stopped,
     "damaged": versions.damaged,
     "doubted": versions.doubted,
     "republished": versions.republished,

@@ -14,6 +14,7 @@ from api.projection.events.parser import (
     optional_of,
     text_of,
 )
+from computeshare.types import ENDED
 
 
 def opened(projection: JobProjection, event: StreamEvent) -> None:
@@ -110,6 +111,15 @@ def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
         state["scored_version"], state["accuracy"] = token.version, accuracy
     if state["best_accuracy"] is None or accuracy > state["best_accuracy"]:
         state["best_version"], state["best_accuracy"] = token.version, accuracy
+
+
+def stopped(projection: JobProjection, event: StreamEvent) -> None:
+    """The job is to be complete with a version before its last. (The projector voids the rows of later versions.)"""
+    token, reason = projection.token(event.data["token"]), text_of(event.data["reason"])
+    state = projection.state
+    if state["status"] in ENDED or token.version >= state["rounds_total"]:
+        raise ValueError("the job is over")
+    projection.add_event(event, {"version": token.version, "reason": reason})
 
 
 def damaged(projection: JobProjection, event: StreamEvent) -> None:

@@ -85,7 +85,7 @@ def _of(model: type[BaseModel], defaults: Any, above: str = "", kinds: Sequence[
         elif inner := _inner(info.annotation):
             if control_of(info):
                 yield _field(path, info, None, serving)
-            yield from _of(inner, default, f"{path}.", serving)
+            yield from _of(inner, default or {}, f"{path}.", serving)
             if inner is OptimizerSpec:
                 for argument, about in OptimizerSpec.COMMON.items():
                     common = FieldInfo.from_annotation(about)

@@ -1,0 +1,59 @@
+"""Early stopping: the version with whose score a job is complete. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from computeshare.jobspec.part import Part
+
+
+class Stop(Part):
+    """When a job is complete before its last round: once a score is reached, or none has been better for a while."""
+
+    metric: Literal["accuracy", "loss"] | None = Field(None, description="the score that must reach `at`")
+    at: float | None = Field(
+        None, description="complete with the first version whose accuracy is at least, or whose loss is at most, this"
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="complete once so many scored versions in a row were not better than the best",
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.metric is None) != (self.at is None):
+            raise ValueError('stop needs metric and at together, for example {"metric": "accuracy", "at": 0.98}')
+        if self.at is None and self.patience is None:
+            raise ValueError("stop needs metric and at, or patience")
+        if self.at is not None and not math.isfinite(self.at):
+            raise ValueError("stop's at must be a finite number")
+        return self
+
+    def decide(self, scores: Mapping[int, Mapping[str, Any]], every: int) -> tuple[int, str] | None:
+        """The version with which the job is complete, and why; None: it goes on.
+
+        Args:
+            scores: `loss` and, for a classifier, `accuracy` by version. Scores other than the best may be missing.
+            every: versions from one score to the next.
+        """
+        best, best_version = -math.inf, 0
+        for version in sorted(scores):
+            score = scores[version]
+            if self.metric and self._reached(score):
+                return version, f"{self.metric} {score[self.metric]:.4g} at version {version} reached {self.at:g}"
+            value = score.get("accuracy", -score["loss"])
+            if best_version == 0 or value > best:
+                best, best_version = value, version
+            elif self.patience and (version - best_version) // every >= self.patience:
+                return version, f"no version up to {version} was better than version {best_version}"
+        return None
+
+    def _reached(self, score: Mapping[str, Any]) -> bool:
+        value = score.get(self.metric) if self.metric else None
+        if value is None or self.at is None:
+            return False
+        return bool(value >= self.at if self.metric == "accuracy" else value <= self.at)
