@@ -39,6 +39,8 @@ class ModelEntry(_Entry):
     min_size: int
     batch_norm: bool
     parameters: int
+    parameters_per_class: int
+    """How many more each further class takes."""
     reference_shape: tuple[int, int, int]
     grows: bool = False
     """Whether its first dense layer grows with the input."""

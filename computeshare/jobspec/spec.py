@@ -351,12 +351,15 @@ class JobSpec(Part):
 
     @property
     def parameters(self) -> int:
-        """The model's number of parameters, at most: the first dense layer of our own models grows with the input."""
+        """The model's number of parameters, at most: the last layer grows with the classes, the first dense layer of
+        some models with the input.
+        """
         model = catalog().models[self.model]
+        further = max(0, catalog().datasets[self.dataset].classes - 10) * model.parameters_per_class
         if not model.grows:
-            return model.parameters
+            return model.parameters + further
         size, reference = (c * h * w for c, h, w in (self.shape, model.reference_shape))
-        return max(model.parameters, -(-model.parameters * size // reference))
+        return max(model.parameters, -(-model.parameters * size // reference)) + further
 
     @property
     def _travelling(self) -> list[OptimizerSpec]:

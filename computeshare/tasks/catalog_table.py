@@ -81,12 +81,14 @@ def model_facts(name: str) -> dict[str, Any]:
     """A model's catalog entry without `min_size`, found without running the model."""
     own = name in models.OWN
     shape = ((3, 32, 32) if "resnet" in name else (1, 28, 28)) if own else (3, 224, 224)
-    module = models.outline(name, shape, 10)
+    module, wider = (models.outline(name, shape, classes) for classes in (10, 11))
+    parameters = modules.layout_of(module).parameters
     grows = own and not any(isinstance(layer, nn.AdaptiveAvgPool2d) for layer in module.modules())
     return {
         "source": "computeshare" if own else "torchvision",
         "batch_norm": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()),
-        "parameters": modules.layout_of(module).parameters,
+        "parameters": parameters,
+        "parameters_per_class": modules.layout_of(wider).parameters - parameters,
         "reference_shape": list(shape),
         **({"grows": True} if grows else {}),
     }

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from computeshare.errors import ShapeError, SpecError
+from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.images.models import ResidualBlock, build
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
 
@@ -29,6 +30,15 @@ def test_small_resnets_have_the_published_layers_and_parameters(depth: int, mill
     module = build(f"resnet{depth}", (3, 32, 32), 10, 0)
     assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in module.modules()) == depth
     assert layout_of(module).parameters == count == pytest.approx(millions * 1e6, rel=0.02)
+
+
+@pytest.mark.parametrize(("dataset", "classes"), [("emnist-byclass", 62), ("usps", 10), ("pcam", 2)])
+@pytest.mark.parametrize("model", ["lenet5", "mlp", "resnet20"])
+def test_a_job_plans_for_as_many_parameters_as_its_classes_need(model: str, dataset: str, classes: int) -> None:
+    spec = JobSpec(dataset=dataset, model=model)
+    built = layout_of(build(model, spec.shape, classes, 0)).parameters
+    assert built <= spec.parameters
+    assert model != "resnet20" or classes < 10 or built >= spec.parameters - 300  # grey: 288 fewer
 
 
 def test_a_small_resnets_shortcut_keeps_values_and_has_no_parameters() -> None:
