@@ -6,10 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from computeshare.tasks.images import datasets, files, models
-from computeshare.tasks.images.class_names import NAMES
+from computeshare.tasks.images.class_names import class_names
 from computeshare.tasks.images.definitions import DEFINITIONS
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
+
+MOST_NAMES = 100
+"""The most classes that are listed in a sentence."""
 
 
 def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
@@ -17,11 +20,11 @@ def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
     definition = DEFINITIONS[dataset]
     normalise = Normaliser.build(shape, 255.0, definition.mean, definition.std)
     mean, std = (", ".join(f"{x:.4f}" for x in values.flatten().tolist()) for values in (normalise.mean, normalise.std))
-    names = NAMES.get(dataset)
+    names = class_names(dataset)
     inputs = (
         f"Inputs are float32 images of shape (n, {', '.join(map(str, shape))}): values from 0 to 1, minus the mean "
         f"({mean}), divided by the standard deviation ({std}), by channel. Outputs are logits of shape (n, {classes})"
-        + (f", for the classes {', '.join(names)}." if names else ".")
+        + (f", for the classes {', '.join(names)}." if names and len(names) <= MOST_NAMES else ".")
     )
     return Usage("image-classification", inputs, models.construction(model, shape, classes))
 
@@ -35,7 +38,7 @@ def read(dataset: str, shape: Shape, path: Path) -> Tensor:
 
 def guesses(dataset: str, module: nn.Module, inputs: Tensor, most: int) -> list[Guess]:
     """The `most` likely classes of a batch of one, the likeliest first."""
-    names = NAMES.get(dataset)
+    names = class_names(dataset)
     with torch.inference_mode():
         probabilities = module(inputs)[0].softmax(dim=0)
     best = probabilities.topk(min(most, len(probabilities)))
