@@ -78,8 +78,8 @@ class Jobs:
         Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted; InvalidFields: the data
         set needs a package that is not installed here.
         """
-        known = catalog().datasets.get(spec.dataset)
-        if known and (lacking := lacking_packages(known.requires)):
+        data = catalog().datasets.get(spec.dataset)
+        if data and (lacking := lacking_packages(data.requires)):
             message = f"{spec.dataset} {lacking} here and on every worker"
             raise InvalidFields([{"type": "value_error", "loc": ("body", "dataset"), "msg": message}])
         document = spec.model_dump(mode="json")
