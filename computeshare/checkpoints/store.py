@@ -261,7 +261,7 @@ class Artifacts:
         except OSError as error:
             raise ArtifactError(f"{name} of checkpoint {token} is missing: {error}") from error
         if hashlib.sha256(content).hexdigest() != expected:
-            raise ArtifactError(f"{name} of checkpoint {token} is damaged: its digest is not that in the manifest")
+            raise ArtifactError(f"{name} of checkpoint {token} is damaged: its digest differs from the manifest's")
         return content
 
     def ledgers(self) -> list[Entry]:
@@ -377,7 +377,7 @@ def weights_digest(path: Path) -> str:
             for name in json.loads((file.metadata() or {})["order"]):
                 sha.update(file.get_tensor(name).tobytes())
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ArtifactError(f"this is no whole weights file of ComputeShare: {error}") from error
+        raise ArtifactError(f"this is not a complete weights file of ComputeShare: {error}") from error
     return sha.hexdigest()
 
 

@@ -28,7 +28,9 @@ def list_queues(url: Url = None, home: Home = None, as_json: Json = False) -> No
     elif found:
         console().print(queue_table(found))
     else:
-        console().print(f"no queues: a job makes one, and so does a worker: {how_to_help('default')}", markup=False)
+        console().print(
+            f"no queues yet: a queue appears with its first job or worker: {how_to_help('default')}", markup=False
+        )
 
 
 def queue_table(queues: Sequence[dict[str, Any]]) -> Table:

@@ -48,9 +48,9 @@ def create(
     if as_json:
         print_json(hook)
         return
-    console().print(f"webhook {plain(hook['id'])} is told of {plain(', '.join(hook['events']))}", markup=False)
+    console().print(f"webhook {plain(hook['id'])} receives {plain(', '.join(hook['events']))}", markup=False)
     console().print(f"secret  {plain(hook['secret'])}", markup=False, soft_wrap=True)
-    console(stderr=True).print("keep the secret where the receiver finds it: it is not shown again", markup=False)
+    console(stderr=True).print("store the secret with the receiver: it is shown only once", markup=False)
 
 
 @app.command("list")
@@ -97,7 +97,9 @@ def deliveries(
     elif found:
         console().print(_log(found))
     else:
-        console().print("nothing was sent yet; try it: computeshare webhooks test WEBHOOK", markup=False)
+        console().print(
+            "nothing has been sent yet; send a test event: computeshare webhooks test WEBHOOK", markup=False
+        )
 
 
 @app.command()

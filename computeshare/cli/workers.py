@@ -84,7 +84,7 @@ def invite(
         return
     until = instant(made["expires_at"])
     when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
-    lines = [plain(made["command"]), f"to be typed on the other machine; works once{when}"]
+    lines = [plain(made["command"]), f"run this on the other machine; the link works once{when}"]
     if made["note"]:
         lines.append(f"but {plain(made['note'])}")
     console().print("\n".join(lines), markup=False, soft_wrap=True)

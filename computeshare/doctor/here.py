@@ -33,8 +33,8 @@ DATABASE_S = 20.0
 CONNECT_S = 3.0
 """Seconds that a host with data sets may take to accept a connection."""
 _UNUSED = {
-    "cuda": "torch cannot use the NVIDIA device here: look at driver and CUDA build",
-    "mps": "torch cannot use this Mac's GPU: it takes macOS 14 or newer, and a torch for arm64",
+    "cuda": "torch cannot use the NVIDIA GPU here: check the driver and torch's CUDA build",
+    "mps": "torch cannot use this Mac's GPU: macOS 14 or newer and a torch for arm64 are needed",
 }
 """Advice if torch does not see the machine's device."""
 _PACKAGES = ("torch", "torchvision", "numpy", "redis", "rq", "pydantic", "fastapi", "safetensors")
@@ -64,7 +64,7 @@ def judged_python(version: tuple[int, ...]) -> Check:
     found = f"Python {'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
     if OLDEST_PYTHON <= version[:2] < TOO_NEW_PYTHON:
         return Check("python", "ok", found)
-    how = "too old" if version[:2] < OLDEST_PYTHON else "newer than torch and this release know"
+    how = "too old" if version[:2] < OLDEST_PYTHON else "newer than torch and this release support"
     return Check("python", "fail", f"{found} is {how}", "use Python 3.11, 3.12 or 3.13: make install PYTHON=python3.12")
 
 
@@ -81,7 +81,7 @@ def packages(_: Surroundings) -> Check:
     if not versions["rq"].startswith("3.0."):
         return Check("packages", "fail", found, "rq must be 3.0.*: install computeshare again")
     if versions["torch"].split("+")[0].split(".")[:2] != catalog().torch.split(".")[:2]:
-        advice = f"jobs are checked against torch {catalog().torch}: same bits need the same version on all workers"
+        advice = f"jobs are checked against torch {catalog().torch}: equal bits need the same version on all workers"
         return Check("packages", "warn", found, advice)
     return Check("packages", "ok", found)
 
@@ -105,7 +105,7 @@ def home(machine: Surroundings) -> Check:
     existing = _existing(folder)
     advice = "make it writable, or set COMPUTESHARE_HOME to a folder that is"
     if not existing.is_dir():
-        return Check("home", "fail", f"{existing} is no folder", advice)
+        return Check("home", "fail", f"{existing} is not a folder", advice)
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(4096))
@@ -127,13 +127,13 @@ def database(machine: Surroundings) -> Check:
     try:
         file = machine.settings.database_file
         if not file.path.exists():
-            return Check("database", "ok", "none here: `computeshare up` makes one")
+            return Check("database", "ok", "no database here yet: `computeshare up` creates it")
         trouble = file.damage(DATABASE_S)
         told = f"{file.path}, {size(file.path.stat().st_size)}"
         copy = file.newest_copy()
         age_s = time.time() - copy.stat().st_mtime if copy else 0.0
     except (SettingsError, OSError) as error:
-        return Check("database", "fail", str(error), "look at COMPUTESHARE_DATABASE_URL, and who may read the file")
+        return Check("database", "fail", str(error), "check COMPUTESHARE_DATABASE_URL and the file's permissions")
     if trouble:
         return Check("database", "fail", f"{told}: {trouble}", file.advice())
     if copy is None:
@@ -155,7 +155,7 @@ def processes(machine: Surroundings) -> Check:
         advice = "`computeshare up` was killed; start it again"
         return Check("processes", "fail", f"{machine.settings.run_path} names only dead processes", advice)
     advice = f"`computeshare up` restarts them; if it does not, look at {machine.settings.home / 'logs'}"
-    return Check("processes", "warn", f"not there: {', '.join(dead)}", advice)
+    return Check("processes", "warn", f"missing: {', '.join(dead)}", advice)
 
 
 def port(machine: Surroundings) -> Check:
@@ -166,8 +166,8 @@ def port(machine: Surroundings) -> Check:
         try:
             probe.bind(("127.0.0.1", machine.port))
         except OSError as error:
-            advice = f"start with another: computeshare up --port {machine.port + 1}"
-            return Check("port", "warn", f"{machine.port} cannot be had: {error.strerror}", advice)
+            advice = f"use another port: computeshare up --port {machine.port + 1}"
+            return Check("port", "warn", f"{machine.port} cannot be used: {error.strerror}", advice)
     return Check("port", "ok", f"{machine.port} is free")
 
 
@@ -190,11 +190,11 @@ def proxies(machine: Surroundings) -> Check:
 def data_sets(machine: Surroundings) -> Check:
     found: dict[str, str] = machine.probe.get("data_sets", {})
     if not found:
-        return Check("data sets", "warn", "not looked at: torch does not load")
+        return Check("data sets", "warn", "not checked: torch does not load")
     damaged = [f"{name}: {trouble}" for name, trouble in found.items() if trouble not in ("", "missing")]
     there = ", ".join(name for name, trouble in found.items() if not trouble)
     if damaged:
-        return Check("data sets", "fail", "; ".join(damaged), "delete what is damaged: it is downloaded again")
+        return Check("data sets", "fail", "; ".join(damaged), "delete the damaged files: they are downloaded again")
     missing = [name for name, trouble in found.items() if trouble]
     sources: dict[str, list[str]] = machine.probe.get("sources", {})
     away = out_of_reach({name: sources[name] for name in missing if name in sources})
@@ -205,7 +205,7 @@ def data_sets(machine: Surroundings) -> Check:
         return Check("data sets", "ok", "; ".join(told))
     hosts = ", ".join(dict.fromkeys(" or ".join(_hosts(sources[name])) for name in away))
     advice = (
-        f"copy their files to {machine.settings.data_dir}, in torchvision's layout, or let this machine reach {hosts}"
+        f"copy the files to {machine.settings.data_dir}, in torchvision's layout, or let this machine reach {hosts}"
     )
     return Check("data sets", "warn", "; ".join([*told, f"missing, and out of reach: {', '.join(away)}"]), advice)
 

@@ -56,13 +56,13 @@ class Surroundings:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
         except subprocess.TimeoutExpired:
-            return {"error": f"torch was not there after {PROBE_S:.0f} s"}
+            return {"error": f"importing torch took longer than {PROBE_S:.0f} s"}
         except OSError as error:
             return {"error": f"{sys.executable} cannot be run: {error.strerror}"}
         try:
             return dict(json.loads(done.stdout.splitlines()[-1]))
         except (ValueError, IndexError):
-            return {"error": (done.stderr.splitlines() or ["it died without a word"])[-1]}
+            return {"error": (done.stderr.splitlines() or ["it ended without any output"])[-1]}
 
     @cached_property
     def broker(self) -> "BrokerReport":

@@ -379,9 +379,11 @@ def _trial(ground: Ground, what: str, limit_s: float) -> list[dict[str, Any]]:
             command, env=ground.environment, capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired as late:
-        raise TimeoutError(f"not done within {limit_s:.0f} s; it told {_decoded(late.stdout)[-300:]!r}") from late
+        raise TimeoutError(
+            f"not done within {limit_s:.0f} s; its output ends {_decoded(late.stdout)[-300:]!r}"
+        ) from late
     if done.returncode:
-        raise ChildProcessError((done.stderr.strip().splitlines() or ["it died without a word"])[-1])
+        raise ChildProcessError((done.stderr.strip().splitlines() or ["it ended without any output"])[-1])
     return [json.loads(text) for text in done.stdout.splitlines()]
 
 

@@ -22,7 +22,12 @@ def broker(machine: Surroundings) -> Check:
     try:
         url = broker_url(machine.settings)
     except SettingsError:
-        return Check("broker", "warn", "none is known here", "start `computeshare up`, or set COMPUTESHARE_REDIS_URL")
+        return Check(
+            "broker",
+            "warn",
+            "no control plane is configured here",
+            "start `computeshare up`, or set COMPUTESHARE_REDIS_URL",
+        )
     try:
         found = machine.broker
     except (RedisError, OSError, ValueError, SettingsError) as error:
@@ -61,13 +66,18 @@ def control_plane(machine: Surroundings) -> Check:
     try:
         document, _, _ = machine.readiness
     except SettingsError:
-        return Check("control plane", "warn", "none is known here", "start `computeshare up`, or set COMPUTESHARE_URL")
+        return Check(
+            "control plane",
+            "warn",
+            "no control plane is configured here",
+            "start `computeshare up`, or set COMPUTESHARE_URL",
+        )
     except ComputeShareError as error:
-        return Check("control plane", "fail", str(error), "start `computeshare up`, or look at COMPUTESHARE_URL")
+        return Check("control plane", "fail", str(error), "start `computeshare up`, or check COMPUTESHARE_URL")
     dependencies: dict[str, dict[str, Any]] = document.get("dependencies") or {}
     lacking = [f"{name}: {found.get('detail')}" for name, found in dependencies.items() if not found.get("ok")]
     if lacking or document.get("status") != "ready":
-        return Check("control plane", "fail", "; ".join(lacking) or "not ready", "look at its logs")
+        return Check("control plane", "fail", "; ".join(lacking) or "not ready", "read its logs")
     return Check("control plane", "ok", f"{machine.client.url} is ready")
 
 
@@ -76,11 +86,11 @@ def token(machine: Surroundings) -> Check:
         next(machine.client.jobs(limit=1), None)
     except ApiError as error:
         if error.status not in (401, 403):
-            return Check("token", "warn", f"cannot be tried: {error}")
+            return Check("token", "warn", f"cannot be checked: {error}")
         advice = "set COMPUTESHARE_TOKEN to the control plane's token (the file HOME/token on its machine)"
         return Check("token", "fail", str(error), advice)
     except ComputeShareError:
-        return Check("token", "warn", "cannot be tried: no control plane answers")
+        return Check("token", "warn", "cannot be checked: no control plane answers")
     return Check("token", "ok", "is accepted")
 
 
@@ -92,7 +102,7 @@ def versions(machine: Surroundings) -> Check:
     except (ComputeShareError, ValueError, TypeError) as error:
         found = _published(machine)
         if found is None and isinstance(error, ApiError) and error.status == 404:
-            told = "the control plane does not say what it runs: it is older than this machine"
+            told = "the control plane does not report its version: it is older than this machine's release"
             return Check("versions", "warn", told, "upgrade the control plane")
         if found is None:
             return Check("versions", "warn", "cannot be compared: no control plane answers")
@@ -119,7 +129,7 @@ def clock(machine: Surroundings) -> Check:
     if abs(skew_s) <= SKEW_S:
         return Check("clock", "ok", "agrees with the control plane's")
     found = f"{duration(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the control plane's"
-    return Check("clock", "warn", found, "rounds do not mind, but times shown here are off: set the clock")
+    return Check("clock", "warn", found, "training is not affected, but times shown here are wrong: set the clock")
 
 
 def workers(machine: Surroundings) -> Check:
@@ -134,4 +144,4 @@ def workers(machine: Surroundings) -> Check:
         advice = "; ".join(how_to_help(str(queue["name"])) for queue in waiting)
         return Check("workers", "warn", f"none is online for the jobs of queue {told}", f"start some: {advice}")
     online = ", ".join(f"{queue['workers']} on {queue['name']}" for queue in queues if queue["workers"])
-    return Check("workers", "ok", online or "no job waits for one")
+    return Check("workers", "ok", online or "no job is waiting for a worker")

@@ -97,7 +97,7 @@ class Evaluator:
                     self.stop.wait(LOOK_S)
             except RedisError as error:
                 kind = type(error).__name__
-                self._remarks.tell(log.warning, "broker away, or it refuses", kind, error=str(error))
+                self._remarks.tell(log.warning, "broker unreachable, or it refuses commands", kind, error=str(error))
                 self.stop.wait(random.uniform(0.5, 1.5))
 
     def _stay_known(self) -> None:

@@ -125,7 +125,7 @@ def _window(text: str) -> Window:
         raise SettingsError(f"hours {text!r}: write from-to as in 22-07 or 22:30-07, several by commas")
     start, end = (_minute(text, found[i], found[i + 1]) for i in (1, 3))
     if start in (DAY, end):
-        raise SettingsError(f"hours {text!r} begin when they end or after the day: leave --hours out to work always")
+        raise SettingsError(f"hours {text!r} are empty or begin after the day ends: omit --hours to work at all times")
     return Window(start, end)
 
 

@@ -78,7 +78,7 @@ def printed(kind: str, arguments: Sequence[str], python: str, home: Path, unsaid
     Raises: SettingsError: unknown `kind`, or a secret among the arguments.
     """
     if kind not in KINDS:
-        raise SettingsError(f"{FLAG} {kind}: say launchd (macOS) or systemd (Linux)")
+        raise SettingsError(f"{FLAG} {kind}: give launchd (macOS) or systemd (Linux)")
     refuse_secrets(arguments)
     command = [python, "-m", "computeshare.worker.process", *arguments]
     missing = f"The service does not see what this shell has: write {', '.join(unsaid)} there, too." if unsaid else ""

@@ -20,7 +20,7 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise SettingsError(f"{text!r} is not a size: write for example 8GB, 1.5GB or 512MiB")
+        raise SettingsError(f"{text!r} is not a size: give for example 8GB, 1.5GB or 512MiB")
     size = int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()])
     if size < SMALLEST:
         raise SettingsError(f"{text} is too small: allow at least 100MB, or 1GB for most jobs on a CPU")

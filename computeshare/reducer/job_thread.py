@@ -105,4 +105,4 @@ class JobThread:
 
 def tell_outage(remarks: Seldom, error: RedisError) -> None:
     """Log that the broker cannot be used; rate-limited."""
-    remarks.tell(log.warning, "broker away, or it refuses", type(error).__name__, error=str(error))
+    remarks.tell(log.warning, "broker unreachable, or it refuses commands", type(error).__name__, error=str(error))

@@ -159,7 +159,9 @@ class Replay:
     def verdict(self) -> Verdict:
         """The verdict on the versions checked so far. Raises ReplayError: none of them has a recorded digest."""
         if not any(one.recorded for one in self.checked):
-            raise ReplayError(f"no digest is recorded from version {self.first + 1} to {self.last}: replay further")
+            raise ReplayError(
+                f"no digests are recorded for versions {self.first + 1} to {self.last}: choose a later end"
+            )
         return judge(self.checked, self.kinds, self.here, self.reducing)
 
     @property
@@ -175,7 +177,7 @@ class Replay:
         job_id, kept = self.job["id"], sorted(c["version"] for c in self._client.checkpoints(self.job["id"]))
         if self.first not in kept:
             there = ", ".join(map(str, sorted({*kept, *([] if self.job.get("forked_from") else [0])})))
-            raise SpecError(f"version {self.first} was not kept: a replay can start from {there}")
+            raise SpecError(f"version {self.first} is not stored: a replay can start from {there}")
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "weights.safetensors"
@@ -183,7 +185,9 @@ class Replay:
                 weights = machine.layout.gather(load_file(path))
             return machine.start(weights, self._client.state(job_id, self.first))
         except (ArtifactError, ShapeError, struct.error) as error:
-            raise ReplayError(f"the checkpoint of version {self.first} is damaged ({error}): take another") from error
+            raise ReplayError(
+                f"the checkpoint of version {self.first} is damaged ({error}): start from another"
+            ) from error
 
 
 class _Machine:
@@ -255,7 +259,9 @@ def bounds(job: Job, first: int, last: int | None) -> tuple[int, int]:
     if newest == 0:
         raise SpecError(f"job {job['id']} has no durable version yet: there is nothing to replay")
     if not 0 <= first < last <= newest:
-        raise SpecError(f"a replay goes from a version to a later one, up to {newest}: not from {first} to {last}")
+        raise SpecError(
+            f"a replay runs from a version to a later version, at most {newest}: {first} to {last} is not possible"
+        )
     return first, last
 
 

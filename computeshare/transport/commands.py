@@ -25,8 +25,10 @@ def as_view(blob: object) -> memoryview:
         if view.ndim:
             return view.cast("B") if view.nbytes else memoryview(bytearray())
     except TypeError as error:
-        raise DataError(f"a {type(blob).__name__} cannot be sent: make it bytes, text or a number ({error})") from error
-    raise DataError(f"a {type(blob).__name__} cannot be sent: make it an int or a float")
+        raise DataError(
+            f"a {type(blob).__name__} cannot be sent: convert it to bytes, text or a number ({error})"
+        ) from error
+    raise DataError(f"a {type(blob).__name__} cannot be sent: convert it to an int or a float")
 
 
 def frame(command: Command) -> list[memoryview]:

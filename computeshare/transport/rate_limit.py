@@ -22,7 +22,7 @@ def parse_rate(text: str) -> float:
     """
     found = _RATE.fullmatch(text.strip())
     if not found:
-        raise SettingsError(f"{text!r} is no rate: write bits per second, such as 5mbit, 800kbit or 1.5Mbit/s")
+        raise SettingsError(f"{text!r} is not a rate: give bits per second, for example 5mbit, 800kbit or 1.5Mbit/s")
     rate = float(found[1]) * _FACTORS[found[2].lower()]
     if rate < SLOWEST:
         raise SettingsError(f"{text} is too slow to train over: allow 64kbit or more")

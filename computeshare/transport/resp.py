@@ -36,7 +36,7 @@ class _Open:
         try:
             return dict(zip(self.values[::2], self.values[1::2], strict=True))
         except TypeError as error:
-            raise InvalidResponse("a map with a key that is none") from error
+            raise InvalidResponse("a map has a key that cannot be a key") from error
 
 
 class Replies:

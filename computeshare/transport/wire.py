@@ -106,7 +106,7 @@ class Wire:
     def pipelined_replies(self) -> list[Any]:
         """Read the replies to the previous exchange's `pipelined` commands. Raises the same errors as `exchange`."""
         if self._outgoing is None:
-            raise RedisConnectionError("the connection to the broker broke since the commands were sent")
+            raise RedisConnectionError("the connection to the broker broke after the commands were sent")
         return self._taken(self._outgoing, self._replies.expected, True)
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class Wire:
         watch = _Watch(link, self._stall_s)
         while (missing := self._replies.missing) > later:
             if self._interrupt is not None and self._interrupt():
-                raise Interrupted("the transfer was given up")
+                raise Interrupted("the transfer was cancelled")
             moved = self._send(link, outgoing)
             if meanwhile and not outgoing.left:
                 meanwhile()
@@ -216,7 +216,7 @@ class Wire:
         except _WANTS:
             return 0
         if not count:
-            raise ConnectionResetError("it was closed by the other side")
+            raise ConnectionResetError("the other side closed the connection")
         self._replies.received(count)
         self.bytes_received += count
         return count
@@ -275,7 +275,7 @@ class _Watch:
             self._moved_at = now
         left_s = self._moved_at + self._stall_s - now
         if left_s <= 0:
-            raise RedisTimeoutError(f"nothing moved between here and the broker for {self._stall_s:g} seconds")
+            raise RedisTimeoutError(f"the broker neither sent nor accepted a byte for {self._stall_s:g} seconds")
         self._poll.register(self._link, select.POLLIN | (select.POLLOUT if writing and not held_s else 0))
         self._poll.poll(1000 * min(_LOOK_S, left_s, held_s or left_s))
 

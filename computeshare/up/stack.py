@@ -279,7 +279,7 @@ class Stack:
     def _restart_broker(self) -> Handle:
         """Start the broker again at the same place, so that all clients find it."""
         assert self.broker is not None
-        print(f"the broker ended with {self.broker.poll()}: it is started again", file=sys.stderr, flush=True)
+        print(f"the broker ended with code {self.broker.poll()}: restarting it", file=sys.stderr, flush=True)
         return self.broker.spawn()
 
     def _stop_leftovers(self) -> None:
@@ -347,7 +347,9 @@ def running(options: UpOptions) -> Iterator[Stack]:
         except OSError as error:
             run = RunFile.read(settings.run_path)
             where = f" at {run.url}" if run else ""
-            raise SettingsError(f"`computeshare up` runs already on {settings.home}{where}; stop it first") from error
+            raise SettingsError(
+                f"`computeshare up` is already running on {settings.home}{where}; stop it first"
+            ) from error
         stack = Stack(settings, options)
         try:
             stack.start()

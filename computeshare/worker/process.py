@@ -214,7 +214,9 @@ def command(
     configure_logging()
     url = broker_url(settings)
     if redis_url and has_secret(redis_url):
-        log.warning("everybody here can read the password in --redis-url: set COMPUTESHARE_REDIS_URL instead")
+        log.warning(
+            "other users of this machine can read the password in --redis-url: set COMPUTESHARE_REDIS_URL instead"
+        )
     os.environ.update(settings.child_environment())
     os.environ.pop("COMPUTESHARE_REDIS_URL", None)
     if device:

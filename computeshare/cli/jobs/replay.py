@@ -78,8 +78,8 @@ def summary(found: Replay, verdict: Verdict) -> list[str]:
         case "other kind":
             told = "; ".join(verdict.differences)
             lines.append(
-                f"this machine is of another kind than the job's ({told}): that version {verdict.first_mismatch} "
-                f"comes out otherwise here proves nothing; {verdict.matched} of {compared} match"
+                f"this machine differs from the job's machines ({told}), so the different digest of version "
+                f"{verdict.first_mismatch} proves nothing; {verdict.matched} of {compared} match"
             )
     return lines
 

@@ -65,7 +65,9 @@ def checked_url(url: str) -> str:
 def checked_token(token: str) -> str:
     """The token. Raises SettingsError: it holds characters other than printable ASCII."""
     if not (token.isascii() and token.isprintable()):
-        raise SettingsError("the token holds characters that no token has: look at COMPUTESHARE_TOKEN or HOME/token")
+        raise SettingsError(
+            "the token contains characters that tokens never have: check COMPUTESHARE_TOKEN or HOME/token"
+        )
     return token
 
 

@@ -258,7 +258,7 @@ def document(response: httpx2.Response) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
+        raise Problem(f"{response.url} does not answer like a control plane: check COMPUTESHARE_URL", 502)
     return found
 
 
@@ -266,7 +266,7 @@ def items(response: httpx2.Response) -> tuple[list[Any], str | None]:
     """The items of a list's page, and the cursor of the next page. Raises Problem: the response is no such page."""
     page = document(response)
     if not isinstance(page.get("items"), list):
-        raise Problem(f"{response.url} does not answer as a control plane would: is COMPUTESHARE_URL right?", 502)
+        raise Problem(f"{response.url} does not answer like a control plane: check COMPUTESHARE_URL", 502)
     return page["items"], page.get("next_cursor")
 
 
@@ -276,7 +276,7 @@ def raise_for_problem(response: httpx2.Response) -> None:
         return
     if response.is_redirect:
         where = response.headers.get("Location", "elsewhere")
-        raise Problem(f"{response.url} redirects to {where}: is COMPUTESHARE_URL right?", response.status_code)
+        raise Problem(f"{response.url} redirects to {where}: check COMPUTESHARE_URL", response.status_code)
     try:
         body = response.json()
     except ValueError:

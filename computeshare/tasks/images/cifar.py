@@ -55,9 +55,9 @@ def read_split(folder: Path, split: str) -> tuple[Bytes, Bytes]:
             f"{path} is missing: it is made from the batches beside it when the data is prepared"
         ) from error
     except (OSError, ValueError, EOFError) as error:
-        raise DatasetError(f"{path} is damaged ({error}): delete it, and it is made again") from error
+        raise DatasetError(f"{path} is damaged ({error}): delete it to have it made again") from error
     if records.dtype != _RECORD or records.ndim != 1:
-        raise DatasetError(f"{path} does not hold CIFAR's records: delete it, and it is made again")
+        raise DatasetError(f"{path} does not hold CIFAR's records: delete it to have it made again")
     return records["image"], records["label"]
 
 
@@ -85,7 +85,9 @@ def _records(path: Path, md5: str) -> npt.NDArray[np.void]:
     try:
         blob = path.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read ({error}): connect once, or copy it there") from error
+        raise DatasetError(
+            f"{path} cannot be read ({error}): connect to the internet once, or copy it there"
+        ) from error
     if hashlib.md5(blob, usedforsecurity=False).hexdigest() != md5:
         raise DatasetError(
             f"{path} is not the published file (its MD5 differs): delete it, so that it is downloaded again"

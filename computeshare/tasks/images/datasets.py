@@ -155,7 +155,7 @@ def _digits(split: SplitName) -> tuple[Bytes, Bytes]:
     """The 1797 digits that come with scikit-learn, split by a fixed shuffle."""
     package = importlib.util.find_spec("sklearn")  # found and not imported: that takes seconds
     if package is None or package.origin is None:
-        raise DatasetError("the digits come with scikit-learn, which is not installed")
+        raise DatasetError("the digits data set needs scikit-learn: install computeshare again")
     rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     chosen = rows[_shuffled(DEFINITIONS["digits"], split)].astype(np.uint8)
     return chosen[:, :-1].reshape(-1, 1, 8, 8), np.ascontiguousarray(chosen[:, -1])

@@ -39,16 +39,18 @@ def read(path: Path, dimensions: int) -> Bytes:
             header = file.read(4 + 4 * dimensions)
             length = file.seek(0, 2)
     except FileNotFoundError as error:
-        raise DatasetError(f"{path} is missing: connect once so that it is downloaded, or copy it there") from error
+        raise DatasetError(
+            f"{path} is missing: connect to the internet once to download it, or copy it there"
+        ) from error
     except OSError as error:
         raise DatasetError(f"{path} cannot be read ({error}): {_REMEDY}") from error
     magic = 0x0800 + dimensions  # 0x08: unsigned bytes
     if len(header) != 4 + 4 * dimensions or int.from_bytes(header[:4], "big") != magic:
-        raise DatasetError(f"{path} is no idx file of {dimensions} dimension(s): {_REMEDY}")
+        raise DatasetError(f"{path} is not an idx file of {dimensions} dimension(s): {_REMEDY}")
     shape = struct.unpack(f">{dimensions}I", header[4:])
     expected = len(header) + math.prod(shape)
     if length != expected or 0 in shape:
-        raise DatasetError(f"{path} holds {length} bytes, its header promises {expected}: {_REMEDY}")
+        raise DatasetError(f"{path} holds {length} bytes, but its header gives {expected}: {_REMEDY}")
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=len(header), shape=shape))
 
 

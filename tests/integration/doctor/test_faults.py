@@ -162,7 +162,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     ("module", "source", "status", "finding"),
     [
         ("torch", "raise ImportError('libcudart.so.13: cannot open shared object file')", "fail", "libcudart.so.13"),
-        ("torch", "import os; os._exit(7)", "fail", "it died without a word"),
+        ("torch", "import os; os._exit(7)", "fail", "it ended without any output"),
         ("torchvision", "raise RuntimeError('operator torchvision::nms does not exist')", "warn", "torchvision::nms"),
     ],
     ids=["missing-library", "sudden-end", "torchvision"],
@@ -189,7 +189,7 @@ def test_damaged_data_sets_are_told_from_those_that_are_missing(tmp_path: Path, 
     (garbled / images).write_bytes(b"not an idx file" * 1000)
     machine = Surroundings(Settings(home=tmp_path, data=tmp_path), 1)
     check = here.data_sets(machine)
-    fails(check, "; fashion-mnist: ", "delete what is damaged: it is downloaded again")
+    fails(check, "; fashion-mnist: ", "delete the damaged files: they are downloaded again")
     assert check.finding.startswith("mnist: ")
     assert "kmnist" not in check.finding.replace("fashion-mnist", "") and "cifar10" not in check.finding
 

@@ -89,8 +89,8 @@ def test_a_problem_names_its_fields(server: FakeServer, client: Client) -> None:
         (Answer(b"[1]", 500), 500, "500 Internal Server Error"),
         (Answer({"errors": ["x", {}], "detail": None}, 400), 400, "is wrong"),
         (Answer(b"", 307, {"Location": "https://elsewhere"}), 307, "redirects to https://elsewhere"),
-        (Answer(b"<html>a router's login page</html>"), 502, "is COMPUTESHARE_URL right"),
-        (Answer(b"[]"), 502, "is COMPUTESHARE_URL right"),
+        (Answer(b"<html>a router's login page</html>"), 502, "check COMPUTESHARE_URL"),
+        (Answer(b"[]"), 502, "check COMPUTESHARE_URL"),
     ],
 )
 def test_any_refusal_becomes_a_problem_with_its_status(
@@ -104,7 +104,7 @@ def test_any_refusal_becomes_a_problem_with_its_status(
 
 def test_a_list_without_items_is_no_control_planes(server: FakeServer, client: Client) -> None:
     server.on("GET /v1/jobs?limit=100", Answer({"hello": "world"}))
-    with pytest.raises(Problem, match="is COMPUTESHARE_URL right"):
+    with pytest.raises(Problem, match="check COMPUTESHARE_URL"):
         list(client.jobs())
 
 
@@ -193,9 +193,9 @@ def test_a_download_arrives_whole_with_its_digest_and_tells_its_progress(
     ("answer", "error", "message"),
     [
         (Answer(WEIGHTS[:2000], promised=len(WEIGHTS)), NoServer, "broke"),
-        (Answer(WEIGHTS[:-4]), ArtifactError, "no whole weights file"),
+        (Answer(WEIGHTS[:-4]), ArtifactError, "not a complete weights file"),
         (Answer(WEIGHTS, headers={"ETag": '"0123"'}), ArtifactError, "not those the control plane announced"),
-        (Answer(b"<html>"), ArtifactError, "no whole weights file"),
+        (Answer(b"<html>"), ArtifactError, "not a complete weights file"),
         (Answer({"detail": "there is no job"}, 404), Problem, "there is no job"),
     ],
 )

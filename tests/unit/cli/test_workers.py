@@ -131,7 +131,7 @@ def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
     until = datetime(2026, 1, 1, 13, tzinfo=UTC).astimezone()
     assert capsys.readouterr().out.splitlines() == [
         invited()["command"],
-        f"to be typed on the other machine; works once until {until:%Y-%m-%d %H:%M}",
+        f"run this on the other machine; the link works once until {until:%Y-%m-%d %H:%M}",
     ]
     assert json.loads(server.requests[0].body) == {"queue": "lab", "minutes": 60}
     assert run(app, ["workers", "invite"]) == 0

@@ -110,7 +110,7 @@ def test_a_torch_that_does_not_load_fails_with_its_last_words(machine: Surroundi
 
 def test_a_probe_that_dies_is_reported_and_not_believed(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert machine.probe == {"error": "it died without a word"}
+    assert machine.probe == {"error": "it ended without any output"}
 
 
 def test_a_probe_that_cannot_be_started_is_reported(machine: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_probe_that_hangs_is_given_up(machine: Surroundings, monkeypatch: pyte
     hanging.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(hanging))
     monkeypatch.setattr(machine_module, "PROBE_S", 0.1)
-    assert "was not there after" in machine.probe["error"]
+    assert "importing torch took longer than" in machine.probe["error"]
 
 
 def test_a_home_that_is_not_there_yet_can_be_made(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_home_that_is_not_there_yet_can_be_made(tmp_path: Path) -> None:
 def test_a_home_in_the_place_of_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     check = here.home(Surroundings(Settings(home=tmp_path / "file" / "home"), 1))
-    assert (check.status, check.finding) == ("fail", f"{tmp_path / 'file'} is no folder")
+    assert (check.status, check.finding) == ("fail", f"{tmp_path / 'file'} is not a folder")
     assert "COMPUTESHARE_HOME" in check.advice
 
 
@@ -230,7 +230,7 @@ def test_processes_of_a_killed_stack_fail_and_single_dead_ones_warn(machine: Sur
         machine.settings.run_path
     )
     check = here.processes(Surroundings(machine.settings, 1))
-    assert (check.status, check.finding) == ("warn", f"not there: reducer {dead}")
+    assert (check.status, check.finding) == ("warn", f"missing: reducer {dead}")
     RunFile(url="http://h:1", redis_url="r", pids={"api": [os.getpid()]}).write(machine.settings.run_path)
     assert here.processes(Surroundings(machine.settings, 1)).status == "ok"
 
@@ -241,7 +241,7 @@ def test_a_port_in_use_suggests_the_next(machine: Surroundings) -> None:
         number = taken.getsockname()[1]
         check = here.port(Surroundings(machine.settings, number))
         assert check.status == "warn"
-        assert check.advice == f"start with another: computeshare up --port {number + 1}"
+        assert check.advice == f"use another port: computeshare up --port {number + 1}"
         RunFile(url=f"http://127.0.0.1:{number}", redis_url="r", pids={"api": [os.getpid()]}).write(
             machine.settings.run_path
         )
@@ -250,7 +250,7 @@ def test_a_port_in_use_suggests_the_next(machine: Surroundings) -> None:
 
 def test_a_machine_that_knows_no_servers_gets_advice_and_no_failure(machine: Surroundings) -> None:
     for check in (services.broker(machine), services.control_plane(machine)):
-        assert (check.status, check.finding) == ("warn", "none is known here")
+        assert (check.status, check.finding) == ("warn", "no control plane is configured here")
         assert "computeshare up" in check.advice
     assert services.token(machine).status == services.clock(machine).status == "warn"
 
@@ -290,7 +290,7 @@ def test_a_control_plane_that_is_not_ready_names_what_it_lacks(server: FakeServe
 
 def test_another_server_at_the_address_fails(server: FakeServer, tmp_path: Path) -> None:
     server.on("GET /readyz", Answer(b"<html>"))
-    assert "is COMPUTESHARE_URL right" in services.control_plane(of(server, tmp_path)).finding
+    assert "check COMPUTESHARE_URL" in services.control_plane(of(server, tmp_path)).finding
 
 
 def test_a_refused_token_fails(server: FakeServer, tmp_path: Path) -> None:
@@ -343,12 +343,12 @@ def test_data_sets_that_are_missing_and_can_be_had_are_fine_and_the_others_are_a
     check = here.data_sets(machine)
     assert check.status == "warn"
     assert check.finding == "digits here; downloaded when first used: mnist; missing, and out of reach: kmnist"
-    assert check.advice.startswith(f"copy their files to {machine.settings.data_dir}, in torchvision's layout")
+    assert check.advice.startswith(f"copy the files to {machine.settings.data_dir}, in torchvision's layout")
     assert check.advice.endswith("or let this machine reach 127.0.0.1")
 
 
 def test_a_database_is_whole_or_says_what_to_do(machine: Surroundings) -> None:
-    assert here.database(machine).finding.startswith("none here")
+    assert here.database(machine).finding.startswith("no database here yet")
     file = machine.settings.database_file
     with closing(sqlite3.connect(file.path)) as connection:
         connection.execute("CREATE TABLE job (id TEXT)")

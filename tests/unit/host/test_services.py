@@ -260,7 +260,7 @@ def test_a_service_that_would_find_no_broker_is_printed_with_a_warning(
         (["--battery-start", "50"], "needs --battery-stop"),
         (["--redis-url", "redis://:hunter2@h"], "no password goes into it"),
         (["--queue", "no good"], "letters, digits"),
-        (["--max-up", "fast"], "is no rate"),
+        (["--max-up", "fast"], "is not a rate"),
     ],
     ids=str,
 )

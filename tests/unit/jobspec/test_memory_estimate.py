@@ -32,7 +32,7 @@ def test_sizes_are_read_as_they_are_typed(text: str, size: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "8GB please", "-1GB", "GB", "8Gbit", "1e9"])
 def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(SettingsError, match="write for example 8GB"):
+    with pytest.raises(SettingsError, match="give for example 8GB"):
         parse_size(text)
 
 

@@ -86,7 +86,7 @@ def test_a_replay_goes_to_the_newest_version_that_cannot_be_done_again(
 
 @pytest.mark.parametrize(("first", "last"), [(0, 21), (20, None), (7, 7), (9, 3), (-1, 5)])
 def test_a_range_that_is_none_is_answered_with_those_there_are(first: int, last: int | None) -> None:
-    with pytest.raises(SpecError, match="up to 20"):
+    with pytest.raises(SpecError, match="at most 20"):
         bounds(job(), first, last)
 
 

@@ -32,7 +32,7 @@ def test_rates_are_read_as_people_write_them(text: str, rate: float) -> None:
     "text", ["", "5", "5mb", "5MB/s", "1Gbps", "fast", "-5mbit", "1e3mbit", "5mibit", "nanmbit", "5,5mbit"]
 )
 def test_what_is_no_rate_is_refused_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(SettingsError, match="such as 5mbit, 800kbit"):
+    with pytest.raises(SettingsError, match="for example 5mbit, 800kbit"):
         parse_rate(text)
 
 

@@ -253,7 +253,7 @@ def test_a_webhook_from_its_creation_to_its_removal_by_commands(
         hook = command("create", receiver.url, "--event", "failed", "--event", "held", "--queue", "q")
         assert (hook["events"], hook["queue"]) == (["failed", "held"], "q") and hook["secret"]
         assert "secret  whsec_" in shown("create", receiver.url)
-        assert "nothing was sent yet" in shown("deliveries", hook["id"])
+        assert "nothing has been sent yet" in shown("deliveries", hook["id"])
         ping = command("test", hook["id"])
         assert ping["state"] == "delivered" and len(receiver.heard) == 1
         receiver.statuses = [500]

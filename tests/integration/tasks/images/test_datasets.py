@@ -58,14 +58,14 @@ def test_a_missing_file_is_named(mnist_like: Path, split: SplitName) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda blob: blob[:-1], "holds 39 bytes, its header promises 40"),
-        (lambda blob: blob + b"\0", "holds 41 bytes, its header promises 40"),
+        (lambda blob: blob[:-1], "holds 39 bytes, but its header gives 40"),
+        (lambda blob: blob + b"\0", "holds 41 bytes, but its header gives 40"),
         (lambda blob: blob[:10], "no idx file of 3"),
         (lambda blob: b"", "no idx file of 3"),
         (lambda blob: b"\x1f\x8b" + blob[2:], "no idx file of 3"),
-        (lambda blob: blob[:4] + b"\xff" * 12 + blob[16:], "its header promises"),
+        (lambda blob: blob[:4] + b"\xff" * 12 + blob[16:], "but its header gives"),
         (lambda blob: idx_bytes(np.zeros(24, np.uint8)), "no idx file of 3"),
-        (lambda blob: idx_bytes(np.zeros((0, 3, 4), np.uint8)), "its header promises"),
+        (lambda blob: idx_bytes(np.zeros((0, 3, 4), np.uint8)), "but its header gives"),
     ],
     ids=["short", "long", "cut in the header", "empty", "compressed", "absurd size", "labels", "no images"],
 )
@@ -201,7 +201,7 @@ def test_a_converted_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
     blob = path.read_bytes()
     for damaged in (blob[:-1], blob[:50], b"", pickle.dumps(BATCH)):
         path.write_bytes(damaged)
-        with pytest.raises(DatasetError, match="delete it, and it is made again"):
+        with pytest.raises(DatasetError, match="delete it to have it made again"):
             cifar.read_split(tmp_path, "test")
     np.save(path, BATCH)
     with pytest.raises(DatasetError, match="does not hold CIFAR's records"):
