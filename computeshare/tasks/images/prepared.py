@@ -41,9 +41,9 @@ def read(path: Path) -> tuple[Bytes, Labels]:
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: it is made when the data is prepared") from error
     except (OSError, ValueError, EOFError) as error:
-        raise DatasetError(f"{path} is damaged ({error}): delete it, and it is made again") from error
+        raise DatasetError(f"{path} is damaged ({error}): delete it to have it made again") from error
     if images.dtype != np.uint8 or labels.dtype != _LABEL:
-        raise DatasetError(f"{path} does not hold images and labels: delete it, and it is made again")
+        raise DatasetError(f"{path} does not hold images and labels: delete it to have it made again")
     return images, labels
 
 

@@ -471,4 +471,4 @@ def test_up_passes_its_flags_on_and_reports_a_port_in_use(
 
 def test_a_demo_of_an_unknown_data_set_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["demo", "--dataset", "nosuch"]) == 2
-    assert "allowed: cifar10, digits" in capsys.readouterr().err
+    assert "allowed: caltech101, caltech256" in capsys.readouterr().err

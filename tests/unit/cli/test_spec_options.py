@@ -96,7 +96,7 @@ def test_every_wrong_field_gets_a_line_of_its_own() -> None:
         spec_options.check({"dataset": "nope", "model": "mlp", "seed": -1, "workers": {"min": 0}})
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["dataset", "workers.min", "seed"]
-    assert lines[0].startswith("dataset: unknown dataset 'nope'; allowed: cifar10, digits")
+    assert lines[0].startswith("dataset: unknown dataset 'nope'; allowed: caltech101, caltech256")
 
 
 def test_more_workers_than_a_round_has_work_for_are_refused_by_name() -> None:

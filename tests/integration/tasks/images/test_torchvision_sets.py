@@ -278,7 +278,7 @@ def test_a_damaged_prepared_file_is_refused(pets: Path) -> None:
     prepare("oxfordiiitpet", pets)
     path = prepared_path("oxfordiiitpet", "train", pets, (3, 8, 8))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DatasetError, match=r"is damaged .*: delete it, and it is made again"):
+    with pytest.raises(DatasetError, match=r"is damaged .*: delete it to have it made again"):
         prepare("oxfordiiitpet", pets)
     path.unlink()
     prepare("oxfordiiitpet", pets)
