@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
+from computeshare.jobspec.tasks.facts import Metric
 from computeshare.runtime.log_lines import Level
 from computeshare.types import JobStatus, Kind, Outcome
 
@@ -104,15 +105,20 @@ class JobPublic(_Answer):
     rounds_total: int
     epoch: int
     loss: float | None = Field(description="training loss of the newest version's round")
+    metric: Metric = Field(description="what versions are compared by: their accuracy, or (language models) their loss")
     accuracy: float | None = Field(
-        description="accuracy, 0 to 1, of the version scored last: on the test set, or on the job's validation split"
+        description="accuracy, 0 to 1, of the version scored last: on the test set, or on the job's validation split; "
+        "null for a language model"
     )
+    test_loss: float | None = Field(description="loss of the same version on the same split, in nats")
+    perplexity: float | None = Field(description="of a language model: e to the power of `test_loss`")
     tested: Tested | None = Field(
         None, description="for a job with a validation split: how its last version does on the test set"
     )
     scored_version: int | None
     best_version: int | None
     best_accuracy: float | None
+    best_loss: float | None = Field(description="loss on the test set of `best_version`")
     durable_version: int = Field(
         description="newest version with a checkpoint on disk, which survives a power loss; 0: none yet"
     )
@@ -441,11 +447,12 @@ class Metrics(_Answer):
 
     train_loss: list[Point]
     test_loss: list[Point]
-    test_accuracy: list[Point]
+    test_accuracy: list[Point] = Field(description="empty for a language model")
     validation_loss: list[Point] = Field(
         description="in place of the test set's series, which are then empty, for a job with a validation split"
     )
     validation_accuracy: list[Point]
+    perplexity: list[Point] = Field(description="of the same split; empty unless the job trains a language model")
     samples_per_s: list[Point]
     bytes_up: list[Point] = Field(description="bytes per version, of all workers")
     bytes_down: list[Point] = Field(description="bytes per version, of all workers")

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.strategies.registry import stored
 
 
@@ -18,7 +19,9 @@ def spec_of(document: Mapping[str, Any]) -> JobSpec:
 
 def plan_of(document: Mapping[str, Any]) -> Plan:
     """The division of a stored job's samples, even where this release refuses its specification."""
-    return JobSpec.model_construct(**{**document, "strategy": stored(document)}).plan
+    args = document.get("model_args")
+    parts = {"strategy": stored(document), "model_args": GptArgs.model_construct(**args) if args else None}
+    return JobSpec.model_construct(**{**document, **parts}).plan
 
 
 @lru_cache(maxsize=4096)

@@ -86,9 +86,12 @@ class Job(_Traffic, table=True):
     epoch: int = 0
     loss: float | None = None
     accuracy: float | None = None
+    test_loss: float | None = None
     scored_version: int | None = None
     best_version: int | None = None
     best_accuracy: float | None = None
+    best_loss: float | None = None
+    """The test loss of the best version, not always the lowest."""
     durable_version: int = 0
     weights_sha256: str | None = None
     parameters: int | None = None
@@ -309,12 +312,12 @@ class CheckpointRow(_OfVersion, table=True):
 
 
 class Score(_OfVersion, table=True):
-    """A version's loss and accuracy on the test set."""
+    """A version's loss and accuracy on the test set; language models have no accuracy."""
 
     __table_args__ = (Index("ix_score_version", "job_id", "version"),)
 
     loss: float | None
-    accuracy: float
+    accuracy: float | None
     samples: int
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from api.schemas import EpochPublic, EventPublic
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.strategies.registry import stored
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -26,6 +27,14 @@ def rate(value: float) -> str:
 def percent(fraction: float) -> str:
     """An accuracy: 97.31 %."""
     return f"{fraction * 100:.2f} %"
+
+
+def score(accuracy: float | None, test_loss: float | None) -> str:
+    """A version's score: 97.31 %, or of a language model, which has no accuracy, 1.47 nats, perplexity 4.35."""
+    if accuracy is not None:
+        return percent(accuracy)
+    found = perplexity(test_loss)
+    return "–" if found is None else f"{loss(test_loss)} nats, perplexity {found:.2f}"
 
 
 def share(fraction: float) -> str:
@@ -196,7 +205,10 @@ def _refused(data: Data, name: Name) -> str:
 
 
 def _scored(data: Data, _name: Name) -> str:
-    return f"Version {count(data['version'])} scored {percent(data['accuracy'])}, loss {loss(data['loss'])}"
+    told = score(data.get("accuracy"), data["loss"])
+    return f"Version {count(data['version'])} scored {told}" + (
+        f", loss {loss(data['loss'])}" if data.get("accuracy") is not None else ""
+    )
 
 
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {

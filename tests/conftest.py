@@ -49,11 +49,25 @@ def _long_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     return {item for item in long if item.path not in kept}
 
 
+def _data_dir() -> Path:
+    """COMPUTESHARE_DATA, else shared/data beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(os.environ.get("COMPUTESHARE_DATA") or beside)
+
+
+@pytest.fixture(scope="session")
+def shakespeare_dir() -> Path:
+    """The folder that has tinyshakespeare's text."""
+    folder = _data_dir()
+    if not (folder / "tinyshakespeare" / "input.txt").is_file():
+        lacking(f"no tinyshakespeare/input.txt in {folder}: set COMPUTESHARE_DATA to a folder that has it")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
-    """Where real MNIST is, in torchvision's layout: COMPUTESHARE_DATA, else shared/data beside the repository."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("COMPUTESHARE_DATA") or beside)
+    """Where real MNIST is, in torchvision's layout."""
+    folder = _data_dir()
     if not (folder / "MNIST" / "raw" / "train-images-idx3-ubyte").is_file():
         message = f"no MNIST in {folder}: set COMPUTESHARE_DATA to a folder that holds it in torchvision's layout"
         lacking(message)

@@ -79,6 +79,10 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
             "model",
             f"a fork keeps its parent's model, {parent.model}: leave model out, or create a new job",
         )
+    if spec.model_args != parent.model_args:
+        return "model_args", "a fork keeps its parent's model: leave model_args out, or create a new job"
+    if spec.reads_text:
+        return None
     if spec.shape != parent.shape:
         field = "dataset" if spec.input == parent.input else "input"
         wanted = list(parent.shape)

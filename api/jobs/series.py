@@ -15,10 +15,11 @@ from api.jobs.service import find
 from api.projection import archive
 from api.schemas import Metrics, Point
 from api.tables import Job, LedgerEntry, Score, VersionRow, table
+from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.strategies.registry import stored
 
 BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
-BY_SCORE = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
+BY_SCORE = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy", "perplexity")
 CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_VERSION[1:], *BY_SCORE[2:])
 CSV_ROWS = 2000
 """Versions read at a time for the CSV."""
@@ -145,6 +146,7 @@ def _scores(job_id: str) -> Any:
 def _scored(row: Any, job: Job) -> Row:
     part = "validation" if job.spec.get("validation") else "test"
     values = dict.fromkeys(BY_SCORE) | {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
+    values["perplexity"] = perplexity(row.loss) if row.accuracy is None else None
     return {"version": row.version, "at_ms": row.at_ms, **values}
 
 

@@ -27,6 +27,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.facts import metric_of, perplexity
 from computeshare.runtime.durability import Disk
 from computeshare.types import ENDED, JobSort, JobStatus
 
@@ -78,8 +79,8 @@ class Jobs:
         Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted; InvalidFields: the data
         set needs a package that is not installed here.
         """
-        data = catalog().datasets.get(spec.dataset)
-        if data and (lacking := lacking_packages(data.requires)):
+        images = catalog().datasets.get(spec.dataset)
+        if images and (lacking := lacking_packages(images.requires)):
             message = f"{spec.dataset} {lacking} here and on every worker"
             raise InvalidFields([{"type": "value_error", "loc": ("body", "dataset"), "msg": message}])
         document = spec.model_dump(mode="json")
@@ -396,9 +397,12 @@ def _public(row: Any) -> JobPublic:
     about = {"host": job.reducer_host, "pid": job.reducer_pid, "kind": job.reducer_kind or None}
     values = {name: getattr(job, name) for name in _SAME_NAMES}
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
+    metric = metric_of(job.spec["model"])
     return JobPublic(
         **values,
         title=job.title,
+        metric=metric,
+        perplexity=perplexity(job.test_loss) if metric == "loss" else None,
         priority=job.priority,
         workers=0 if job.status in ENDED else workers,
         reducer=about if job.reducer_host else None,

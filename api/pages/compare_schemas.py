@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from computeshare.jobspec.tasks.facts import Metric
 from computeshare.types import JobStatus
 
 
@@ -15,9 +16,13 @@ class ComparedJob(BaseModel):
     status: JobStatus
     version: int
     rounds_total: int
+    metric: Metric
     best_accuracy: float | None
+    best_loss: float | None
     best_version: int | None
     accuracy: float | None
+    test_loss: float | None
+    perplexity: float | None
     lowest_test_loss: float | None
     loss: float | None
     bytes_up: int

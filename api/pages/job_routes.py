@@ -56,7 +56,7 @@ def show_job(
         shown=shown_as(view.job.spec, request),
         ended=view.job.status in ENDED,
         best_loss=_best_loss(lowest),
-        best_accuracy=_best_accuracy(view.job),
+        best=_best(view.job),
         data=_page_data(view.job, series, lowest),
     )
 
@@ -130,10 +130,11 @@ def _best_loss(lowest: Lowest | None) -> str:
     return f"lowest test loss {text_format.loss(lowest.value)} at version {text_format.count(lowest.version)}"
 
 
-def _best_accuracy(job: JobPublic) -> str:
-    if job.best_accuracy is None or job.best_version is None:
+def _best(job: JobPublic) -> str:
+    if job.best_version is None:
         return ""
-    return f"best {text_format.percent(job.best_accuracy)} at version {text_format.count(job.best_version)}"
+    best = text_format.score(job.best_accuracy, job.best_loss)
+    return f"best {best} at version {text_format.count(job.best_version)}"
 
 
 def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:

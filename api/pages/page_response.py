@@ -99,6 +99,7 @@ def _environment() -> Environment:
         text_format.loss,
         text_format.moment,
         text_format.percent,
+        text_format.score,
         text_format.plural,
         text_format.rate,
         text_format.share,

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -60,6 +60,7 @@ class Row:
     train_loss: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    perplexity: float | None = None
     samples_per_s: float | None = None
     bytes_up: float | None = None
     bytes_down: float | None = None
@@ -210,11 +211,11 @@ class Views:
 def rows(metrics: Metrics) -> list[Row]:
     """The series side by side, newest version first, about `TABLE_POINTS` of them: scored versions go first."""
     values: dict[int, dict[str, float]] = defaultdict(dict)
-    for name in Metrics.model_fields:
+    for name in {one.name for one in fields(Row)} & Metrics.model_fields.keys():
         for point in getattr(metrics, name):
             values[point.version][name] = point.value
-    scored = _thinned(sorted((v for v in values if "test_accuracy" in values[v]), reverse=True))
-    unscored = sorted((v for v in values if "test_accuracy" not in values[v]), reverse=True)
+    with_score = {v for v, found in values.items() if "test_accuracy" in found or "test_loss" in found}
+    scored, unscored = _thinned(sorted(with_score, reverse=True)), sorted(values.keys() - with_score, reverse=True)
     others = _thinned(unscored) if len(scored) < TABLE_POINTS // 2 else []
     return [Row(v, **values[v]) for v in sorted({*scored, *others}, reverse=True)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from api.projection.archive import unpack
 from api.projection.broker_rollback import recount_workers
@@ -125,8 +125,10 @@ def _recompute(connection: Connection, state: JobState, token: Token) -> None:
     state["loss"] = last.loss if last else None
     state["epoch"] = max(0, token.version - 1) // state.plan.rounds_per_epoch
     state["durable_version"] = token.version
-    standing = select(scores.version, scores.accuracy).where(scores.job_id == state.id, scores.voided.is_(False))
+    columns = (scores.version, scores.accuracy, scores.loss)
+    standing = select(*columns).where(scores.job_id == state.id, scores.voided.is_(False))
+    better_first = func.coalesce(scores.accuracy, -scores.loss).desc().nulls_last()  # as `tasks.facts.goodness`
     newest = connection.execute(standing.order_by(scores.version.desc()).limit(1)).one_or_none()
-    best = connection.execute(standing.order_by(scores.accuracy.desc(), scores.version).limit(1)).one_or_none()
-    state["scored_version"], state["accuracy"] = (newest.version, newest.accuracy) if newest else (None, None)
-    state["best_version"], state["best_accuracy"] = (best.version, best.accuracy) if best else (None, None)
+    best = connection.execute(standing.order_by(better_first, scores.version).limit(1)).one_or_none()
+    state["scored_version"], state["accuracy"], state["test_loss"] = newest or (None, None, None)
+    state["best_version"], state["best_accuracy"], state["best_loss"] = best or (None, None, None)

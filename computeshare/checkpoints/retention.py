@@ -1,6 +1,6 @@
 """The removal of a running job's superseded checkpoints.
 
-A job keeps its newest checkpoints, the most accurate, and every so many versions a checkpoint for good, as its `keep`
+A job keeps its newest checkpoints, the best, and every so many versions a checkpoint for good, as its `keep`
 says; also its last version, and the checkpoint that it was forked from. A checkpoint that waits for its score is kept
 until it is scored.
 """
@@ -10,6 +10,7 @@ from collections import deque
 
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.facts import goodness
 from computeshare.types import Token
 
 LOOKS = 4
@@ -27,7 +28,7 @@ class Retention:
         self._overtaken: deque[Token] = deque()
         """Superseded by newer checkpoints, not yet judged; oldest first."""
         self._best: list[tuple[float, int, int, Token]] = []
-        """A heap of the checkpoints kept for their accuracy; of equal accuracies the earlier version ranks higher."""
+        """A heap of the checkpoints kept for their goodness; of equally good ones the earlier version ranks higher."""
 
     def prune(self, token: Token) -> list[Token]:
         """Remove superseded checkpoints now that checkpoint `token` is durable; returns the removed ones' tokens."""
@@ -73,5 +74,5 @@ class Retention:
             return None
         if score is None:
             return token
-        heapq.heappush(self._best, (float(score["accuracy"]), -token.version, -token.incarnation, token))
+        heapq.heappush(self._best, (goodness(score), -token.version, -token.incarnation, token))
         return heapq.heappop(self._best)[-1] if len(self._best) > keep.best else None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from computeshare.client.api.models import ICONS, Job, trouble
+from computeshare.client.api.models import ICONS, Job, quality, trouble
 
 _CARD = "max-width:34em;padding:.7em 1em;border:1px solid #8886;border-radius:8px;line-height:1.6"
 _TRACK = "height:6px;margin:.4em 0;border-radius:3px;background:#8884;overflow:hidden"
@@ -16,7 +16,7 @@ LONGEST = 600
 
 
 def card(job: Job, url: str) -> str:
-    """A job's name, state, progress and accuracy, with its error or the reason why it is not running.
+    """A job's name, state, progress and score, with its error or the reason why it is not running.
 
     Args:
         url: address of the job's page.
@@ -38,7 +38,7 @@ def shorten(text: str) -> str:
 
 def table(jobs: Sequence[tuple[Job, str]]) -> str:
     """A table of jobs, one per row. Each job comes with the address of its page."""
-    heads = "".join(f'<th style="{_CELL}">{name}</th>' for name in ("Job", "State", "Progress", "Accuracy"))
+    heads = "".join(f'<th style="{_CELL}">{name}</th>' for name in ("Job", "State", "Progress", "Score"))
     rows = "".join(f"<tr>{_row(job, url)}</tr>" for job, url in jobs)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
@@ -48,7 +48,7 @@ def _row(job: Job, url: str) -> str:
         _link(job, url),
         _state(job),
         f"{job['version']:,} of {job['rounds_total']:,}{_bar(job)}",
-        _percent(job["accuracy"]),
+        quality(job) or "–",
     )
     return "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
 
@@ -64,14 +64,10 @@ def _state(job: Job) -> str:
 
 def _figures(job: Job) -> str:
     told = f" · version {job['version']:,} of {job['rounds_total']:,}"
-    return told if job["accuracy"] is None else f"{told} · accuracy {_percent(job['accuracy'])}"
+    return f"{told} · {score}" if (score := quality(job)) else told
 
 
 def _bar(job: Job) -> str:
     percent = min(100.0, 100 * job["version"] / max(1, job["rounds_total"]))
     label = f'role="progressbar" aria-valuenow="{percent:.0f}" aria-valuemin="0" aria-valuemax="100"'
     return f'<div {label} style="{_TRACK}"><div style="{_FILL};width:{percent:.1f}%"></div></div>'
-
-
-def _percent(fraction: float | None) -> str:
-    return "–" if fraction is None else f"{100 * fraction:.2f} %"

@@ -27,6 +27,7 @@ from computeshare.client.exports import Format
 from computeshare.client.metrics import Metrics
 from computeshare.client.model_card import Facts, model_card
 from computeshare.errors import JobFailed
+from computeshare.jobspec.tasks.facts import Metric
 from computeshare.types import ENDED, JobStatus
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _instant(text: str | None) -> datetime | None:
 class Job:
     """A job. Its fields are a snapshot, updated by `refresh`, `wait`, `events` and `stream`.
 
-    `accuracy` is a fraction of the test set, for the version scored last; `loss` is that of the newest version's round;
+    `accuracy` is a fraction of the test set, for the version scored last, `test_loss` its loss there (a language model
+    has no accuracy, but a `perplexity`); `loss` is that of the newest version's round;
     sizes are in bytes; `rounds_total` is the number of the job's last version. Methods raise NoServer and Problem.
     """
 
@@ -73,9 +75,13 @@ class Job:
     rounds_total = Field[int]()
     epoch = Field[int]()
     loss = Field[float | None]()
+    metric = Field[Metric]()
     accuracy = Field[float | None]()
+    test_loss = Field[float | None]()
+    perplexity = Field[float | None]()
     best_version = Field[int | None]()
     best_accuracy = Field[float | None]()
+    best_loss = Field[float | None]()
     durable_version = Field[int]()
     weights_sha256 = Field[str | None]()
     samples_per_s = Field[float]()

@@ -22,12 +22,14 @@ class Metrics:
     """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes per version. A
     job with a validation split has its versions scored on that, not on the test set.
 
-    `staleness` is the mean age, in versions, of the updates in a version; only `async` jobs have it.
+    Language models have a perplexity instead of an accuracy. `staleness` is the mean age, in versions, of the updates
+    in a version; only `async` jobs have it.
     """
 
     train_loss: Series = ()
     test_loss: Series = ()
     test_accuracy: Series = ()
+    perplexity: Series = ()
     samples_per_s: Series = ()
     bytes_up: Series = ()
     bytes_down: Series = ()

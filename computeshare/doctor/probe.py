@@ -4,11 +4,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from computeshare.errors import ComputeShareError
-from computeshare.jobspec.catalog import catalog
 from computeshare.settings import Settings
 
 
@@ -23,6 +23,7 @@ def probe(data_dir: Path) -> dict[str, Any]:
 
     from computeshare.tasks.images import datasets
     from computeshare.tasks.images.definitions import DEFINITIONS
+    from computeshare.tasks.text import texts
     from computeshare.training import devices
 
     seconds = time.perf_counter() - started
@@ -34,23 +35,29 @@ def probe(data_dir: Path) -> dict[str, Any]:
     except (ImportError, RuntimeError) as error:
         trouble = str(error)
     quick = [name for name, one in DEFINITIONS.items() if one.files != "decoded"]
-    sets = {name: _trouble(datasets.open_split, name, data_dir) for name in quick}
-    missing = [name for name, why in sets.items() if why == "missing" and not trouble]
+    sets = {
+        name: _trouble(partial(datasets.open_split, name, data_dir=data_dir, shape=DEFINITIONS[name].shape))
+        for name in quick
+    }
+    sources = {name: datasets.sources(name) for name, why in sets.items() if why == "missing" and not trouble}
+    for name, text in texts.DEFINITIONS.items():
+        sets[name] = _trouble(partial(texts.open_split, name, data_dir=data_dir, block_size=1))
+        sources |= {name: [text.url]} if sets[name] == "missing" else {}
     return {
         "device": found,
         "threads": torch.get_num_threads(),
         "seconds": seconds,
         "torchvision": trouble,
         "data_sets": sets,
-        "sources": {name: datasets.sources(name) for name in missing},
+        "sources": sources,
     }
 
 
-def _trouble(open_split: Callable[..., object], name: str, data_dir: Path) -> str:
+def _trouble(open_split: Callable[[Literal["train", "test"]], object]) -> str:
     """The problem of a data set: empty for none, `missing`, or the damage."""
     try:
-        for split in ("train", "test"):
-            open_split(name, split, data_dir, catalog().datasets[name].shape)
+        open_split("train")
+        open_split("test")
     except ComputeShareError as error:
         return "missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)
     return ""

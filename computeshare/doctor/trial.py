@@ -20,7 +20,8 @@ MODELS: dict[str, tuple[int, int, int]] = {
     "resnet18": (3, 32, 32),
     "mobilenet_v3_small": (3, 32, 32),
 }
-"""Dense layers; convolutions; dropout; BatchNorm and shortcuts; depthwise convolutions and squeeze-and-excitation."""
+"""Dense layers; convolutions; dropout; BatchNorm and shortcuts; depthwise convolutions and squeeze-and-excitation. A
+small `gpt` follows them: embeddings and attention."""
 UNITS = 2000
 SETTLED = 200
 """Units after which all lasting memory is allocated."""
@@ -32,17 +33,19 @@ def gradients() -> Iterator[dict[str, Any]]:
     """Compare the device's gradients with the CPU's, three times for each model."""
     import torch
 
+    from computeshare.jobspec.tasks.language_models import GptArgs
     from computeshare.tasks.images.classification import ImageClassification
+    from computeshare.tasks.text.language_model import LanguageModel
     from computeshare.training import devices, selftest
 
     torch.set_num_threads(1)
     device = devices.choose(Settings().device)
     devices.make_deterministic(device)
     yield {"device": devices.describe(device)}
-    for name, shape in MODELS.items():
-        task = ImageClassification("digits", name, shape)
+    classifiers = [ImageClassification("digits", name, shape) for name, shape in MODELS.items()]
+    for task in (*classifiers, LanguageModel("tinyshakespeare", GptArgs(n_layer=2))):
         trial = selftest.run(task.on_noise(selftest.SAMPLES), device)
-        yield {"model": name, "error": trial.error, "seconds": trial.seconds, "trouble": trial.trouble}
+        yield {"model": task.name, "error": trial.error, "seconds": trial.seconds, "trouble": trial.trouble}
 
 
 def memory() -> Iterator[dict[str, Any]]:

@@ -31,8 +31,18 @@ class DatasetEntry(_Entry):
     """Packages that ComputeShare does not install by itself."""
 
 
+class TextEntry(_Entry):
+    """A text: its length in characters, and the number of distinct ones."""
+
+    characters: int
+    symbols: int
+    source: str
+
+
 class ModelEntry(_Entry):
-    """A model: the smallest square input it takes, and its number of parameters at `reference_shape` and 10 classes."""
+    """A classifier of images: the smallest square input it takes, and its number of parameters at `reference_shape` and
+    10 classes.
+    """
 
     source: str
     """`computeshare` or `torchvision`."""
@@ -91,9 +101,12 @@ class Catalog(_Entry):
     torch: str
     torchvision: str
     datasets: dict[str, DatasetEntry]
+    """Sets of images."""
     not_offered: dict[str, str]
     """torchvision's other classes, in lower case, and why a job cannot use them."""
+    texts: dict[str, TextEntry]
     models: dict[str, ModelEntry]
+    """Classifiers of images; `jobspec.tasks.language_models` has the others."""
     optimizers: dict[str, OptimizerEntry]
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from computeshare.jobspec.part import Part
+from computeshare.jobspec.tasks.facts import goodness
 
 
 class Stop(Part):
@@ -45,7 +46,7 @@ class Stop(Part):
             score = scores[version]
             if self.metric and self._reached(score):
                 return version, f"{self.metric} {score[self.metric]:.4g} at version {version} reached {self.at:g}"
-            value = score.get("accuracy", -score["loss"])
+            value = goodness(score)
             if best_version == 0 or value > best:
                 best, best_version = value, version
             elif self.patience and (version - best_version) // every >= self.patience:

@@ -19,6 +19,9 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, wrong
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
+from computeshare.jobspec.tasks import facts
+from computeshare.jobspec.tasks.facts import TaskFacts
+from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 
@@ -77,7 +80,9 @@ class KeepPolicy(Part):
         5, title="Newest checkpoints to keep", description="at least 2 while the job runs; the final one always stays"
     )
     best: Annotated[Count, Control(MORE)] = Field(
-        1, title="Best checkpoints to keep", description="by test accuracy, or that of the validation split"
+        1,
+        title="Best checkpoints to keep",
+        description="by accuracy (language models: loss) on the test set or the validation split",
     )
     every: Annotated[Count, Control(MORE)] = Field(
         0, title="Versions between permanent checkpoints", description="0: none"
@@ -97,8 +102,10 @@ class JobSpec(Part):
     )
     model: Annotated[str, Control(DATA)] = Field(
         title="Model",
-        description="mlp, lenet5, simplenet, resnet20, resnet32, resnet56, resnet110 or a torchvision classifier",
+        description="mlp, lenet5, simplenet, resnet20, resnet32, resnet56, resnet110 or a torchvision classifier; "
+        "for text: gpt",
     )
+    model_args: GptArgs | None = Field(None, description="the size of model gpt; other models have none")
     input: tuple[int, int, int] | None = Field(
         None, strict=False, description="[channels, height, width]; default: the data set's shape"
     )
@@ -209,13 +216,18 @@ class JobSpec(Part):
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, data: Any) -> Any:
-        """Fills in what follows from the strategy, where it was left out."""
-        return {**registry.implied_by(data.get("strategy", {})), **data} if isinstance(data, dict) else data
+        """Fills in what follows from the strategy and the model, where it was left out."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("model") in LANGUAGE_MODELS and data.get("model_args") is None:
+            data = {**data, "model_args": {}}
+        return {**registry.implied_by(data.get("strategy", {})), **data}
 
     @field_validator("dataset", "model")
     @classmethod
     def _known(cls, value: str, info: ValidationInfo) -> str:
-        known: dict[str, Any] = catalog().datasets if info.field_name == "dataset" else dict(catalog().models)
+        found = catalog()
+        known = {*found.datasets, *found.texts} if info.field_name == "dataset" else {*found.models, *LANGUAGE_MODELS}
         if info.field_name == "dataset":
             value = dataset_names().get(plain(value), value)
         if value not in known:
@@ -242,21 +254,44 @@ class JobSpec(Part):
     def _possible(self) -> Self:
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("give rounds or epochs, not both")
+        self._paired()
         self._consistent()
         self._shared_out()
         self.strategy.check(self.plan, self.workers.min)
+        largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
+        if 4 * self.parameters * largest > LARGEST_BYTES:
+            raise ValueError(
+                f"model {self.model} has {self.parameters:,} parameters at this input; the limit with {heaviest} is "
+                f"{LARGEST_BYTES // 4 // largest:,}: choose a smaller model or input"
+            )
+        if not self.reads_text:
+            self._fits_images()
+        return self
+
+    def _paired(self) -> None:
+        """Raises ValidationError where model, data set and what is said of them do not go together."""
+        texts = catalog().texts
+        if self.reads_text and self.dataset not in texts:
+            message = f"{self.dataset} has images, but model {self.model} reads text: choose {', '.join(texts)}"
+            raise wrong("JobSpec", "dataset", message)
+        if not self.reads_text and self.dataset in texts:
+            message = f"{self.model} classifies images, but {self.dataset} is text: choose {', '.join(LANGUAGE_MODELS)}"
+            raise wrong("JobSpec", "model", message)
+        if self.reads_text and self.input:
+            raise wrong("JobSpec", "input", "is the size of images: leave it out, and set model_args.block_size")
+        if self.reads_text and self.augment:
+            raise wrong("JobSpec", "augment", "changes images: leave it out")
+        if self.model_args and not self.reads_text:
+            raise wrong("JobSpec", "model_args", f"{self.model} takes none: leave model_args out")
+
+    def _fits_images(self) -> None:
+        """Raises ValueError where a classifier does not take the images, or batches of so many."""
         model, (_, height, width) = catalog().models[self.model], self.shape
         if min(height, width) < model.min_size:
             raise ValueError(
                 f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
                 f"but {self.dataset} has {height}x{width}: set input, for example to [{self.shape[0]}, 32, 32], "
                 f"or choose model mlp"
-            )
-        largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
-        if 4 * self.parameters * largest > LARGEST_BYTES:
-            raise ValueError(
-                f"model {self.model} has {self.parameters:,} parameters at this input; the limit with {heaviest} is "
-                f"{LARGEST_BYTES // 4 // largest:,}: choose a smaller model or input"
             )
         for number, which in ((0, "a"), (self.plan.micro_batches_per_epoch - 1, "the last")):
             if model.batch_norm and any(one.stop - one.start == 1 for one in self.plan.pieces(number)):
@@ -265,7 +300,6 @@ class JobSpec(Part):
                     f"with micro_batch {self.micro_batch} {piece} a single sample, too few for the batch normalisation "
                     f"of {self.model}: choose another micro_batch{' or accumulate' * (self.accumulate > 1)}"
                 )
-        return self
 
     def _consistent(self) -> None:
         """Raises ValidationError where a field contradicts the strategy."""
@@ -277,10 +311,12 @@ class JobSpec(Part):
         trained = strategy.inner or self.optimizer
         if self.decay != "all" and "weight_decay" not in catalog().optimizers[trained.name].arguments:
             raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
-        if self.validation and not held_out(catalog().datasets[self.dataset].train, self.validation):
+        if self.validation and not held_out(self.facts.train, self.validation):
             raise wrong("JobSpec", "validation", "holds out no sample of this data set: raise it, or leave it out")
         if self.stop and not self.evaluate_every:
             raise wrong("JobSpec", "stop", "needs scores on the way: set evaluate_every above 0")
+        if self.stop and self.stop.metric == "accuracy" and self.reads_text:
+            raise wrong("JobSpec", ("stop", "metric"), f"{self.model} has no accuracy: set metric to loss")
         if self.stop and self.stop.patience and not self.keep.best:
             raise wrong("JobSpec", ("stop", "patience"), "compares with the best version: set keep.best above 0")
         if self.micro_batch % self.accumulate:
@@ -345,21 +381,26 @@ class JobSpec(Part):
         return self.name or f"{self.model} on {self.dataset}"
 
     @property
+    def reads_text(self) -> bool:
+        """Whether the model is a language model; else it classifies images."""
+        return self.model in LANGUAGE_MODELS
+
+    @property
+    def facts(self) -> TaskFacts:
+        """The task's facts."""
+        if self.model_args:
+            return facts.of_text(self.dataset, self.model, self.model_args)
+        return facts.of_images(self.dataset, self.model, self.shape)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of what the model sees."""
+        """Channels, height and width of the images that the model sees."""
         return self.input or catalog().datasets[self.dataset].shape
 
     @property
     def parameters(self) -> int:
-        """The model's number of parameters, at most: the last layer grows with the classes, the first dense layer of
-        some models with the input.
-        """
-        model = catalog().models[self.model]
-        further = max(0, catalog().datasets[self.dataset].classes - 10) * model.parameters_per_class
-        if not model.grows:
-            return model.parameters + further
-        size, reference = (c * h * w for c, h, w in (self.shape, model.reference_shape))
-        return max(model.parameters, -(-model.parameters * size // reference)) + further
+        """The model's number of parameters, at most."""
+        return self.facts.parameters
 
     @property
     def _travelling(self) -> list[OptimizerSpec]:
@@ -389,7 +430,7 @@ class JobSpec(Part):
     @property
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches, units and rounds."""
-        whole = catalog().datasets[self.dataset].train
+        whole, _ = facts.split_samples(self.dataset, self.model_args)
         samples = whole - held_out(whole, self.validation)
         sizes = (self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
         return Plan(self.seed, samples, *sizes, self.accumulate)

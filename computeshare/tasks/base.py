@@ -75,6 +75,11 @@ class Task(ABC):
     def identity(self) -> Mapping[str, Any]:
         """All that the module and the form of its batches depend on, as JSON."""
 
+    @property
+    def scored_at_once(self) -> int:
+        """The samples of a batch to score."""
+        return 256
+
     @abstractmethod
     def module(self, seed: int) -> nn.Module:
         """The model on the CPU, initialised from `seed` (0 to 2**63 - 1); torch's global generators stay as they were.
@@ -121,7 +126,7 @@ class Task(ABC):
     def layout(self) -> Layout:
         """The layout of the module, without allocating its weights. Raises SpecError, as `module`."""
         with modules.ParametersOnMeta(), torch.no_grad():
-            return modules.layout_of(self.module(0).to("meta"))
+            return modules.layout_of(self.module(0))
 
     def instance(self, seed: int, part: Part, data_dir: Path) -> "TaskInstance":
         """The module built and a part of the data opened, downloaded before if need be; the seed decides which samples

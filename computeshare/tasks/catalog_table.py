@@ -16,6 +16,7 @@ from computeshare.jobspec.catalog import plain
 from computeshare.tasks import modules
 from computeshare.tasks.images import models
 from computeshare.tasks.images.definitions import DEFINITIONS, NOT_OFFERED
+from computeshare.tasks.text import texts
 
 # Left out: LBFGS steps from a closure, SparseAdam from sparse gradients, and Muon takes only matrices, which no model
 # here consists of alone.
@@ -35,6 +36,7 @@ def generate() -> dict[str, Any]:
         "torchvision": _release(torchvision.__version__),
         "datasets": dataset_entries(),
         "not_offered": {plain(name): why for name, why in NOT_OFFERED.items()},
+        "texts": text_entries(),
         "models": {name: {"min_size": min_size(name), **model_facts(name)} for name in model_names()},
         "optimizers": optimizer_entries(),
     }
@@ -51,6 +53,13 @@ def dataset_entries() -> dict[str, Any]:
             "requires": list(one.requires),
         }
         for name, one in DEFINITIONS.items()
+    }
+
+
+def text_entries() -> dict[str, Any]:
+    return {
+        name: {"characters": text.characters, "symbols": len(text.alphabet), "source": text.source}
+        for name, text in texts.DEFINITIONS.items()
     }
 
 

@@ -20,12 +20,15 @@ class SplitScore:
     samples: int
 
 
-def score(instance: TaskInstance, weights: Weights, batch: int = 256) -> SplitScore:
+def score(instance: TaskInstance, weights: Weights, batch: int = 0) -> SplitScore:
     """Load `weights` into the module and score them on the whole split, on the module's device, in the split's order.
 
+    Args:
+        batch: samples at once; 0: as the task says.
     Raises: ShapeError: the weights do not fit the module.
     """
     task, module, count = instance.task, instance.module, len(instance.split)
+    batch = batch or task.scored_at_once
     load_weights(module, instance.layout, weights)
     device = next(module.parameters()).device
     totals = dict.fromkeys(("loss", *task.metrics), 0.0)

@@ -36,9 +36,10 @@ class ParametersOnMeta(TorchFunctionMode):
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """The layout of the module's `state_dict` in flat vectors.
+    """The layout of what is trained of the module's `state_dict`, in flat vectors.
 
-    Raises: SpecError: two names share a tensor, or a tensor is neither float32 nor an int64 buffer.
+    A tensor with several names (tied weights) has one entry, by the first of them; parameters that need no gradient
+    have none. Raises: SpecError: a tensor is neither float32 nor an int64 buffer.
     """
     return Layout.build((name, tuple(tensor.shape), kind) for name, tensor, kind in entries(module))
 
@@ -65,12 +66,13 @@ def load_weights(module: nn.Module, layout: Layout, weights: Weights) -> None:
 
 
 def entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, Kind]]:
-    """Yield name, live tensor and kind of each `state_dict` entry, in its order. Raises SpecError, as `layout_of`."""
-    seen: dict[int, str] = {}
+    """Yield name, live tensor and kind of each entry of the layout, in the `state_dict`'s order. Raises SpecError."""
+    seen: set[int] = set()
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if (first := seen.setdefault(id(tensor), name)) != name:
-            raise SpecError(f"the model's {name} and {first} are one tensor; shared weights are not supported")
-        yield name, tensor, _kind(name, tensor)
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        if id(tensor) not in seen and not frozen:
+            yield name, tensor, _kind(name, tensor)
+        seen.add(id(tensor))
 
 
 def _kind(name: str, tensor: torch.Tensor) -> Kind:

@@ -121,7 +121,7 @@ def job_table(jobs: list[Job], now: datetime) -> Table:
             Text(plain(job["queue"])),
             f"{job['version']}/{job['rounds_total']}",
             number(job["loss"]),
-            percent(job["accuracy"]),
+            _short_score(job),
             str(job["workers"]),
             age(job["created_at"], now),
         )
@@ -135,7 +135,6 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         rows.append(("Error", Text("\n".join(map(plain, job["error"].splitlines())), "red")))
     if job["reason"]:
         rows.append(("Reason", plain(job["reason"])))
-    best = f", best {percent(job.get('best_accuracy'))} at {job['best_version']}" if job["best_version"] else ""
     rows.append(("Name", title(job)))
     if notes := job["spec"].get("notes"):
         rows.append(("Notes", Text("\n".join(map(plain, notes.splitlines())))))
@@ -148,7 +147,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),
         ("Epoch", str(job["epoch"] + 1)),
         ("Loss", number(job["loss"])),
-        ("Accuracy", percent(job["accuracy"]) + best),
+        _score(job),
         ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),
         ("Elapsed", elapsed(job, now)),
         ("Left", duration(job.get("left_s"))),
@@ -163,6 +162,24 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     for name, value in rows:
         table.add_row(name, Text(value) if isinstance(value, str) else value)
     return table
+
+
+def best(job: Job | ComparedJob) -> str:
+    """The accuracy, or the test loss, of the job's best version."""
+    if job.get("metric") == "loss":
+        return f"{number(job.get('best_loss'))} nats" if job.get("best_loss") is not None else NOTHING
+    return percent(job.get("best_accuracy"))
+
+
+def _short_score(job: Job) -> str:
+    if job.get("metric") == "loss" and (loss := job.get("test_loss")) is not None:
+        return f"{loss:.4f} nats, perplexity {number(job.get('perplexity'), 2)}"
+    return percent(job["accuracy"])
+
+
+def _score(job: Job) -> tuple[str, str]:
+    name = "Test loss" if job.get("metric") == "loss" else "Accuracy"
+    return name, _short_score(job) + (f", best {best(job)} at {job['best_version']}" if job["best_version"] else "")
 
 
 def submissions(job: Job) -> str:

@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.client import Client
-from computeshare.client.api.models import Event, Job, trouble
+from computeshare.client.api.models import Event, Job, quality, trouble
 from computeshare.client.event_thread import Follower
 from computeshare.terminal.command import DETACHED, FAILED
-from computeshare.terminal.output import console, duration, elapsed, number, percent, plain, print_json, status, title
+from computeshare.terminal.output import console, duration, elapsed, number, plain, print_json, status, title
 from computeshare.types import ENDED
 
 LINE_EVERY_S = 5.0
@@ -98,12 +98,12 @@ def line(job: Job, note: str = "") -> str:
 
 
 def figures(job: Job) -> list[str]:
-    """A job's known figures besides the version: loss, accuracy, samples per second, workers, time left."""
+    """A job's known figures besides the version: loss, score, samples per second, workers, time left."""
     found = []
     if job["loss"] is not None:
         found.append(f"loss {number(job['loss'])}")
-    if job["accuracy"] is not None:
-        found.append(f"accuracy {percent(job['accuracy'])}")
+    if score := quality(job):
+        found.append(score)
     if job["status"] not in ENDED:
         found.append(f"{job['samples_per_s']:,.0f} samples/s")
         found.append(f"{job['workers']} worker{'' if job['workers'] == 1 else 's'}")

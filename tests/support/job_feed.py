@@ -25,7 +25,7 @@ class Feed:
         spec = job["spec"]
         self.redis, self.job_id, self.now_ms = redis, job["id"], now_ms
         self.plan = Plan(spec["seed"], samples, spec["micro_batch"], spec["micro_batches_per_round"])
-        self.artifacts, self.version = artifacts, 0
+        self.artifacts, self.version, self.metric = artifacts, 0, job["metric"]
         self.workers: list[str] = []
 
     def token(self, version: int | None = None) -> Token:
@@ -88,4 +88,5 @@ class Feed:
     def scored(self, accuracy: float | None = None) -> None:
         accuracy = 0.99 - 0.9 * math.exp(-self.version / 80) if accuracy is None else accuracy
         loss = 2.2 * math.exp(-self.version / 90) + 0.08
-        self.tell("scored", token=str(self.token()), version=self.version, loss=loss, accuracy=accuracy, samples=10_000)
+        found = {"loss": loss, "accuracy": accuracy} if self.metric == "accuracy" else {"loss": loss}
+        self.tell("scored", token=str(self.token()), version=self.version, samples=10_000, **found)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from api.database import now_ms
-from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
 from tests.support.browser import Site
 from tests.support.job_feed import Feed
@@ -23,9 +22,9 @@ SPEC: dict[str, Any] = {
 def start(site: Site, **spec: Any) -> Feed:
     """A job whose events the returned feed writes; a field that is None is left out."""
     given = {name: value for name, value in (SPEC | spec).items() if value is not None}
-    job = site.services.jobs.create(JobSpec.model_validate(given)).model_dump(mode="json")
-    samples = catalog().datasets[job["spec"]["dataset"]].train
-    return Feed(site.redis, job, site.settings.artifacts_dir, now_ms() - 60_000, samples)
+    checked = JobSpec.model_validate(given)
+    job = site.services.jobs.create(checked).model_dump(mode="json")
+    return Feed(site.redis, job, site.settings.artifacts_dir, now_ms() - 60_000, checked.facts.train)
 
 
 def under_way(site: Site, versions: int = 120, **spec: Any) -> Feed:

@@ -19,6 +19,15 @@ export function loss(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+export const perplexity = (nats) => (nats === null || nats >= 700 ? null : Math.exp(nats));
+
+// A version's score: language models have no accuracy.
+export function score(accuracy, nats) {
+  if (accuracy !== null) return percent(accuracy);
+  const found = perplexity(nats);
+  return found === null ? "–" : `${loss(nats)} nats, perplexity ${found.toFixed(2)}`;
+}
+
 export function duration(seconds) {
   const left = Math.max(0, Math.floor(seconds));
   const index = UNITS.findIndex(([length]) => left >= length);

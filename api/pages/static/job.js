@@ -1,7 +1,7 @@
 // A job's page, live: one stream of events feeds the numbers, the plots and the parts that the server makes.
 
 import { actions } from "./actions.js";
-import { count, done, duration, loss, percent, rate } from "./format.js";
+import { count, done, duration, loss, percent, perplexity, rate, score } from "./format.js";
 import { everySecond, now, refresher } from "./live.js";
 import { logs } from "./logs.js";
 import { managing } from "./managing.js";
@@ -53,6 +53,8 @@ const FIELDS = {
   left,
   speed,
   accuracy: () => percent(job.accuracy),
+  test_loss: () => (job.test_loss === null ? "–" : `${loss(job.test_loss)} nats`),
+  perplexity: () => (job.perplexity === null ? "–" : job.perplexity.toFixed(2)),
   loss: () => loss(job.loss),
   samples_per_s: () => (job.status === "running" ? rate(job.samples_per_s) : "–"),
   workers: () => count(job.workers),
@@ -77,7 +79,10 @@ function show() {
   const state = job.status === "running" ? FIELDS.done() : job.status[0].toUpperCase() + job.status.slice(1);
   document.title = `${state} · ${job.title} – ComputeShare`;
   if (lowest) showBest("loss", `lowest test loss ${loss(lowest.value)} at version ${count(lowest.version)}`);
-  if (job.best_version !== null) showBest("accuracy", `best ${percent(job.best_accuracy)} at version ${count(job.best_version)}`);
+  if (job.best_version !== null) {
+    const best = `best ${score(job.best_accuracy, job.best_loss)} at version ${count(job.best_version)}`;
+    for (const plot of ["accuracy", "perplexity"]) showBest(plot, best);
+  }
 }
 
 // The events
@@ -132,6 +137,7 @@ const HANDLERS = {
     const seconds = Date.parse(at) / 1000;
     series.test_loss.put(data.version, seconds, data.loss);
     series.test_accuracy.put(data.version, seconds, data.accuracy);
+    series.perplexity.put(data.version, seconds, data.accuracy === null ? perplexity(data.loss) : null);
     if (data.loss !== null && (!lowest || data.loss < lowest.value)) lowest = { version: data.version, value: data.loss };
     changed();
     refresh();

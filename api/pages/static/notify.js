@@ -1,5 +1,7 @@
 // A button that has this browser say when a job completes, fails or pauses by itself, also while its page is hidden.
 
+import { loss, percent } from "./format.js";
+
 const ENDED = ["completed", "failed", "cancelled"];
 const ASKED = "Paused by a user"; // what the reason of a pause begins with that somebody wanted
 
@@ -7,8 +9,8 @@ const ASKED = "Paused by a user"; // what the reason of a pause begins with that
 export function news(before, job) {
   if (job.status === before) return null;
   if (job.status === "completed") {
-    const accuracy = job.accuracy === null ? "" : `, ${(100 * job.accuracy).toFixed(2)} % test accuracy`;
-    return `Completed${accuracy}`;
+    if (job.accuracy !== null) return `Completed, ${percent(job.accuracy)} test accuracy`;
+    return job.perplexity === null ? "Completed" : `Completed, test loss ${loss(job.test_loss)} nats`;
   }
   if (job.status === "failed") return `Failed: ${(job.error ?? "the cause is unknown").split("\n")[0].slice(0, 200)}`;
   if (job.status === "paused" && !(job.reason ?? "").startsWith(ASKED)) return (job.reason ?? "Paused").slice(0, 200);

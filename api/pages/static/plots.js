@@ -35,6 +35,10 @@ const PLOTS = {
     lines: [{ name: "test_accuracy", label: "Test", colour: "--test" }],
     value: percent, tick: (at) => `${+(at * 100).toFixed(2)} %`, range: withinOne, log: false,
   },
+  perplexity: {
+    lines: [{ name: "perplexity", label: "Test", colour: "--test" }],
+    value: (at) => at.toFixed(2), tick: (at) => compact.format(at), range: fromZero, log: true,
+  },
   speed: {
     lines: [{ name: "samples_per_s", label: "Samples/s", colour: "--train", smooth: true }],
     value: rate, tick: (at) => compact.format(at), range: fromZero, log: true,

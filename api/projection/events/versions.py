@@ -14,6 +14,7 @@ from api.projection.events.parser import (
     optional_of,
     text_of,
 )
+from computeshare.jobspec.tasks.facts import goodness
 from computeshare.types import ENDED
 
 
@@ -102,15 +103,16 @@ def scored(projection: JobProjection, event: StreamEvent) -> None:
 
 
 def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
-    """A version was scored: loss and accuracy on the test set."""
+    """A version was scored on the test set: its loss, and the accuracy of a classifier."""
     state, token = projection.state, projection.token(data["token"])
-    loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"])
+    loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"]) if "accuracy" in data else None
     row = projection.version_columns(token) | {"loss": loss, "accuracy": accuracy, "samples": count_of(data["samples"])}
     projection.changes.scores.append({**row, "at_ms": at_ms, "voided": False})
     if state["scored_version"] is None or token.version >= state["scored_version"]:
-        state["scored_version"], state["accuracy"] = token.version, accuracy
-    if state["best_accuracy"] is None or accuracy > state["best_accuracy"]:
-        state["best_version"], state["best_accuracy"] = token.version, accuracy
+        state["scored_version"], state["accuracy"], state["test_loss"] = token.version, accuracy, loss
+    best = {"accuracy": state["best_accuracy"], "loss": state["best_loss"]}
+    if state["best_version"] is None or goodness(row) > goodness(best):
+        state["best_version"], state["best_accuracy"], state["best_loss"] = token.version, accuracy, loss
 
 
 def stopped(projection: JobProjection, event: StreamEvent) -> None:

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.cli.connection import Home, Json, Url, connect, job_ids
-from computeshare.client.api.models import Comparison
+from computeshare.client.api.models import Comparison, quality
 from computeshare.jobspec.documents.differences import FEWEST, MOST
-from computeshare.terminal.output import NOTHING, console, duration, number, percent, plain, print_json, size, status
+from computeshare.terminal.output import NOTHING, best, console, duration, number, plain, print_json, size, status
 
 
 def compare(
@@ -43,13 +43,13 @@ def side_by_side(found: Comparison) -> Table:
     table.add_column("", style="bold", no_wrap=True)
     for job in jobs:
         table.add_column(Text(plain(job["id"])), overflow="fold")
-    best = [f" at {job['best_version']}" if job["best_version"] else "" for job in jobs]
+    found_at = [f" at {job['best_version']}" if job["best_version"] else "" for job in jobs]
     rows: dict[str, list[str | Text]] = {
         "Name": [plain(job["title"]) for job in jobs],
         "State": [status(job) for job in jobs],
         "Version": [f"{job['version']}/{job['rounds_total']}" for job in jobs],
-        "Best": [percent(job["best_accuracy"]) + at for job, at in zip(jobs, best, strict=True)],
-        "Last": [percent(job["accuracy"]) for job in jobs],
+        "Best": [best(job) + at for job, at in zip(jobs, found_at, strict=True)],
+        "Last": [quality(job) or NOTHING for job in jobs],
         "Lowest test loss": [number(job["lowest_test_loss"]) for job in jobs],
         "Loss": [number(job["loss"]) for job in jobs],
         "Up": [size(job["bytes_up"]) for job in jobs],

@@ -16,6 +16,7 @@ from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies.base import Strategy
 from computeshare.strategies.registry import KINDS
 
@@ -85,7 +86,8 @@ def _of(model: type[BaseModel], defaults: Any, above: str = "", kinds: Sequence[
         elif inner := _inner(info.annotation):
             if control_of(info):
                 yield _field(path, info, None, serving)
-            yield from _of(inner, default or {}, f"{path}.", serving)
+            usual = default or (inner.model_construct().model_dump() if inner is GptArgs else {})
+            yield from _of(inner, usual, f"{path}.", serving)
             if inner is OptimizerSpec:
                 for argument, about in OptimizerSpec.COMMON.items():
                     common = FieldInfo.from_annotation(about)
@@ -134,12 +136,16 @@ def _type(annotation: Any) -> FieldType:
 def _choices(path: str, annotation: Any) -> Sequence[str]:
     known = catalog()
     if path == "dataset":
-        return sorted(known.datasets)
+        return sorted([*known.datasets, *known.texts])
     if path == "model":
-        return sorted(known.models, key=lambda name: (known.models[name].source != "computeshare", name))
+        return sorted([*known.models, *LANGUAGE_MODELS], key=lambda name: (_is_torchvisions(name), name))
     if path.endswith("optimizer.name"):
         return sorted(known.optimizers)
     return [value for one in _arms(annotation) if get_origin(one) is Literal for value in get_args(one)]
+
+
+def _is_torchvisions(model: str) -> bool:
+    return model in catalog().models and catalog().models[model].source == "torchvision"
 
 
 def _limits(info: FieldInfo) -> str:

@@ -1,5 +1,6 @@
 """The pages in a real browser, on the real application; events are written to the stream as the training would."""
 
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -47,6 +48,34 @@ def test_plots_and_numbers_grow_without_reloading(site: Site, opened: Any) -> No
     expect(page).to_have_title(re.compile(r"^15 % · mnist, lenet5"))
     assert page.evaluate("() => window.same") is True
     assert page.locator(".u-wrap canvas").count() == 4
+
+
+def test_a_language_models_page_follows_its_loss_and_perplexity(site: Site, opened: Any) -> None:
+    spec = {"name": "shakespeare", "dataset": "tinyshakespeare", "model": "gpt"}
+    feed = under_way(site, 40, **spec)
+    page = opened(f"/jobs/{feed.job_id}")
+
+    def told(version: int) -> tuple[str, str]:
+        loss = 2.2 * math.exp(-version / 90) + 0.08
+        return f"{text_format.loss(loss)} nats", f"{math.exp(loss):.2f}"
+
+    for version in (40, 60):
+        nats, perplexity = told(version)
+        expect(page.locator("[data-field=test_loss]")).to_have_text(nats)
+        expect(page.locator("[data-field=perplexity]")).to_have_text(perplexity)
+        expect(page.locator("[data-plot=perplexity]")).to_have_attribute("data-points", str(version // 20))
+        best = f"best {nats}, perplexity {perplexity} at version {version}"
+        expect(page.locator("[data-best=perplexity]")).to_have_text(best)
+        feed.versions(20)
+        feed.scored()
+    expect(page.locator("[data-field=accuracy]")).to_have_count(0)
+    page.goto(f"{site.url}/?search=shakespeare")
+    expect(page.locator("tbody tr")).to_contain_text("nats, perplexity ")
+    other = under_way(site, 20)
+    page.goto(f"{site.url}/compare?job={feed.job_id}&job={other.job_id}")
+    expect(page.locator("#results")).to_contain_text("Best score")
+    expect(page.locator("[data-plot=accuracy]")).to_have_attribute("data-points", "1")
+    expect(page.locator("[data-plot=perplexity]")).to_have_attribute("data-points", "4")
 
 
 def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves(site: Site, opened: Any) -> None:

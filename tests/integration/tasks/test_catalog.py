@@ -25,6 +25,7 @@ def committed() -> dict[str, Any]:
 
 def test_data_sets_and_optimizers_are_those_installed(committed: dict[str, Any]) -> None:
     assert committed["datasets"] == catalog_table.dataset_entries(), REMEDY
+    assert committed["texts"] == catalog_table.text_entries(), REMEDY
     assert committed["optimizers"] == catalog_table.optimizer_entries(), REMEDY
 
 

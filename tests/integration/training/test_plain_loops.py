@@ -47,13 +47,13 @@ LOCAL = {
 }
 
 
-def instance_of(spec: JobSpec) -> TaskInstance:
-    return task_of(spec).instance(spec.seed, "train", Path())
+def instance_of(spec: JobSpec, data_dir: Path = Path()) -> TaskInstance:
+    return task_of(spec).instance(spec.seed, "train", data_dir)
 
 
-def trained(spec: JobSpec) -> Vector:
+def trained(spec: JobSpec, data_dir: Path = Path()) -> Vector:
     """The parameters that a job ends with, without its processes; the moving average, where it keeps one."""
-    instance = instance_of(spec)
+    instance = instance_of(spec, data_dir)
     step, replica = ServerStep(spec, instance.layout), replica_of(spec, instance, CPU)
     model = step.load(weights_of(instance.module, instance.layout), b"")
     for version in range(1, spec.rounds_total + 1):
@@ -199,6 +199,36 @@ def test_pieces_of_a_micro_batch_add_up_as_in_a_plain_loop(strategy: dict[str, A
         optimizer.step()
     expected = weights_of(module, instance.layout).parameters
     np.testing.assert_allclose(trained(spec), expected, rtol=0, atol=1e-6)
+
+
+def test_a_gpt_ends_with_the_weights_of_nanogpts_loop(shakespeare_dir: Path) -> None:
+    spec = JobSpec.model_validate(
+        {
+            **JOB,
+            "dataset": "tinyshakespeare",
+            "model": "gpt",
+            "model_args": {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32},
+            "micro_batch": 12,
+            "optimizer": {"name": "AdamW", "lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1},
+            "schedule": {"name": "cosine", "warmup": 10, "final": 0.1},
+            "clip_norm": 1.0,
+            "decay": "matrices",
+        }
+    )
+    instance = instance_of(spec, shakespeare_dir)
+    module = instance.module.train()
+    optimizer = torch.optim.AdamW(groups(module, True), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    scheduler, losses = LambdaLR(optimizer, cosine), list[float]()
+    for symbols, targets in batches(spec, instance):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(module(symbols).flatten(0, 1), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    assert np.array_equal(trained(spec, shakespeare_dir), weights_of(module, instance.layout).parameters)
+    assert losses[0] > 4 and losses[-1] < 3.2, losses
 
 
 def test_a_state_is_gone_on_from_at_another_rate() -> None:

@@ -7,10 +7,11 @@ import pytest
 from api.stored_specs import plan_of
 from computeshare.jobspec.spec import JobSpec
 
+GPT = {"dataset": "tinyshakespeare", "model": "gpt", "model_args": {"block_size": 32}}
 LOCAL = {"kind": "local", "inner_steps": 3, "replicas": 2}
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": LOCAL}, {"micro_batch": 7, "seed": 5}])
+@pytest.mark.parametrize("changes", [{}, {"strategy": LOCAL}, {"micro_batch": 7, "seed": 5}, GPT])
 def test_the_plan_of_a_stored_job_is_that_of_its_specification(changes: dict[str, Any]) -> None:
     spec = JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", **changes})
     document = spec.model_dump(mode="json")

@@ -126,3 +126,12 @@ def test_what_killed_writers_left_goes_after_an_hour(tmp_path: Path) -> None:
     os.utime(old, (time.time() - 7200,) * 2)
     job.run([1])
     assert not old.exists() and young.exists()
+
+
+def test_the_best_of_a_language_model_has_the_lowest_loss(tmp_path: Path) -> None:
+    written = Written(tmp_path, dataset="tinyshakespeare", model="gpt", evaluate_every=1, keep={"last": 2, "best": 1})
+    for version, loss in enumerate([2.0, 1.5, 1.7, 1.6, 1.8], 1):
+        token = written.write(version)
+        written.artifacts.save_score(token, {"loss": loss, "samples": 3})
+        written.retention.prune(token)
+    assert written.left() == [2, 4, 5]

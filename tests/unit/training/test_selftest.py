@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images.classification import ImageClassification
+from computeshare.tasks.text.language_model import LanguageModel
 from computeshare.training import selftest
 from computeshare.training.selftest import CPU, Compute, Make, TrialBatch, gradient_of
 from computeshare.types import Vector
@@ -43,6 +45,13 @@ def convolutions_off(vector: Vector, its: TaskInstance, by: float = 0.01) -> Vec
     for tensor in its.layout.tensors:
         if tensor.name.startswith("conv") or ".conv" in tensor.name:
             changed[tensor.start : tensor.stop] *= 1 + by
+    return changed
+
+
+def attention_off(call: int, vector: Vector, its: TaskInstance) -> Vector:
+    changed = vector.copy()
+    for tensor in its.layout.tensors:
+        changed[tensor.start : tensor.stop] *= 1.01 if "attention" in tensor.name and call > 1 else 1
     return changed
 
 
@@ -83,6 +92,13 @@ def test_a_cpu_that_does_not_repeat_its_bits_is_found() -> None:
 
 def test_this_machines_own_cpu_passes_with_and_without_random_layers() -> None:
     assert [selftest.run(subject(name), CPU).trouble for name in ("lenet5", "simplenet")] == ["", ""]
+
+
+def test_a_language_model_is_tested_without_its_dropout() -> None:
+    task = LanguageModel("tinyshakespeare", GptArgs(n_layer=1, n_head=2, n_embd=16, block_size=8, dropout=0.5))
+    trial = selftest.run(task.on_noise(selftest.SAMPLES), OTHER, device_with(lambda _, vector, __: vector))
+    assert trial.trouble == "" and trial.saved_bytes > 0
+    assert selftest.run(task.on_noise(selftest.SAMPLES), OTHER, device_with(attention_off)).trouble
 
 
 def rounded_otherwise(its: TaskInstance, device: torch.device, batch: TrialBatch) -> Compute:

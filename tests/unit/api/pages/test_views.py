@@ -11,8 +11,8 @@ def metrics(train: int, scored_every: int) -> Metrics:
     at = datetime.now(UTC)
     series = [Point(version=v, value=float(v), at=at) for v in range(1, train + 1)]
     scored = [point for point in series if point.version % scored_every == 0]
-    none: dict[str, list[Point]] = {"samples_per_s": [], "bytes_up": [], "bytes_down": [], "staleness": []}
-    return Metrics(train_loss=series, test_loss=scored, test_accuracy=scored, **none)
+    given = {"train_loss": series, "test_loss": scored, "test_accuracy": scored}
+    return Metrics(**{name: given.get(name, []) for name in Metrics.model_fields})
 
 
 def test_each_version_is_one_row_and_the_newest_comes_first() -> None:

@@ -60,6 +60,15 @@ def test_best_version_is_the_first_with_the_highest_accuracy() -> None:
     assert (columns["scored_version"], columns["accuracy"]) == (4, 0.1)
 
 
+def test_best_version_of_a_language_model_is_the_first_with_the_lowest_loss() -> None:
+    def scored(number: int, loss: float) -> tuple[str, dict[str, Any]]:
+        return "scored", {"token": f"1.{number}.{number:016x}", "loss": loss, "samples": 5}
+
+    columns = projected(scored(1, float("nan")), scored(3, 1.5), scored(2, 1.5), scored(4, 1.9)).state
+    assert (columns["best_version"], columns["best_loss"], columns["best_accuracy"]) == (3, 1.5, None)
+    assert (columns["scored_version"], columns["test_loss"], columns["accuracy"]) == (4, 1.9, None)
+
+
 def test_leases_freed_by_a_worker_that_left_count_as_reassigned() -> None:
     left = {"worker": "w1", "session": "s", "reason": "not heard of any more", "freed": [9, 10]}
     projection = projected(("left", left))

@@ -125,13 +125,6 @@ def test_buffers_that_are_not_saved_are_not_weights() -> None:
     assert [t.name for t in layout_of(module).tensors] == ["weight", "bias"]
 
 
-def test_shared_weights_are_refused() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    module[1].weight = module[0].weight
-    with pytest.raises(SpecError, match=r"1\.weight and 0\.weight are one tensor"):
-        layout_of(module)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_other_floating_types_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(SpecError, match=f"weight is {dtype}"):

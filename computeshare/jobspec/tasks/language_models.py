@@ -1,0 +1,42 @@
+"""Language models that a JobSpec may name, and the samples that a text gives them. Pure."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from computeshare.jobspec.part import Part
+
+LANGUAGE_MODELS = ("gpt",)
+TRAIN_PERCENT = 90
+"""The first characters of a text, which train; the rest is the test split."""
+
+
+class GptArgs(Part):
+    """The size of a `gpt`; the defaults are nanoGPT's for a CPU."""
+
+    n_layer: int = Field(4, ge=1, le=96, title="Layers", description="blocks of attention and perceptron")
+    n_head: int = Field(4, ge=1, le=128, title="Attention heads", description="of each layer")
+    n_embd: int = Field(128, ge=1, le=16_384, title="Width", description="a multiple of n_head")
+    block_size: int = Field(64, ge=1, le=8192, title="Context", description="characters of a sample")
+    dropout: float = Field(0.0, ge=0, lt=1, title="Dropout", description="share of values that training leaves out")
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
+        return self
+
+    def parameters(self, symbols: int) -> int:
+        """The model's number of parameters for a vocabulary of so many symbols."""
+        width = self.n_embd
+        return (symbols + self.block_size + 1) * width + self.n_layer * (12 * width**2 + 2 * width)
+
+
+def train_characters(characters: int) -> int:
+    """How many of a text's characters train."""
+    return characters * TRAIN_PERCENT // 100
+
+
+def samples(characters: int, block_size: int) -> int:
+    """How many windows of `block_size` characters a split has whose targets, one character later, lie in it as well."""
+    return max(0, characters - 1) // block_size

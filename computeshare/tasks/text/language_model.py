@@ -1,0 +1,91 @@
+"""A language model as a task: symbols in, logits of the next symbol out, the cross-entropy per symbol in nats."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.tasks.language_models import GptArgs
+from computeshare.tasks import modules
+from computeshare.tasks.base import Batch, Better, SplitName, Task
+from computeshare.tasks.text import texts
+from computeshare.tasks.text.gpt import Gpt
+from computeshare.tasks.text.texts import TextSplit
+from computeshare.tasks.usage import Usage
+
+SYMBOLS_AT_ONCE = 16_384
+"""Symbols that are scored together: a batch's activations fit a small machine's memory whatever the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel(Task):
+    """A `gpt` on a text of `tasks.text.texts`.
+
+    Batches are pairs of int64 symbols (n, block_size): a window of the text, and the same window one symbol later.
+
+    Args:
+        label_smoothing: share of each target that the training loss spreads evenly over all symbols.
+        validation: as `Task.validation`.
+    """
+
+    dataset: str
+    args: GptArgs
+    label_smoothing: float = 0.0
+    validation: float = 0.0
+
+    metrics: ClassVar[Mapping[str, Better]] = {}
+
+    @property
+    def name(self) -> str:
+        return "gpt"
+
+    @property
+    def symbols(self) -> int:
+        """The size of the vocabulary."""
+        return catalog().texts[self.dataset].symbols
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"model": self.name, "args": self.args.model_dump(), "symbols": self.symbols}
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            "text-generation",
+            f"Symbols (n, t) int64, t at most {self.args.block_size}, to the logits (n, t, {self.symbols}) of each "
+            f"symbol's successor. A character's symbol is its place in {texts.DEFINITIONS[self.dataset].alphabet!r}.",
+        )
+
+    @property
+    def scored_at_once(self) -> int:
+        return max(1, SYMBOLS_AT_ONCE // self.args.block_size)
+
+    def module(self, seed: int) -> nn.Module:
+        with modules.drawn_from(seed):
+            return Gpt(self.symbols, self.args)
+
+    def prepare(self, data_dir: Path) -> None:
+        texts.prepare(self.dataset, data_dir)
+
+    def open(self, split: SplitName, data_dir: Path) -> TextSplit:
+        return texts.open_split(self.dataset, split, data_dir, self.args.block_size)
+
+    def noise(self, samples: int, seed: int) -> TextSplit:
+        source = np.random.Generator(np.random.PCG64(seed))
+        symbols = source.integers(0, self.symbols, samples * self.args.block_size + 1, np.uint8)
+        return TextSplit(symbols, self.args.block_size)
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        symbols, targets = batch
+        logits = module(symbols).flatten(0, 1)
+        return functional.cross_entropy(logits, targets.flatten(), label_smoothing=self.label_smoothing)
+
+    def sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        symbols, targets = batch
+        loss = functional.cross_entropy(module(symbols).flatten(0, 1), targets.flatten(), reduction="sum")
+        return {"loss": loss / self.args.block_size}  # a sample's loss is the mean over its symbols

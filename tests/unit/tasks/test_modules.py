@@ -1,0 +1,38 @@
+"""A module's weights as flat vectors: what is shared travels once, what is frozen not at all."""
+
+import torch
+from torch import nn
+
+from computeshare.tasks.modules import layout_of, load_weights, weights_of
+
+
+class Tied(nn.Module):
+    """A table that is read, and used again as the matrix of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.hidden, self.head = nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.table.weight
+
+
+def test_a_tied_tensor_is_one_entry_and_stays_tied() -> None:
+    source, target = Tied(), Tied()
+    layout = layout_of(source)
+    assert [one.name for one in layout.tensors] == ["table.weight", "hidden.weight", "hidden.bias"]
+    assert layout.parameters == sum(p.numel() for p in source.parameters())
+    load_weights(target, layout, weights_of(source, layout))
+    assert torch.equal(target.head.weight, source.table.weight)
+    assert target.head.weight is target.table.weight
+
+
+def test_a_frozen_parameter_does_not_travel() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    module[0].requires_grad_(False)
+    layout = layout_of(module)
+    assert [one.name for one in layout.tensors] == ["1.weight", "1.bias"]
+    before = module[0].get_parameter("weight").clone()
+    weights = weights_of(module, layout)
+    weights.parameters[:] = 7
+    load_weights(module, layout, weights)
+    assert torch.equal(module[0].get_parameter("weight"), before)
+    assert bool((module[1].get_parameter("weight") == 7).all())
