@@ -19,9 +19,11 @@ from PIL import Image
 
 from computeshare.errors import DatasetError
 from computeshare.jobspec.catalog import dataset_names
+from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.images import datasets, torchvision_sets
 from computeshare.tasks.images.datasets import open_split, prepare, prepared_path
 from computeshare.tasks.images.definitions import DEFINITIONS, NOT_OFFERED, SPLITS, Shape
+from computeshare.tasks.registry import task_of
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (64, 3), dtype=np.uint8)
 
@@ -132,6 +134,14 @@ def test_images_of_varying_size_are_resized_once_to_the_jobs_input(pets: Path, s
     expected = COLOURS[4:7].reshape(3, 3, 1, 1).astype(int)
     assert np.abs(split.images - expected).max() <= 2  # JPEG
     assert split.batch(np.array([1]))[0].shape == (1, *shape)
+
+
+def test_a_job_trains_on_images_of_its_input(pets: Path) -> None:
+    spec = JobSpec(dataset="OxfordIIITPet", model="mlp", input=(3, 12, 6))
+    instance = task_of(spec).instance(0, "train", pets)
+    images, labels = instance.split.batch(np.arange(4))
+    assert images.shape == (4, 3, 12, 6) and labels.tolist() == [0, 1, 2, 3]
+    assert instance.module(images).shape == (4, 37)
 
 
 def test_images_are_decoded_once(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
