@@ -55,7 +55,7 @@ def show_job(
         logs=logs,
         shown=shown_as(view.job.spec, request),
         ended=view.job.status in ENDED,
-        best_loss=_best_loss(lowest),
+        best_loss=_best_loss(lowest, view.job),
         best=_best(view.job),
         data=_page_data(view.job, series, lowest),
     )
@@ -124,10 +124,11 @@ def show_timeline(
     return render(request, "timeline.html", job=job, page=page, names=names, cursor=cursor, older=older)
 
 
-def _best_loss(lowest: Lowest | None) -> str:
+def _best_loss(lowest: Lowest | None, job: JobPublic) -> str:
     if lowest is None:
         return ""
-    return f"lowest test loss {text_format.loss(lowest.value)} at version {text_format.count(lowest.version)}"
+    part = "validation" if job.spec.get("validation") else "test"
+    return f"lowest {part} loss {text_format.loss(lowest.value)} at version {text_format.count(lowest.version)}"
 
 
 def _best(job: JobPublic) -> str:

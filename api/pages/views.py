@@ -52,6 +52,9 @@ class JobsView:
     first: bool
 
 
+SCORES = {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"}
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A line of the table behind the plots."""
@@ -60,6 +63,8 @@ class Row:
     train_loss: float | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
     perplexity: float | None = None
     samples_per_s: float | None = None
     bytes_up: float | None = None
@@ -214,7 +219,7 @@ def rows(metrics: Metrics) -> list[Row]:
     for name in {one.name for one in fields(Row)} & Metrics.model_fields.keys():
         for point in getattr(metrics, name):
             values[point.version][name] = point.value
-    with_score = {v for v, found in values.items() if "test_accuracy" in found or "test_loss" in found}
+    with_score = {v for v, found in values.items() if found.keys() & SCORES}
     scored, unscored = _thinned(sorted(with_score, reverse=True)), sorted(values.keys() - with_score, reverse=True)
     others = _thinned(unscored) if len(scored) < TABLE_POINTS // 2 else []
     return [Row(v, **values[v]) for v in sorted({*scored, *others}, reverse=True)]

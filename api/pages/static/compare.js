@@ -13,6 +13,12 @@ function read(data) {
   return data.map(({ title, start, series }) => ({ title, start, series: allSeries(series) }));
 }
 
+// A job's scores: on its validation split, if it has one.
+function scores(series, name) {
+  const held = series[name.replace("test_", "validation_")];
+  return held?.versions.length ? held : series[name];
+}
+
 // Every job's lines in its own colour; the second kind of a plot is dashed.
 function linesOf(lines) {
   return jobs.flatMap(({ title, start, series }, number) =>
@@ -21,7 +27,7 @@ function linesOf(lines) {
       label: lines.length > 1 ? `${title}: ${line.label.toLowerCase()}` : title,
       colour: `--line-${number + 1}`,
       dash: kind ? [6, 4] : undefined,
-      series: series[line.name],
+      series: scores(series, line.name),
       start,
     })),
   );

@@ -8,7 +8,7 @@ import { managing } from "./managing.js";
 import "./menu.js";
 import { notes } from "./notes.js";
 import { notify } from "./notify.js";
-import { plots } from "./plots.js";
+import { asScored, plots } from "./plots.js";
 import { allSeries } from "./series.js";
 import { choose, keepZoom, view } from "./view.js";
 
@@ -20,6 +20,7 @@ const values = document.getElementById("values");
 const series = {};
 const refresh = refresher(() => `/jobs/${page.job.id}/parts${values.open ? "?table=true" : ""}`, 2000);
 let job = page.job;
+const part = job.spec.validation ? "validation" : "test"; // of the data: versions are scored on it
 let lastEventId = job.last_event_id;
 let lowest = page.lowest; // { version, value } of the test loss, null until there is one
 let sent = job; // the snapshot that the traffic of versions is counted from
@@ -78,7 +79,7 @@ function show() {
   document.querySelector("#updated time").dateTime = job.updated_at;
   const state = job.status === "running" ? FIELDS.done() : job.status[0].toUpperCase() + job.status.slice(1);
   document.title = `${state} · ${job.title} – ComputeShare`;
-  if (lowest) showBest("loss", `lowest test loss ${loss(lowest.value)} at version ${count(lowest.version)}`);
+  if (lowest) showBest("loss", `lowest ${part} loss ${loss(lowest.value)} at version ${count(lowest.version)}`);
   if (job.best_version !== null) {
     const best = `best ${score(job.best_accuracy, job.best_loss)} at version ${count(job.best_version)}`;
     for (const plot of ["accuracy", "perplexity"]) showBest(plot, best);
@@ -96,7 +97,8 @@ const valuesOf = ({ loss, samples_per_s, staleness }) => ({
 });
 
 const start = () => Date.parse(job.started_at ?? job.created_at) / 1000;
-const changed = plots((lines) => lines.map((line) => ({ ...line, series: series[line.name], start: start() })), view, keepZoom);
+const drawn = (line) => ({ ...line, series: series[line.name], start: start() });
+const changed = plots((lines) => lines.map((line) => drawn(asScored(line, job))), view, keepZoom);
 choose(() => changed(true));
 
 // What each of the versions since the snapshot before has sent, on average.
@@ -135,8 +137,8 @@ const HANDLERS = {
   },
   scored({ at, data }) {
     const seconds = Date.parse(at) / 1000;
-    series.test_loss.put(data.version, seconds, data.loss);
-    series.test_accuracy.put(data.version, seconds, data.accuracy);
+    series[`${part}_loss`].put(data.version, seconds, data.loss);
+    series[`${part}_accuracy`].put(data.version, seconds, data.accuracy);
     series.perplexity.put(data.version, seconds, data.accuracy === null ? perplexity(data.loss) : null);
     if (data.loss !== null && (!lowest || data.loss < lowest.value)) lowest = { version: data.version, value: data.loss };
     changed();
@@ -144,7 +146,7 @@ const HANDLERS = {
   },
   opened({ data }) {
     for (const one of Object.values(series)) one.cut(data.version);
-    if (lowest?.version > data.version) lowest = series.test_loss.best((a, b) => a < b);
+    if (lowest?.version > data.version) lowest = series[`${part}_loss`].best((a, b) => a < b);
     changed();
     refresh(true); // what the page said of the lost versions is no longer so
   },

@@ -122,6 +122,12 @@ function table(plot, lines, view) {
   return uPlot.join(columns);
 }
 
+// A line of the scores of a job: on its validation split, if it has one.
+export function asScored(line, job) {
+  if (!job.spec.validation || !line.name.startsWith("test_")) return line;
+  return { ...line, name: line.name.replace("test", "validation"), label: "Validation" };
+}
+
 // Draws into the elements marked with data-plot; returns a function that says that the lines, or the view, have changed.
 //
 // `linesOf(name, lines)` gives each of a plot's lines its `series` (and `start`, in seconds): one for the job of a page,

@@ -307,6 +307,8 @@ def test_scores_on_a_validation_split_are_called_so_and_the_test_set_comes_at_th
     assert shown["tested"] == {"loss": 1.5, "accuracy": 0.25, "samples": 10_000}
     assert [point["value"] for point in metrics["validation_accuracy"]] == [0.75, 0.5]
     assert metrics["test_accuracy"] == metrics["test_loss"] == []
+    page = client.get(f"/jobs/{job}").text
+    assert "Validation accuracy" in page and "lowest validation loss" in page
 
 
 def test_download_can_be_resumed_and_is_not_repeated(

@@ -30,3 +30,10 @@ def test_a_job_that_is_seldom_scored_shows_other_versions_too() -> None:
     found = rows(metrics(1000, 500))
     assert {1000, 500} < {row.version for row in found}
     assert TABLE_POINTS // 2 < len(found) <= 2 * TABLE_POINTS
+
+
+def test_scores_on_a_validation_split_are_rows_too() -> None:
+    of_test = metrics(40, 20)
+    held = of_test.model_copy(update={"validation_loss": of_test.test_loss, "test_loss": [], "test_accuracy": []})
+    found = {row.version: row for row in rows(held)}
+    assert (found[20].validation_loss, found[20].test_loss, found[19].validation_loss) == (20.0, None, None)
