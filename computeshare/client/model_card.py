@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from computeshare.client.api.models import Checkpoint, EpochLedger, Job, JobWorker
+from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.tasks.usage import Usage
 from computeshare.types import plain
 
@@ -23,7 +24,9 @@ class Facts:
     workers: Sequence[JobWorker]
 
     def scores(self) -> dict[str, dict[str, float]]:
-        """The version's accuracy (a fraction) and loss, where they were computed, by the split of the data."""
+        """The version's accuracy (a fraction) and loss, where they were computed, by the split of the data; a language
+        model has a perplexity, too.
+        """
         job: Any = self.job
         found: dict[str, Any] = {"test": self.checkpoint}
         if job["spec"].get("validation"):
@@ -33,6 +36,10 @@ class Facts:
             split: {name: score[name] for name in ("accuracy", "loss") if score.get(name) is not None}
             for split, score in found.items()
         }
+        if job.get("metric") == "loss":
+            for scores in named.values():
+                if (value := perplexity(scores.get("loss"))) is not None:
+                    scores["perplexity"] = value
         return {split: scores for split, scores in named.items() if scores}
 
 

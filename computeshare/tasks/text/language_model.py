@@ -59,6 +59,8 @@ class LanguageModel(Task):
             "text-generation",
             f"Symbols (n, t) int64, t at most {self.args.block_size}, to the logits (n, t, {self.symbols}) of each "
             f"symbol's successor. A character's symbol is its place in {texts.DEFINITIONS[self.dataset].alphabet!r}.",
+            f"from {GptArgs.__module__} import GptArgs\nfrom {Gpt.__module__} import Gpt\n\n"
+            f"module = Gpt({self.symbols}, {self.args!r})",
         )
 
     @property

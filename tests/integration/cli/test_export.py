@@ -23,6 +23,12 @@ from computeshare.terminal.command import run
 LENET = {"dataset": "mnist", "model": "lenet5"}
 RESNET = {"dataset": "digits", "model": "resnet18", "input": (3, 32, 32)}
 
+GPT = {
+    "dataset": "tinyshakespeare",
+    "model": "gpt",
+    "model_args": {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 16},
+}
+
 
 def exported(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """What the command prints as JSON; it has to succeed."""
@@ -46,7 +52,7 @@ def test_safetensors_and_state_dict_fit_a_plain_torchvision_module(
     assert sorted(path.name for path in Path().glob("*-v1.*")) == [f"{job.id}-v1.pt", f"{job.id}-v1.safetensors"]
 
 
-@pytest.mark.parametrize("spec", [LENET, RESNET], ids=lambda spec: spec["model"])
+@pytest.mark.parametrize("spec", [LENET, RESNET, GPT], ids=lambda spec: spec["model"])
 def test_onnx_gives_the_same_outputs_for_batches_of_any_size(
     trained: Callable[..., Job], capsys: pytest.CaptureFixture[str], spec: dict[str, Any]
 ) -> None:

@@ -64,6 +64,12 @@ def test_scores_are_those_of_the_split_that_they_were_computed_on() -> None:
     assert "test split" not in earlier
 
 
+def test_a_language_model_has_loss_and_perplexity_and_no_accuracy() -> None:
+    text = card(metric="loss", accuracy=None, loss=1.5)
+    assert "| Loss on the test split | 1.5000 |\n| Perplexity on the test split | 4.4817 |" in text
+    assert "Accuracy" not in text and "perplexity" not in card().lower()
+
+
 def test_a_moving_average_is_told() -> None:
     assert "moving average of the job's versions, of decay 0.99" in card(spec={**SPEC, "ema": 0.99})
     assert "moving average" not in card()

@@ -7,7 +7,7 @@ from torch import nn
 
 from computeshare.errors import ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.images.models import ResidualBlock, build
+from computeshare.tasks.images.models import ResidualBlock, build, construction
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
 
 MNIST = (1, 28, 28)
@@ -129,3 +129,12 @@ def test_buffers_that_are_not_saved_are_not_weights() -> None:
 def test_other_floating_types_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(SpecError, match=f"weight is {dtype}"):
         layout_of(nn.Linear(2, 2).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", MNIST), ("squeezenet1_1", (3, 32, 32)), ("squeezenet1_1", (1, 32, 32))]
+)
+def test_the_code_that_is_told_to_users_builds_the_same_module(name: str, shape: tuple[int, int, int]) -> None:
+    made: dict[str, nn.Module] = {}
+    exec(construction(name, shape, 7), made)  # noqa: S102
+    assert layout_of(made["module"]) == layout_of(build(name, shape, 7, 0))

@@ -69,3 +69,9 @@ def test_long_contexts_are_scored_in_small_batches() -> None:
 
 def test_unknown_characters_have_no_symbol() -> None:
     assert encoded("tinyshakespeare", "\nA\u00e9z").tolist() == [0, 13, 64]
+
+
+def test_the_code_that_is_told_to_users_builds_the_same_module() -> None:
+    made: dict[str, nn.Module] = {}
+    exec(TASK.usage.build, made)  # noqa: S102
+    assert layout_of(made["module"]) == layout_of(TASK.module(0))
