@@ -13,6 +13,9 @@ from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.tasks.usage import Usage
 from computeshare.types import plain
 
+PRIVATE = ("queue", "priority", "notes")
+"""Fields of a job that say nothing of its model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -65,7 +68,7 @@ def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
         "With access to the control plane:",
         _code("python", _from_job(job, checkpoint)),
         "## Settings",
-        _code("json", json.dumps(spec, indent=2)),
+        _code("json", json.dumps({name: spec[name] for name in spec if name not in PRIVATE}, indent=2)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

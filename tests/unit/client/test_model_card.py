@@ -83,6 +83,11 @@ def test_the_card_tells_version_digest_ledger_and_machines() -> None:
     assert "on 2 workers (cpu, cuda (H100))" in text and "initial weights drawn from seed 7" in text
 
 
+def test_what_concerns_the_owner_alone_is_left_out() -> None:
+    text = card(spec={**SPEC, "notes": "for my boss", "queue": "cellar", "epochs": 3})
+    assert "boss" not in text and "cellar" not in text and '"epochs": 3' in text
+
+
 def test_a_fork_names_its_origin() -> None:
     origin = {"job_id": "old", "version": 3, "sha256": "", "optimizer": "kept"}
     text = card(forked_from=origin)
