@@ -10,6 +10,7 @@ from computeshare import __version__
 from computeshare.cli import queues, webhooks, workers
 from computeshare.cli.connection import Home, Json, Url, settings
 from computeshare.cli.export import export
+from computeshare.cli.generate import generate
 from computeshare.cli.jobs import commands
 from computeshare.cli.predict import predict
 from computeshare.settings import Settings, login_path
@@ -25,6 +26,7 @@ app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queues")
 app.command()(export)
 app.command()(predict)
+app.command()(generate)
 
 
 def _print_version(wanted: bool) -> None:

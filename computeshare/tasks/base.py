@@ -119,6 +119,16 @@ class Task(ABC):
         """
         raise SpecError(f"{self.name} does not classify files: choose a job that trains a classifier of images")
 
+    def generate(self, module: nn.Module, prompt: str, temperature: float, seed: int) -> Iterator[str]:
+        """Yield the text that follows a prompt, character by character and without end; the module is in eval mode.
+
+        Args:
+            temperature: 0: always the likeliest; 1: as the model says; above 1: more surprising.
+            seed: of the draws.
+        Raises: InputError: the model knows none of the prompt's characters. SpecError: it does not generate text.
+        """
+        raise SpecError(f"{self.name} does not generate text: choose a job that trains a language model")
+
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """The batch on a device, in the order in memory that the model computes with fastest."""
         return moved(batch, device)

@@ -1,6 +1,6 @@
 """A language model as a task: symbols in, logits of the next symbol out, the cross-entropy per symbol in nats."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,11 +9,13 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
+from computeshare.errors import InputError
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.tasks import modules
 from computeshare.tasks.base import Batch, Better, SplitName, Task
 from computeshare.tasks.text import texts
+from computeshare.tasks.text.generation import continuation
 from computeshare.tasks.text.gpt import Gpt
 from computeshare.tasks.text.texts import TextSplit
 from computeshare.tasks.usage import Usage
@@ -81,6 +83,14 @@ class LanguageModel(Task):
         source = np.random.Generator(np.random.PCG64(seed))
         symbols = source.integers(0, self.symbols, samples * self.args.block_size + 1, np.uint8)
         return TextSplit(symbols, self.args.block_size)
+
+    def generate(self, module: nn.Module, prompt: str, temperature: float, seed: int) -> Iterator[str]:
+        symbols = texts.encoded(self.dataset, prompt).tolist()
+        if not symbols:
+            raise InputError(f"the prompt has no character of {self.dataset}: give for example a word or a line break")
+        alphabet = texts.DEFINITIONS[self.dataset].alphabet
+        following = continuation(module, symbols, self.args.block_size, temperature, seed)
+        return (alphabet[symbol] for symbol in following)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         symbols, targets = batch
