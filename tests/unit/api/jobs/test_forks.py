@@ -61,6 +61,15 @@ def test_weights_fit_the_model_and_the_input_they_are_for(changes: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("args", "field"), [({"n_layer": 2}, None), ({"n_layer": 3}, "model_args"), ({"dropout": 0.1}, "model_args")]
+)
+def test_a_language_model_keeps_its_size(args: dict[str, Any], field: str | None) -> None:
+    text = {"dataset": "tinyshakespeare", "model": "gpt"}
+    found = misfit(spec(**text, model_args={"n_layer": 2}), spec(**text, model_args={"n_layer": 2, **args}))
+    assert (found and found[0]) == field
+
+
+@pytest.mark.parametrize(
     ("changes", "fits"),
     [
         ({"seed": 1, "codec": {"up": "float32"}}, True),
