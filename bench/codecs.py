@@ -24,7 +24,8 @@ from torch.nn import functional
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS
 from computeshare.settings import Settings
-from computeshare.tasks.images import datasets, models
+from computeshare.tasks.images import models
+from computeshare.tasks.images.datasets import splits
 from computeshare.types import Vector
 
 GRADIENTS = {  # model, input, steps before the gradient is taken
@@ -57,7 +58,7 @@ def gradient(name: str, data_dir: Path, folder: Path) -> Vector:
 
 def _trained(model: str, shape: models.Shape, steps: int, data_dir: Path) -> Vector:
     module = models.build(model, shape, 10, 0).train()
-    split = datasets.open_split("mnist", "train", data_dir, shape)
+    split = splits.open_split("mnist", "train", data_dir, shape)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
     rng = np.random.default_rng(0)
     for _ in range(steps):

@@ -21,8 +21,8 @@ def probe(data_dir: Path) -> dict[str, Any]:
     started = time.perf_counter()
     import torch
 
-    from computeshare.tasks.images import datasets
-    from computeshare.tasks.images.definitions import DEFINITIONS
+    from computeshare.tasks.images.datasets import splits
+    from computeshare.tasks.images.datasets.definitions import DEFINITIONS
     from computeshare.tasks.text import texts
     from computeshare.training import devices
 
@@ -36,10 +36,10 @@ def probe(data_dir: Path) -> dict[str, Any]:
         trouble = str(error)
     quick = [name for name, one in DEFINITIONS.items() if one.files != "decoded"]
     sets = {
-        name: _trouble(partial(datasets.open_split, name, data_dir=data_dir, shape=DEFINITIONS[name].shape))
+        name: _trouble(partial(splits.open_split, name, data_dir=data_dir, shape=DEFINITIONS[name].shape))
         for name in quick
     }
-    sources = {name: datasets.sources(name) for name, why in sets.items() if why == "missing" and not trouble}
+    sources = {name: splits.sources(name) for name, why in sets.items() if why == "missing" and not trouble}
     for name, text in texts.DEFINITIONS.items():
         sets[name] = _trouble(partial(texts.open_split, name, data_dir=data_dir, block_size=1))
         sources |= {name: [text.url]} if sets[name] == "missing" else {}

@@ -15,7 +15,7 @@ from computeshare.errors import SpecError
 from computeshare.jobspec.catalog import plain
 from computeshare.tasks import modules
 from computeshare.tasks.images import models
-from computeshare.tasks.images.definitions import DEFINITIONS, NOT_OFFERED
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFERED
 from computeshare.tasks.text import texts
 
 # Left out: LBFGS steps from a closure, SparseAdam from sparse gradients, and Muon takes only matrices, which no model

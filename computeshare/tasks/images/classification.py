@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from computeshare.jobspec.catalog import catalog
 from computeshare.tasks.base import Batch, Better, SplitName, Task
-from computeshare.tasks.images import datasets, models, prediction
-from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images import models, prediction
+from computeshare.tasks.images.datasets import splits
+from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
 
@@ -55,10 +56,10 @@ class ImageClassification(Task):
         return models.build(self.model, self.shape, self.classes, seed)
 
     def prepare(self, data_dir: Path) -> None:
-        datasets.prepare(self.dataset, data_dir, self.shape)
+        splits.prepare(self.dataset, data_dir, self.shape)
 
     def open(self, split: SplitName, data_dir: Path) -> Split:
-        return datasets.open_split(self.dataset, split, data_dir, self.shape, self.augment)
+        return splits.open_split(self.dataset, split, data_dir, self.shape, self.augment)
 
     def noise(self, samples: int, seed: int) -> Split:
         source = np.random.Generator(np.random.PCG64(seed))

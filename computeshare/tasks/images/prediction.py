@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from computeshare.tasks.images import datasets, files, models
-from computeshare.tasks.images.class_names import class_names
-from computeshare.tasks.images.definitions import DEFINITIONS
+from computeshare.tasks.images import files, models
+from computeshare.tasks.images.datasets import splits
+from computeshare.tasks.images.datasets.class_names import class_names
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
 
@@ -32,7 +33,7 @@ def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
 def read(dataset: str, shape: Shape, path: Path) -> Tensor:
     """An image file as a batch of one (1, *shape), prepared as the data set's images are. Raises InputError."""
     definition = DEFINITIONS[dataset]
-    pixels = files.read(path, datasets.stored_shape(definition, shape))
+    pixels = files.read(path, splits.stored_shape(definition, shape))
     return Normaliser.build(shape, 255.0, definition.mean, definition.std)(pixels[None])
 
 

@@ -10,7 +10,7 @@ import torch
 from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_of
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.images.definitions import SPLITS
+from computeshare.tasks.images.datasets.definitions import SPLITS
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of

@@ -17,7 +17,7 @@ from computeshare.tasks import modules
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images import models
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
-from computeshare.tasks.images.datasets import Split, open_split
+from computeshare.tasks.images.datasets.splits import Split, open_split
 from computeshare.tasks.metrics import score
 from computeshare.tensors.layout import Weights
 from computeshare.training.local_replica import LocalReplica

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
-from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Weights

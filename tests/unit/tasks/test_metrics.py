@@ -10,7 +10,7 @@ from computeshare.errors import ShapeError
 from computeshare.tasks import metrics
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images.classification import ImageClassification
-from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.models import build
 from computeshare.tasks.images.transforms import Normaliser
 from computeshare.tasks.metrics import SplitScore

@@ -39,7 +39,7 @@ def test_guessing_imports_no_torch() -> None:
     code = (
         "import sys\n"
         "import computeshare.training\n"
-        "from computeshare.tasks.images import cifar, idx\n"
+        "from computeshare.tasks.images.datasets import cifar, idx\n"
         "from computeshare.training import devices\n"
         "assert devices.guess() in ('cuda', 'mps', 'cpu')\n"
         "sys.exit('torch' in sys.modules)\n"

@@ -21,7 +21,7 @@ from computeshare.strategies.base import Contributions
 from computeshare.strategies.local import LocalStrategy
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
-from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.models import build
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights

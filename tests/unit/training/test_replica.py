@@ -13,7 +13,7 @@ from computeshare.errors import ShapeError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.images.classification import ImageClassification, pixel_by_pixel
-from computeshare.tasks.images.datasets import Split
+from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.models import build
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights

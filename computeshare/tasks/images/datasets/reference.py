@@ -1,6 +1,6 @@
-"""`python -m computeshare.tasks.images.reference` prints the page of docs that has every data set, docs/datasets.md."""
+"""`python -m computeshare.tasks.images.datasets.reference` prints the documentation's page docs/datasets.md."""
 
-from computeshare.tasks.images.definitions import DEFINITIONS, NOT_OFFERED, Definition
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFERED, Definition
 
 _HEAD = """# Data sets
 

@@ -20,9 +20,9 @@ from PIL import Image
 from computeshare.errors import DatasetError
 from computeshare.jobspec.catalog import dataset_names
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.images import datasets, torchvision_sets
-from computeshare.tasks.images.datasets import open_split, prepare, prepared_path
-from computeshare.tasks.images.definitions import DEFINITIONS, NOT_OFFERED, SPLITS, Shape
+from computeshare.tasks.images.datasets import splits, torchvision_sets
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFERED, SPLITS, Shape
+from computeshare.tasks.images.datasets.splits import open_split, prepare, prepared_path
 from computeshare.tasks.registry import task_of
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (64, 3), dtype=np.uint8)
@@ -341,4 +341,4 @@ def test_what_is_missing_is_moved_into_place_and_what_is_there_stays(
     prepare("svhn", data)
     assert (mine.stat().st_mtime_ns, mine.stat().st_ino) == written
     assert {path.name for path in data.iterdir()} == {mine.name, "test_32x32.mat", "prepared", ".svhn.lock"}
-    assert datasets.sources("svhn") == []
+    assert splits.sources("svhn") == []

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from computeshare.errors import DatasetError
-from computeshare.tasks.images.definitions import SPLITS, Definition, SplitName
-from computeshare.tasks.images.prepared import Samples
+from computeshare.tasks.images.datasets.definitions import SPLITS, Definition, SplitName
+from computeshare.tasks.images.datasets.prepared import Samples
 
 
 def addresses(definition: Definition) -> list[str]:

@@ -20,8 +20,9 @@ from torch import Tensor
 from computeshare.errors import DatasetError
 from computeshare.jobspec.catalog import lacking_packages
 from computeshare.jobspec.sampling_plan import Seeds, permutation
-from computeshare.tasks.images import augmentation, cifar, idx, prepared, torchvision_sets
-from computeshare.tasks.images.definitions import DEFINITIONS, SPLITS, Definition, SplitName
+from computeshare.tasks.images import augmentation
+from computeshare.tasks.images.datasets import cifar, idx, prepared, torchvision_sets
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, SPLITS, Definition, SplitName
 from computeshare.tasks.images.transforms import Normaliser, Shape
 
 Bytes = npt.NDArray[np.uint8]

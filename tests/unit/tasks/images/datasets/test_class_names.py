@@ -4,7 +4,7 @@ import pytest
 from torchvision import datasets
 
 from computeshare.jobspec.catalog import catalog
-from computeshare.tasks.images.class_names import class_names
+from computeshare.tasks.images.datasets.class_names import class_names
 
 
 def test_every_class_has_one_name() -> None:

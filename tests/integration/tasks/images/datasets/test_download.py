@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from computeshare.errors import DatasetError
-from computeshare.tasks.images import cifar, idx
-from computeshare.tasks.images.datasets import prepare, sources
-from computeshare.tasks.images.definitions import DEFINITIONS
+from computeshare.tasks.images.datasets import cifar, idx
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS
+from computeshare.tasks.images.datasets.splits import prepare, sources
 from tests.support.image_files import idx_bytes, pickled_batch
 
 FILES = {
@@ -151,7 +151,7 @@ def test_a_download_that_is_killed_leaves_nothing_that_looks_whole(mirror: Mirro
     code = (
         "from pathlib import Path\n"
         "from torchvision import datasets\n"
-        "from computeshare.tasks.images.datasets import prepare\n"
+        "from computeshare.tasks.images.datasets.splits import prepare\n"
         f"datasets.KMNIST.mirrors, datasets.KMNIST.resources = {[mirror.url]!r}, {datasets.KMNIST.resources!r}\n"
         f"prepare('kmnist', Path({str(tmp_path)!r}))\n"
     )

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from computeshare.errors import DatasetError
-from computeshare.tasks.images import cifar, idx
-from computeshare.tasks.images.datasets import open_split, prepare
-from computeshare.tasks.images.definitions import DEFINITIONS, SPLITS, SplitName
+from computeshare.tasks.images.datasets import cifar, idx
+from computeshare.tasks.images.datasets.definitions import DEFINITIONS, SPLITS, SplitName
+from computeshare.tasks.images.datasets.splits import open_split, prepare
 from tests.support.image_files import idx_bytes, pickled_batch
 
 
@@ -231,7 +231,7 @@ def test_real_mnist_opens_without_torchvision(mnist_dir: Path) -> None:
     code = (
         "import sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from computeshare.tasks.images.datasets import open_split, prepare\n"
+        "from computeshare.tasks.images.datasets.splits import open_split, prepare\n"
         f"data = Path({str(mnist_dir)!r})\n"
         "prepare('mnist', data)\n"
         "split = open_split('mnist', 'train', data, (1, 28, 28))\n"
