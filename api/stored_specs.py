@@ -24,6 +24,11 @@ def plan_of(document: Mapping[str, Any]) -> Plan:
     return JobSpec.model_construct(**{**document, **parts}).plan
 
 
+def scored_part(document: Mapping[str, Any]) -> str:
+    """The part of the data that a stored job's versions are scored on: `validation` or `test`."""
+    return "validation" if document.get("validation") else "test"
+
+
 @lru_cache(maxsize=4096)
 def _parsed(text: bytes) -> JobSpec:
     return JobSpec.model_validate_json(text)

@@ -14,6 +14,7 @@ from api.database import Database
 from api.jobs.service import find
 from api.projection import archive
 from api.schemas import Metrics, Point
+from api.stored_specs import scored_part
 from api.tables import Job, LedgerEntry, Score, VersionRow, table
 from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.strategies.registry import stored
@@ -144,7 +145,7 @@ def _scores(job_id: str) -> Any:
 
 
 def _scored(row: Any, job: Job) -> Row:
-    part = "validation" if job.spec.get("validation") else "test"
+    part = scored_part(job.spec)
     values = dict.fromkeys(BY_SCORE) | {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
     values["perplexity"] = perplexity(row.loss) if row.accuracy is None else None
     return {"version": row.version, "at_ms": row.at_ms, **values}

@@ -15,7 +15,7 @@ from api.logs.view import log_view
 from api.pages.page_response import PageRoute, ViewsDep, render
 from api.pages.views import elapsed_s
 from api.schemas import JobPublic
-from api.stored_specs import plan_of
+from api.stored_specs import plan_of, scored_part
 from computeshare.jobspec.documents import export
 from computeshare.types import ENDED, Outcome
 
@@ -127,8 +127,8 @@ def show_timeline(
 def _best_loss(lowest: Lowest | None, job: JobPublic) -> str:
     if lowest is None:
         return ""
-    part = "validation" if job.spec.get("validation") else "test"
-    return f"lowest {part} loss {text_format.loss(lowest.value)} at version {text_format.count(lowest.version)}"
+    loss, version = text_format.loss(lowest.value), text_format.count(lowest.version)
+    return f"lowest {scored_part(job.spec)} loss {loss} at version {version}"
 
 
 def _best(job: JobPublic) -> str:
@@ -151,5 +151,10 @@ def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
 def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None) -> dict[str, Any]:
     """The start data of a job page's script."""
     shown = job.model_dump(mode="json", exclude={"spec", "error"})
-    best = lowest._asdict() if lowest else None
-    return {"job": shown, "round_samples": plan_of(job.spec).samples_per_round, "series": series, "lowest": best}
+    return {
+        "job": shown,
+        "round_samples": plan_of(job.spec).samples_per_round,
+        "part": scored_part(job.spec),
+        "series": series,
+        "lowest": lowest._asdict() if lowest else None,
+    }

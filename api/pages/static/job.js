@@ -20,7 +20,7 @@ const values = document.getElementById("values");
 const series = {};
 const refresh = refresher(() => `/jobs/${page.job.id}/parts${values.open ? "?table=true" : ""}`, 2000);
 let job = page.job;
-const part = job.spec.validation ? "validation" : "test"; // of the data: versions are scored on it
+const { part } = page; // of the data: versions are scored on it
 let lastEventId = job.last_event_id;
 let lowest = page.lowest; // { version, value } of the test loss, null until there is one
 let sent = job; // the snapshot that the traffic of versions is counted from
@@ -98,7 +98,7 @@ const valuesOf = ({ loss, samples_per_s, staleness }) => ({
 
 const start = () => Date.parse(job.started_at ?? job.created_at) / 1000;
 const drawn = (line) => ({ ...line, series: series[line.name], start: start() });
-const changed = plots((lines) => lines.map((line) => drawn(asScored(line, job))), view, keepZoom);
+const changed = plots((lines) => lines.map((line) => drawn(asScored(line, part))), view, keepZoom);
 choose(() => changed(true));
 
 // What each of the versions since the snapshot before has sent, on average.

@@ -122,9 +122,9 @@ function table(plot, lines, view) {
   return uPlot.join(columns);
 }
 
-// A line of the scores of a job: on its validation split, if it has one.
-export function asScored(line, job) {
-  if (!job.spec.validation || !line.name.startsWith("test_")) return line;
+// A line of scores, on the part of the data that the job's versions are scored on.
+export function asScored(line, part) {
+  if (part === "test" || !line.name.startsWith("test_")) return line;
   return { ...line, name: line.name.replace("test", "validation"), label: "Validation" };
 }
 

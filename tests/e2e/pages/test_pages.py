@@ -133,6 +133,18 @@ def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves
     assert fields["elapsed"].inner_text() == text_format.duration(elapsed_now()) == stopped
 
 
+def test_scores_on_a_validation_split_are_drawn_and_called_so(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40, validation=0.1)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-plot=accuracy]")).to_have_attribute("data-points", "2")
+    feed.versions(20)
+    feed.scored(0.975)
+    expect(page.locator("[data-plot=accuracy]")).to_have_attribute("data-points", "3")
+    expect(page.locator("[data-best=loss]")).to_contain_text("lowest validation loss")
+    page.get_by_text("Plot data", exact=True).click()
+    expect(page.locator(".values thead")).to_contain_text("Validation accuracy")
+
+
 def test_stream_resumes_where_it_was_cut(site: Site, opened: Any) -> None:
     feed = under_way(site, 40)
     page = opened(f"/jobs/{feed.job_id}")
