@@ -269,7 +269,7 @@ def test_a_second_up_on_the_same_home_is_refused_with_the_address_of_the_first(p
     command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port())]
     second = subprocess.run(command, env=plane.environment, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode != 0
-    assert "runs already" in second.stderr and plane.url in second.stderr
+    assert "is already running on" in second.stderr and plane.url in second.stderr
 
 
 def test_up_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tmp_path: Path) -> None:
