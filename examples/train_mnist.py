@@ -13,7 +13,7 @@ from computeshare import ComputeShare
 from computeshare.client import Job
 from computeshare.jobspec.catalog import catalog
 from computeshare.settings import Settings
-from computeshare.tasks.images import datasets
+from computeshare.tasks.images.datasets.splits import open_split, prepare
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def follow(job: Job) -> None:
 def score(job: Job) -> float:
     """The accuracy of the job's last weights on the test set, computed on this machine."""
     name, data_dir = job.spec["dataset"], Settings().data_dir
-    datasets.prepare(name, data_dir)  # downloads what is missing
-    test = datasets.open_split(name, "test", data_dir, catalog().datasets[name].shape)
+    prepare(name, data_dir)  # downloads what is missing
+    test = open_split(name, "test", data_dir, catalog().datasets[name].shape)
     module = job.module("latest")
     correct = 0
     with torch.inference_mode():
