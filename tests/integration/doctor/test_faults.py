@@ -155,7 +155,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         machine = Surroundings(Settings(home=tmp_path), number)
-        fails(here.port(machine), f"{number} cannot be had", f"computeshare up --port {number + 1}", "warn")
+        fails(here.port(machine), f"{number} cannot be used", f"computeshare up --port {number + 1}", "warn")
 
 
 @pytest.mark.parametrize(
