@@ -173,6 +173,7 @@ def test_a_vote_on_signs_learns_matches_and_misses_no_sample(plane: ControlPlane
     assert (versions, verdict.outcome) == ([*range(1, 55)], "matches")
 
 
+@pytest.mark.long
 def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) -> None:
     strategy = {"kind": "async", "buffer": 3, "max_staleness": 3}
     job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, epochs=10, workers={"min": 2, "max": 2})
@@ -368,6 +369,7 @@ def test_a_replay_names_the_versions_that_it_can_start_from(plane: ControlPlane,
         recomputed(plane, done["id"], 60)
 
 
+@pytest.mark.long
 def test_a_fork_goes_on_from_the_bits_of_its_parent_and_outlives_it(plane: ControlPlane, done: dict[str, Any]) -> None:
     at_40 = next(c for c in plane.get(f"/v1/jobs/{done['id']}/checkpoints")["items"] if c["version"] == 40)
     parent = plane.finish(fork(plane, done["id"], version=40, spec={"rounds": 30, "seed": 5})["id"])

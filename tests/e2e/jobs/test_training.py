@@ -81,6 +81,7 @@ def test_the_weights_digest_is_over_the_state_dict_as_torch_has_it(plane: Contro
     assert digest == alone["weights_sha256"]
 
 
+@pytest.mark.long
 def test_three_workers_end_with_the_same_bits_as_one(plane: ControlPlane, alone: dict[str, Any]) -> None:
     job_id = plane.create(**DIGITS, rounds=600, workers={"min": 3, "max": 3}, name="three")
     job = plane.finish(job_id)
@@ -89,6 +90,7 @@ def test_three_workers_end_with_the_same_bits_as_one(plane: ControlPlane, alone:
     assert len(workers) == 3 and all(worker["accepted"] > 10 for worker in workers)
 
 
+@pytest.mark.long
 def test_the_page_of_a_running_job_moves_without_reloading(plane: ControlPlane, browser: Browser) -> None:
     changes = {"dataset": "digits", "model": "mlp", "name": "digits, three workers", "evaluate_every": 50}
     job_id = plane.create(**{**DIGITS, **changes}, rounds=4000)
@@ -149,6 +151,7 @@ def test_the_active_reducer_killed_five_times_is_replaced_each_time(plane: Contr
     assert plane.finish(job_id)["weights_sha256"] == alone["weights_sha256"]
 
 
+@pytest.mark.long
 def test_a_worker_that_joins_in_mid_job_takes_part_from_the_current_version(plane: ControlPlane) -> None:
     job_id = plane.create(**{**DIGITS, "queue": "late"}, rounds=100_000, workers={"min": 1, "max": 2})
     plane.until("a reason", lambda: "Needs 1 worker on queue late, 0 are online" in (plane.job(job_id)["reason"] or ""))
@@ -178,6 +181,7 @@ def test_a_worker_that_is_asked_to_leave_does_so_and_hands_its_leases_back(plane
         plane.until("no seat", lambda: not any(w["seat"] for w in plane.get("/v1/workers")["items"]), 20)
 
 
+@pytest.mark.long
 def test_a_second_signal_makes_a_worker_leave_at_once_and_hand_its_leases_back(
     plane: ControlPlane, mnist_dir: Path
 ) -> None:
@@ -272,6 +276,7 @@ def test_a_second_up_on_the_same_home_is_refused_with_the_address_of_the_first(p
     assert "is already running on" in second.stderr and plane.url in second.stderr
 
 
+@pytest.mark.long
 def test_up_killed_outright_leaves_nothing_behind_and_goes_on_where_it_was(tmp_path: Path) -> None:
     """The broker's content is lost with it: the job is restored from its last checkpoint, to the same weights."""
     spec = {**DIGITS, "rounds": 700, "checkpoint_every": 50, "evaluate_every": 0}

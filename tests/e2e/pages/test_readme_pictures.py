@@ -21,6 +21,7 @@ PICTURES = {
 """Name to the window that the page is seen through, and its height."""
 
 
+@pytest.mark.long
 def test_the_readmes_pictures_are_taken(tmp_path: Path, browser: Browser) -> None:
     with control_plane(tmp_path, "--workers", "3", "--queue", "e2e") as plane:
         scored = {**DIGITS_MLP, "checkpoint_every": 500, "evaluate_every": 50, "workers": {"min": 3, "max": 3}}

@@ -51,6 +51,7 @@ def started(role: str, port: int, home: Path) -> Iterator[subprocess.Popen[str]]
         process.stderr.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("link", [nobody, black_hole])
 @pytest.mark.parametrize(("role", "number"), [("reducer", signal.SIGTERM), ("evaluator", signal.SIGTERM)])
 def test_a_reducer_or_evaluator_without_a_broker_leaves_when_it_is_told(

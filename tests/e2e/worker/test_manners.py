@@ -81,6 +81,7 @@ def charge(folder: Path, percent: int, plugged: bool) -> None:
             temporary.replace(folder / name / file)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="batteries are files on Linux alone")
 def test_a_worker_rests_on_a_low_battery_and_comes_back_by_itself(plane: ControlPlane, tmp_path: Path) -> None:
     charge(tmp_path, 80, plugged=False)
@@ -106,6 +107,7 @@ def test_a_worker_rests_on_a_low_battery_and_comes_back_by_itself(plane: Control
     cancel(plane, job_id)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="logind is Linux alone")
 def test_leases_go_back_before_the_machine_sleeps_and_the_worker_is_there_again_after(
     plane: ControlPlane, tmp_path: Path, mnist_dir: Path

@@ -93,6 +93,7 @@ def test_a_device_that_is_wrong_from_the_second_call_on_fails_for_every_model_wi
     assert [name for name in ("mlp", *wrong) if f"computes {name} wrongly: gradient 2" in finding] == [*wrong]
 
 
+@pytest.mark.long
 def test_this_machine_does_not_grow_over_2000_units_and_a_leak_is_found(
     ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
