@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -31,6 +31,9 @@ from computeshare.settings import Settings
 from computeshare.terminal.command import run_command
 from computeshare.transport.connections import connect
 from computeshare.types import Token
+
+if TYPE_CHECKING:
+    from computeshare.tasks.base import TaskInstance
 
 CLAIM_MS = 10_000
 RENEW_S = 2.0
@@ -203,30 +206,32 @@ class Evaluator:
             self._announced.add((rounds.job_id, token))
 
     def _score(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> dict[str, Any]:
-        from computeshare.tasks.metrics import score
         from computeshare.tasks.registry import task_of
 
-        task, tensors = task_of(spec), artifacts.tensors(token, averaged=True)
+        tensors = artifacts.tensors(token, averaged=True)
         if self._loaded is None or self._loaded[0] != job_id:
-            self._loaded = (job_id, task.instance(spec.seed, spec.scored_part, self.data_dir))
-        instance = self._loaded[1]
-        result = score(instance, instance.layout.gather(tensors))
-        scored: dict[str, Any] = {"loss": result.loss, **result.metrics, "samples": result.samples}
+            self._loaded = (job_id, task_of(spec).instance(spec.seed, spec.scored_part, self.data_dir))
+        scored = _scored(self._loaded[1], tensors)
+        metrics = {name: round(scored[name], 4) for name in self._loaded[1].task.metrics}
         if spec.validation and token.version == spec.rounds_total:
             scored["test"] = self._tested(spec, tensors)
         artifacts.save_score(token, scored)
-        metrics = {name: round(value, 4) for name, value in result.metrics.items()}
         log.info("scored", job=job_id, version=token.version, **metrics)
         return scored
 
     def _tested(self, spec: JobSpec, tensors: Tensors) -> dict[str, Any]:
         """The score of a state dict on the test set."""
-        from computeshare.tasks.metrics import score
         from computeshare.tasks.registry import task_of
 
-        instance = task_of(spec).instance(spec.seed, "test", self.data_dir)
-        result = score(instance, instance.layout.gather(tensors))
-        return {"loss": result.loss, **result.metrics, "samples": result.samples}
+        return _scored(task_of(spec).instance(spec.seed, "test", self.data_dir), tensors)
+
+
+def _scored(instance: "TaskInstance", tensors: Tensors) -> dict[str, Any]:
+    """The score of a state dict on the instance's split, as `score.json` holds it."""
+    from computeshare.tasks.metrics import score
+
+    result = score(instance, instance.layout.gather(tensors))
+    return {"loss": result.loss, **result.metrics, "samples": result.samples}
 
 
 def serve(settings: Settings) -> None:
