@@ -149,10 +149,15 @@ class History:
 
     def _digest(self, row: Any) -> str:
         """The digest of the weights to use of a checkpoint, as by `weights`."""
-        if self.weights_path(row).with_name(AVERAGE).is_file():
-            with contextlib.suppress(ArtifactError):  # damaged: the download says so
-                return Artifacts(self._artifacts_dir, row.job_id).manifest(Token.parse(row.token)).average
+        with contextlib.suppress(ArtifactError):  # damaged: the download says so
+            return self._average(row) or str(row.sha256)
         return str(row.sha256)
+
+    def _average(self, row: Any) -> str:
+        """The digest of a checkpoint's moving average; empty: it has none. Raises ArtifactError."""
+        if not self.weights_path(row).with_name(AVERAGE).is_file():
+            return ""
+        return Artifacts(self._artifacts_dir, row.job_id).manifest(Token.parse(row.token)).average
 
     def checkpoint(self, job_id: str, which: str) -> tuple[Path, CheckpointRow]:
         """The path of a checkpoint's weights, and its row. `which`: a version's number, `latest` or `best`. Raises
@@ -178,10 +183,9 @@ class History:
         keeps one, unless `raw`; `which` as for `checkpoint`. Raises NotFound, ArtifactError.
         """
         path, row = self.checkpoint(job_id, which)
-        if raw or not path.with_name(AVERAGE).is_file():
+        if raw or not (average := self._average(row)):
             return path, row.sha256, row.version
-        manifest = Artifacts(self._artifacts_dir, row.job_id).manifest(Token.parse(row.token))
-        return path.with_name(AVERAGE), manifest.average, row.version
+        return path.with_name(AVERAGE), average, row.version
 
     def state(self, job_id: str, which: str) -> Path:
         """The path of the reducer's state (optimizer included) of a version; `which` as for `checkpoint`. Raises
