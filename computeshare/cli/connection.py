@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -91,6 +91,14 @@ def _known(context: typer.Context, incomplete: str, ask: Callable[[Client], Word
 
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False, autocompletion=job_ids)]
+
+
+def output_option(default: str) -> Any:
+    """The option `--output` of a command that writes one file, by default named `default`."""
+    told = f"File or folder to write to (default {default})."
+    return typer.Option("--output", "-o", metavar="FILE", show_default=False, help=told)
+
+
 Version = Annotated[str, typer.Option(metavar="latest|best|N", help="Version of the job.")]
 Worker = Annotated[
     str,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from computeshare.cli.connection import Home, JobId, Json, Url, Version
+from computeshare.cli.connection import Home, JobId, Json, Url, Version, output_option
 from computeshare.cli.jobs.export import opened
 from computeshare.client import ComputeShare
 from computeshare.client.exports import SUFFIXES, Format
@@ -23,16 +23,7 @@ def export(
         ),
     ] = "safetensors",
     version: Version = "latest",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="File or folder to write to (default JOB-vN.safetensors, .pt or .onnx).",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("JOB-vN.safetensors, .pt or .onnx")] = None,
     card: Annotated[bool, typer.Option("--card", help=f"Also write a model card beside the file: {CARD}.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     url: Url = None,

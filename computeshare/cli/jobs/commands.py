@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from computeshare.cli.connection import Home, JobId, Json, Url, Worker, Yes, confirm, connect, page, queues
+from computeshare.cli.connection import (
+    Home,
+    JobId,
+    Json,
+    Url,
+    Worker,
+    Yes,
+    confirm,
+    connect,
+    output_option,
+    page,
+    queues,
+)
 from computeshare.cli.jobs import spec_options
 from computeshare.cli.jobs.compare import compare
 from computeshare.cli.jobs.create import create
@@ -236,16 +248,7 @@ def delete(
 def download(
     job_id: JobId,
     version: Annotated[str, typer.Option(metavar="latest|best|N", help="Version to download.")] = "latest",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="File or folder to write to (default JOB-vN.safetensors).",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("JOB-vN.safetensors")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing file.")] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="The version itself, also where the job keeps a moving average.")
