@@ -2,11 +2,13 @@
 
 A job keeps its newest checkpoints, the best, and every so many versions a checkpoint for good, as its `keep`
 says; also its last version, and the checkpoint that it was forked from. A checkpoint that waits for its score is kept
-until it is scored.
+until it is scored. A job that may stop early also keeps each checkpoint until all before it are scored, and from the
+version with which it stops on, all checkpoints: the version must not depend on the order in which scores come.
 """
 
 import heapq
 from collections import deque
+from typing import Any
 
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
@@ -29,6 +31,9 @@ class Retention:
         """Superseded by newer checkpoints, not yet judged; oldest first."""
         self._best: list[tuple[float, int, int, Token]] = []
         """A heap of the checkpoints kept for their goodness; of equally good ones the earlier version ranks higher."""
+        self._leader: dict[int, dict[str, Any]] = {}
+        """The best score so far by its version, in a job that may stop early."""
+        self._has_stopped = False
 
     def prune(self, token: Token) -> list[Token]:
         """Remove superseded checkpoints now that checkpoint `token` is durable; returns the removed ones' tokens."""
@@ -58,10 +63,25 @@ class Retention:
             self._overtaken.append(self._newest.popleft())
         removed = []
         for _ in range(min(len(self._overtaken) if last else looks, len(self._overtaken))):
+            if self._must_wait(self._overtaken[0]):
+                break
             if loser := self._judged(self._overtaken.popleft()):
                 self._artifacts.remove(loser)
                 removed.append(loser)
         return removed
+
+    def _must_wait(self, token: Token) -> bool:
+        """Whether early stopping still needs this checkpoint and those after it."""
+        stop = self._spec.stop
+        if stop is None or self._has_stopped or not self._spec.wants_score(token.version):
+            return self._has_stopped
+        score = self._artifacts.score(token)
+        if score is None:
+            return True
+        self._has_stopped = stop.decide(self._leader | {token.version: score}, self._spec.evaluate_every) is not None
+        if not self._leader or goodness(score) > max(map(goodness, self._leader.values())):
+            self._leader = {token.version: score}
+        return self._has_stopped
 
     def _judged(self, token: Token) -> Token | None:
         """The checkpoint to remove in favour of newer ones: `token`, a former best, or none."""

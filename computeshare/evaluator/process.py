@@ -47,28 +47,34 @@ log = structlog.get_logger()
 
 
 def in_turn(
-    waiting: Mapping[str, Collection[Token]], last: Mapping[str, int], served: Mapping[str, int]
+    waiting: Mapping[str, Collection[Token]],
+    last: Mapping[str, int],
+    served: Mapping[str, int],
+    oldest_first: Collection[str] = (),
 ) -> Iterator[Due]:
     """The order in which to score checkpoints. Pure.
 
     Jobs whose last version waits come first, then the jobs served longest ago. In each pass over the jobs, each job
-    gets one checkpoint scored, the newest first.
+    gets one checkpoint scored: the newest, or the oldest where early stopping needs the scores in order.
 
     Args:
         waiting: checkpoints without a score, by job.
         last: the number of each job's last version.
         served: a number for each job that grows with the time it was last served; jobs never served are missing.
+        oldest_first: the jobs whose oldest checkpoint comes first.
     """
-    newest_first = {job: sorted(tokens, key=_newness, reverse=True) for job, tokens in waiting.items() if tokens}
+    queues = {
+        job: sorted(tokens, key=_newness, reverse=job not in oldest_first) for job, tokens in waiting.items() if tokens
+    }
 
     def urgency(job: str) -> tuple[bool, int]:
-        return newest_first[job][0].version < last[job], served.get(job, -1)
+        return max(token.version for token in queues[job]) < last[job], served.get(job, -1)
 
-    jobs = sorted(newest_first, key=urgency)
-    for turn in range(max(map(len, newest_first.values()), default=0)):
+    jobs = sorted(queues, key=urgency)
+    for turn in range(max(map(len, queues.values()), default=0)):
         for job in jobs:
-            if turn < len(newest_first[job]):
-                yield job, newest_first[job][turn]
+            if turn < len(queues[job]):
+                yield job, queues[job][turn]
 
 
 def _newness(token: Token) -> tuple[int, int]:
@@ -118,7 +124,8 @@ class Evaluator:
         """Score one checkpoint, or announce a stored score again in case its event was lost; False if none is due."""
         handshake.check(self.redis, "evaluator")
         waiting, last = self._waiting(published_jobs(self.redis))
-        for job_id, token in in_turn(waiting, last, self._served):
+        stopping = {job_id for job_id in waiting if (spec := self._specs[job_id]) and spec.stop}
+        for job_id, token in in_turn(waiting, last, self._served, stopping):
             spec = self._specs[job_id]
             if spec and self._settle(Artifacts(self.root, job_id), job_id, spec, token):
                 self._turns += 1

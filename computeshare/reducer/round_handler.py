@@ -274,6 +274,8 @@ class RoundHandler:
         state, average = job.server_step.dump(model.master), job.server_step.averaged(model.published)
         snapshot = Snapshot(version.token, model.published, version.sha256, state, next_round, average)
         self.checkpoints.begin(job.layout, snapshot, job.retention)
+        if job.spec.stop:  # no version may lack its score because the reducer died while its checkpoint was written
+            self.checkpoints.wait()
 
     def _retry_checkpoint(self, state: RoundState, current: LoadedVersion) -> None:
         """Write the checkpoint that failed, then the current version's if it wants one. Raises OSError."""

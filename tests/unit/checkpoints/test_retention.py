@@ -135,3 +135,23 @@ def test_the_best_of_a_language_model_has_the_lowest_loss(tmp_path: Path) -> Non
         written.artifacts.save_score(token, {"loss": loss, "samples": 3})
         written.retention.prune(token)
     assert written.left() == [2, 4, 5]
+
+
+def test_early_stopping_finds_the_same_version_in_whatever_order_scores_come(tmp_path: Path) -> None:
+    job = Written(tmp_path, evaluate_every=10, keep={"last": 2}, stop={"metric": "accuracy", "at": 0.8})
+    job.run(range(10, 71, 10))
+    for version, accuracy in [(70, 0.95), (60, 0.93), (50, 0.85), (40, 0.81), (30, 0.7), (20, 0.6)]:
+        job.score(version, accuracy)
+        job.run([70])
+        assert job.left() == [10, 20, 30, 40, 50, 60, 70]
+    job.score(10, 0.5)
+    assert job.run([70]) == [30, 40, 50, 60, 70]  # version 40 was the first that reached 0.8; 30 was the best before it
+
+
+def test_a_job_that_has_not_stopped_yet_keeps_the_best_to_compare_with(tmp_path: Path) -> None:
+    job = Written(tmp_path, evaluate_every=10, keep={"last": 2}, stop={"patience": 2})
+    for version, accuracy in enumerate([0.5, 0.7, 0.6, 0.8, 0.7, 0.75, 0.9], 1):
+        job.write(10 * version)
+        job.score(10 * version, accuracy)
+    assert job.run([70]) == [40, 60, 70]
+    assert job.run([80]) == [40, 60, 70, 80]  # the job stops with 60, the second in a row that was no better than 40

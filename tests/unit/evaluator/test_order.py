@@ -31,5 +31,17 @@ def test_a_last_version_comes_before_all_that_are_on_their_way() -> None:
     ]
 
 
+def test_a_job_that_may_stop_early_has_its_oldest_checkpoint_scored_first() -> None:
+    waiting = {"aaaa": checkpoints(20, 10, 30), "bbbb": checkpoints(10, 20)}
+    order = list(in_turn(waiting, {"aaaa": 30, "bbbb": 30}, {}, oldest_first={"aaaa"}))
+    assert [(job, token.version) for job, token in order] == [
+        ("aaaa", 10),
+        ("bbbb", 20),
+        ("aaaa", 20),
+        ("bbbb", 10),
+        ("aaaa", 30),
+    ]
+
+
 def test_nothing_is_due_where_nothing_waits() -> None:
     assert list(in_turn({"aaaa": []}, {"aaaa": 3}, {})) == [] == list(in_turn({}, {}, {}))
