@@ -25,6 +25,7 @@ import psutil
 from bench.faults import Faults
 from bench.results import PRODUCT, RELIABILITY, ROOT, append, digest
 from bench.stage import Stage, alive, stage
+from bench.wait import wait_until
 
 EVERY_S = 10.0
 PROBE_ROUNDS = 150
@@ -86,17 +87,12 @@ def spec(rounds: int, workers: int) -> dict[str, Any]:
 def rounds_per_second(up: Stage, workers: int) -> float:
     """Rounds per second of a calm job, once every worker takes part."""
     job_id = up.create(spec(100_000, workers))
-    deadline = time.monotonic() + PATIENCE_S
-    while up.job(job_id)["workers"] < workers:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{workers} workers never took part; logs in {up.home / 'logs'}")
-        time.sleep(0.2)
+    logs = f"; logs in {up.home / 'logs'}"
+    wait_until(lambda: up.job(job_id)["workers"] >= workers, f"{workers} workers to take part{logs}", PATIENCE_S)
     before, began = up.job(job_id)["version"], time.monotonic()
-    while (version := up.job(job_id)["version"]) < before + PROBE_ROUNDS:
-        if time.monotonic() > began + PATIENCE_S:
-            raise TimeoutError(f"no {PROBE_ROUNDS} rounds within {PATIENCE_S:.0f} s; logs in {up.home / 'logs'}")
-        time.sleep(0.1)
-    rate = (version - before) / (time.monotonic() - began)
+    last = before + PROBE_ROUNDS
+    wait_until(lambda: up.job(job_id)["version"] >= last, f"{PROBE_ROUNDS} rounds{logs}", PATIENCE_S)
+    rate = (up.job(job_id)["version"] - before) / (time.monotonic() - began)
     up.call("POST", f"/v1/jobs/{job_id}/cancel")
     up.finish(job_id, PATIENCE_S)
     return float(rate)

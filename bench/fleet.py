@@ -34,6 +34,7 @@ from redis import Redis
 
 from bench.fleet_worker import KINDS, Worker
 from bench.results import RELIABILITY, append
+from bench.wait import wait_until
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import EXACT
 from computeshare.jobspec.sampling_plan import Plan
@@ -221,11 +222,7 @@ def measure(redis: Redis, url: str, spec: JobSpec, options: argparse.Namespace) 
 def ready_made(redis: Redis, rounds: RoundStore) -> list[bytes]:
     """An encoded update with the model's layout and small random values, once a reducer has opened the job."""
     name = rounds.keys.events()
-    deadline = time.monotonic() + OPEN_S
-    while rounds.read() is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no reducer opened the job within {OPEN_S:.0f} s")
-        time.sleep(0.05)
+    wait_until(lambda: rounds.read() is not None, "a reducer to open the job", OPEN_S)
     events: Any = redis.xrange(name)
     opened = next(json.loads(fields[b"data"]) for _, fields in events if fields[b"type"] == b"opened")
     vector = np.random.default_rng(0).normal(0, 1e-6, opened["parameters"]).astype(np.float32)

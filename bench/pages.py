@@ -8,6 +8,7 @@ second. The measurements in a browser need Chromium.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -27,6 +28,7 @@ from redis import Redis
 from bench.longjob import JOB, ROUND_MS, SPEC, database_in, fill, token, worker
 from bench.report import Cell, Part, Table, markdown
 from bench.results import ROOT, percentile
+from bench.wait import wait_until
 from computeshare.protocol.keys import JOBS, JobKeys
 from computeshare.settings import login_path
 from computeshare.transport.connections import connect
@@ -89,7 +91,7 @@ def serving(versions: int, workers: int, others: int) -> Iterator[tuple[str, str
         process = subprocess.Popen(line, cwd=ROOT, env=environment)
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait(lambda: httpx2.get(f"{url}/healthz").is_success)
+            wait_until(lambda: _answers(url), "the control plane to start", MOST_START_S)
             yield url, (home / "token").read_text().strip(), redis
         finally:
             process.terminate()
@@ -98,16 +100,10 @@ def serving(versions: int, workers: int, others: int) -> Iterator[tuple[str, str
             broker.stop()
 
 
-def _wait(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + MOST_START_S
-    while time.monotonic() < deadline:
-        try:
-            if true():
-                return
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.1)
-    raise TimeoutError(f"the control plane did not start within {MOST_START_S:.0f} s")
+def _answers(url: str) -> bool:
+    with contextlib.suppress(httpx2.HTTPError):
+        return httpx2.get(f"{url}/healthz").is_success
+    return False
 
 
 def answers(url: str, headers: dict[str, str]) -> list[list[Any]]:

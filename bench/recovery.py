@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 
 from bench.results import PRODUCT, RELIABILITY, append, digest, load, percentile
 from bench.stage import Stage, stage
+from bench.wait import wait_until
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue import list_workers
 
@@ -89,12 +90,7 @@ class Trial:
         return self._until(lambda: self.version() > after, f"version {after + 1}")
 
     def _until(self, true: Callable[[], bool], what: str) -> float:
-        started = time.monotonic()
-        while not true():
-            if time.monotonic() - started > PATIENCE_S:
-                raise TimeoutError(f"waited {PATIENCE_S:.0f} s for {what}; logs in {self.stage.home / 'logs'}")
-            time.sleep(0.005)
-        return time.monotonic() - started
+        return wait_until(true, f"{what}; logs in {self.stage.home / 'logs'}", PATIENCE_S, every_s=0.005)
 
     # The kinds of trials
 

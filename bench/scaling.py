@@ -29,6 +29,7 @@ from bench.ending import end_cleanly_when_asked
 from bench.fleet import OPEN_S, Ledger, load, reducing
 from bench.memory import forget_peak, peak
 from bench.report import Cell, Part, Plot, Table, markdown
+from bench.wait import wait_until
 from computeshare.codecs.messages import encode_update
 from computeshare.codecs.registry import CODECS
 from computeshare.jobspec.spec import CodecSpec, JobSpec
@@ -124,11 +125,11 @@ def _cpu(*processes: Any) -> list[float]:
 
 
 def _read_until(ledger: Ledger, versions: int) -> None:
-    deadline = time.monotonic() + OPEN_S
-    while ledger.versions < versions:
+    def there() -> bool:
         ledger.read()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{ledger.versions} versions in {OPEN_S:.0f} s")
+        return ledger.versions >= versions
+
+    wait_until(there, f"version {versions}", OPEN_S, every_s=0)
 
 
 def _end(rounds: RoundStore, pushing: Any, stop: Any) -> None:
