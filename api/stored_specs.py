@@ -13,7 +13,7 @@ from computeshare.strategies.registry import stored
 
 
 def spec_of(document: Mapping[str, Any]) -> JobSpec:
-    """From its document. Raises ValidationError: this release cannot read it, as it may be for a job that has ended."""
+    """The JobSpec of a stored document. Raises ValidationError: this release cannot read it (it is an older job's)."""
     return _parsed(to_json(document))
 
 
@@ -26,7 +26,7 @@ def plan_of(document: Mapping[str, Any]) -> Plan:
 
 def scored_part(document: Mapping[str, Any]) -> str:
     """The part of the data that a stored job's versions are scored on: `validation` or `test`."""
-    return "validation" if document.get("validation") else "test"
+    return JobSpec.model_construct(**document).scored_part
 
 
 @lru_cache(maxsize=4096)

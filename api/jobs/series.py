@@ -93,7 +93,8 @@ def read(
     scores = session.execute(_scores(job_id).where(col(Score.version) > since, col(Score.version) <= last))
     old, late = _packed(session, job, since, min(last, packed), stride)
     versions = _read(session, job, since, _versions(job_id).where(thin), old, late)
-    return versions, _thinned([_scored(row, job) for row in scores], points)
+    part = scored_part(job.spec)
+    return versions, _thinned([_scored(row, part) for row in scores], points)
 
 
 def _page(session: Session, job_id: str, since: int) -> list[Row]:
@@ -103,7 +104,8 @@ def _page(session: Session, job_id: str, since: int) -> list[Row]:
     versions = _read(session, job, since, _versions(job_id).limit(CSV_ROWS), old, late)[:CSV_ROWS]
     last = versions[-1]["version"] if versions else since
     scores = _scores(job_id).where(col(Score.version) > since, col(Score.version) <= last)
-    scored = {row.version: _scored(row, job) for row in session.execute(scores)}
+    part = scored_part(job.spec)
+    scored = {row.version: _scored(row, part) for row in session.execute(scores)}
     return [scored.get(row["version"], {}) | row for row in versions]
 
 
@@ -144,8 +146,7 @@ def _scores(job_id: str) -> Any:
     return found.where(col(Score.job_id) == job_id, ~col(Score.voided)).order_by(col(Score.version))
 
 
-def _scored(row: Any, job: Job) -> Row:
-    part = scored_part(job.spec)
+def _scored(row: Any, part: str) -> Row:
     values = dict.fromkeys(BY_SCORE) | {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
     values["perplexity"] = perplexity(row.loss) if row.accuracy is None else None
     return {"version": row.version, "at_ms": row.at_ms, **values}
