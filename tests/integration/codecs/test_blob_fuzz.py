@@ -81,9 +81,9 @@ def shuffle_frames(blob: bytes, rng: random.Random) -> bytes:
 
 def wrong_size(blob: bytes, rng: random.Random) -> bytes:
     """A well-formed update of another model."""
-    vectors = [np.zeros(rng.choice((0, 1, 49, 51, 2049, 2051, 9000)), np.float32) for _ in range(2)]
-    other = Layout.build(iter([("w", vectors[0].shape, "parameter"), ("b", vectors[1].shape, "buffer")]))
-    return frame.join(encode_update(CODECS[rng.choice(tuple(CODECS))], *vectors, other, rng.randrange(100)))
+    weights, buffers = (np.zeros(rng.choice((0, 1, 49, 51, 2049, 2051, 9000)), np.float32) for _ in range(2))
+    other = Layout.build(iter([("w", weights.shape, "parameter"), ("b", buffers.shape, "buffer")]))
+    return frame.join(encode_update(CODECS[rng.choice(tuple(CODECS))], weights, buffers, other, rng.randrange(100)))
 
 
 def bomb(blob: bytes, rng: random.Random) -> bytes:

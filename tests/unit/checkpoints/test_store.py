@@ -11,7 +11,7 @@ from computeshare.errors import ArtifactError
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
 
-TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, np.int64)}
+TENSORS: dict[str, np.ndarray] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "seen": np.array(3, np.int64)}
 
 
 def save(artifacts: Artifacts, version: int, incarnation: int = 1) -> Token:

@@ -18,11 +18,11 @@ import typer
 from safetensors.numpy import save
 
 from computeshare import __version__, errors
-from computeshare.cli.jobs.commands import pick
 from computeshare.cli.jobs.fork import parse_source
 from computeshare.cli.main import app
 from computeshare.client import NoServer
 from computeshare.client.api.models import Problem
+from computeshare.client.weights import pick
 from computeshare.terminal.command import exit_code, run
 from computeshare.types import ENDED
 from tests.support.http_answers import Answer, FakeServer, event, job, stream

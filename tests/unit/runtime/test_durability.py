@@ -1,6 +1,7 @@
 """What is called durable is held by the disk itself, on macOS too."""
 
 import errno
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_a_drive_is_told_to_empty_its_cache_where_the_system_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: list[str]
 ) -> None:
     monkeypatch.setattr(durability, "FULL_FSYNC", F_FULLFSYNC)
-    monkeypatch.setattr(durability.fcntl, "fcntl", lambda _descriptor, command: flushed.append(f"fcntl {command}"))
+    monkeypatch.setattr(fcntl, "fcntl", lambda _descriptor, command: flushed.append(f"fcntl {command}"))
     durability.flush(tmp_path)
     assert flushed == [f"fcntl {F_FULLFSYNC}"]
 
@@ -54,7 +55,7 @@ def test_a_drive_that_fails_is_not_taken_for_one_that_cannot(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(durability, "FULL_FSYNC", F_FULLFSYNC)
-    monkeypatch.setattr(durability.fcntl, "fcntl", broken)
+    monkeypatch.setattr(fcntl, "fcntl", broken)
     with pytest.raises(OSError, match="Input/output"):
         durability.flush(tmp_path)
     assert flushed == []

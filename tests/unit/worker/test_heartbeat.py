@@ -9,6 +9,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as Away
 from structlog.testing import capture_logs
 
+from computeshare.protocol import handshake
 from computeshare.queue import Orders, WorkerInfo
 from computeshare.worker import heartbeat as heartbeat_module
 from computeshare.worker.heartbeat import REMIND_S, Heartbeat, Outage
@@ -43,7 +44,7 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     found = Broker()
-    monkeypatch.setattr(heartbeat_module.handshake, "check", found.check)
+    monkeypatch.setattr(handshake, "check", found.check)
     monkeypatch.setattr(heartbeat_module, "register", found.register)
     monkeypatch.setattr(heartbeat_module, "unregister", found.unregister)
     monkeypatch.setattr(heartbeat_module, "read_orders", lambda *_: Orders())

@@ -21,7 +21,7 @@ from api.publication.admission import BASE_BYTES, Memory
 from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
 from api.scheduler.dispatcher import Dispatcher
-from api.tables import CheckpointRow, table
+from api.tables import JOB, CheckpointRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import keys
@@ -450,7 +450,7 @@ def test_death_while_a_job_is_cancelled_and_deleted_leaves_nothing_behind(
     folder = tmp_path / "artifacts" / job
     folder.mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr(service.shutil, "rmtree", lambda *_a, **_k: None)  # dies before it got there
+        patch.setattr(shutil, "rmtree", lambda *_a, **_k: None)  # dies before it got there
         jobs.cancel(job)
         jobs.delete(job)
     with monkeypatch.context() as patch:
@@ -600,6 +600,6 @@ def test_a_job_whose_rounds_are_all_done_is_published_without_a_worker(
 ) -> None:
     job = create()
     with database.writing() as connection:
-        connection.execute(update(outbox.JOB).where(outbox.JOB.c.id == job).values(status="running", version=2))
+        connection.execute(update(JOB).where(JOB.c.id == job).values(status="running", version=2))
     dispatcher.step(redis)
     assert published(redis, job)
