@@ -3,11 +3,11 @@
 `ARTIFACTS/JOB/TOKEN/` holds `weights.safetensors` (the state dict as workers hold it), `state.safetensors` (the
 reducer's full-precision parameters, moving average and optimizer state), `manifest.json`, where needed
 `average.safetensors` (a state dict with the moving average of the parameters) and `ledger.json` (the events of earlier
-versions that the control plane may not have stored) and, once scored, `score.json`. A folder is written in
-`.unfinished`, flushed to the disk and renamed, so that a folder named by a token is complete. Beside these folders,
-`chosen.json` holds the choices made for a job that left its codecs open, and `incarnations/N` records at which
-checkpoint the job was opened for the Nth time and so which checkpoints are valid: the others belong to abandoned
-branches.
+versions that the control plane may not have stored) and, once scored, `score.json` and a classifier's `classes.json`. A
+folder is written in `.unfinished`, flushed to the disk and renamed, so that a folder named by a token is complete.
+Beside these folders, `chosen.json` holds the choices made for a job that left its codecs or precision open, and
+`incarnations/N` records at which checkpoint the job was opened for the Nth time and so which checkpoints are valid: the
+others belong to abandoned branches.
 """
 
 import contextlib
@@ -40,6 +40,7 @@ UNFINISHED_S = 3600
 RECORDS_KEPT = 10
 """Records of openings to keep; the newest readable record suffices."""
 WEIGHTS, STATE, MANIFEST, SCORE = "weights.safetensors", "state.safetensors", "manifest.json", "score.json"
+CLASSES = "classes.json"
 AVERAGE, LEDGER = "average.safetensors", "ledger.json"
 CHOICE, INCARNATIONS, UNFINISHED = "chosen.json", "incarnations", ".unfinished"
 
@@ -292,6 +293,19 @@ class Artifacts:
     def save_score(self, token: Token, score: Mapping[str, Any]) -> None:
         """Write the evaluator's score into the checkpoint's folder."""
         _replace(self.path(token, SCORE), json.dumps(score).encode())
+
+    def classes(self, token: Token) -> dict[str, Any]:
+        """A classifier's counts by class (`tasks.class_counts`), for each part of the data that the checkpoint was
+        scored on; empty without any.
+        """
+        try:
+            return dict(json.loads(self.path(token, CLASSES).read_bytes()))
+        except (OSError, ValueError):
+            return {}
+
+    def save_classes(self, token: Token, part: str, counts: Mapping[str, Any]) -> None:
+        """Add the counts by class on a part of the data to the checkpoint's folder."""
+        _replace(self.path(token, CLASSES), json.dumps(self.classes(token) | {part: counts}).encode())
 
     def remove(self, token: Token) -> None:
         """Remove a checkpoint."""

@@ -34,6 +34,7 @@ from computeshare.types import Token
 
 if TYPE_CHECKING:
     from computeshare.tasks.base import TaskInstance
+    from computeshare.tasks.class_counts import ClassCounts
 
 CLAIM_MS = 10_000
 RENEW_S = 2.0
@@ -197,8 +198,8 @@ class Evaluator:
             return
         version, reason = found
         if spec.validation and "test" not in scores[version]:
-            score = scores[version] | {"test": self._tested(spec, artifacts.tensors(scored[version], averaged=True))}
-            artifacts.save_score(scored[version], score)
+            tested = self._tested(artifacts, spec, scored[version], artifacts.tensors(scored[version], averaged=True))
+            artifacts.save_score(scored[version], scores[version] | {"test": tested})
         rounds.append("stopped", {"token": str(scored[version]), "version": version, "reason": reason})
 
     def _pass_over(self, rounds: RoundStore, spec: JobSpec, token: Token, error: Exception) -> None:
@@ -218,27 +219,37 @@ class Evaluator:
         tensors = artifacts.tensors(token, averaged=True)
         if self._loaded is None or self._loaded[0] != job_id:
             self._loaded = (job_id, task_of(spec).instance(spec.seed, spec.scored_part, self.data_dir))
-        scored = _scored(self._loaded[1], tensors)
+        scored, classes = _scored(self._loaded[1], tensors, spec.eval_batch)
+        _keep(artifacts, token, spec.scored_part, classes)
         metrics = {name: round(scored[name], 4) for name in self._loaded[1].task.metrics}
         if spec.validation and token.version == spec.rounds_total:
-            scored["test"] = self._tested(spec, tensors)
+            scored["test"] = self._tested(artifacts, spec, token, tensors)
         artifacts.save_score(token, scored)
         log.info("scored", job=job_id, version=token.version, **metrics)
         return scored
 
-    def _tested(self, spec: JobSpec, tensors: Tensors) -> dict[str, Any]:
-        """The score of a state dict on the test set."""
+    def _tested(self, artifacts: Artifacts, spec: JobSpec, token: Token, tensors: Tensors) -> dict[str, Any]:
+        """The score of a version's state dict on the test set."""
         from computeshare.tasks.registry import task_of
 
-        return _scored(task_of(spec).instance(spec.seed, "test", self.data_dir), tensors)
+        instance = task_of(spec).instance(spec.seed, "test", self.data_dir)
+        scored, classes = _scored(instance, tensors, spec.eval_batch)
+        _keep(artifacts, token, "test", classes)
+        return scored
 
 
-def _scored(instance: "TaskInstance", tensors: Tensors) -> dict[str, Any]:
-    """The score of a state dict on the instance's split, as `score.json` holds it."""
+def _scored(instance: "TaskInstance", tensors: Tensors, batch: int) -> tuple[dict[str, Any], "ClassCounts | None"]:
+    """The score of a state dict on the instance's split, as `score.json` holds it; a classifier's counts by class."""
     from computeshare.tasks.metrics import score
 
-    result = score(instance, instance.layout.gather(tensors))
-    return {"loss": result.loss, **result.metrics, "samples": result.samples}
+    result = score(instance, instance.layout.gather(tensors), batch)
+    return {"loss": result.loss, **result.metrics, "samples": result.samples}, result.classes
+
+
+def _keep(artifacts: Artifacts, token: Token, part: str, classes: "ClassCounts | None") -> None:
+    """Store a version's counts by class on a part of the data, if it has any."""
+    if classes:
+        artifacts.save_classes(token, part, classes.model_dump())
 
 
 def serve(settings: Settings) -> None:

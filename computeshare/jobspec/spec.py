@@ -194,6 +194,14 @@ class JobSpec(Part):
     evaluate_every: Annotated[Count, Control(MORE)] = Field(
         100, title="Versions between evaluations", description="0: only at the end"
     )
+    eval_batch: Annotated[int, Control(MORE)] = Field(
+        0,
+        ge=0,
+        le=65_536,
+        title="Samples per batch of scoring",
+        description="computed together when a version is scored; lower it to save memory; 0: 256 images, or windows of "
+        "16,384 characters in all",
+    )
     stop: Stop | None = Field(None, description="early stopping, by the scores of versions; null: none")
     keep: KeepPolicy = KeepPolicy()
     notes: Annotated[str, Control(MORE, change="always", lines=4)] = Field(

@@ -3,7 +3,7 @@ on layouts and on flat vectors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -26,6 +26,7 @@ Better = Literal["higher", "lower"]
 Batch = Any
 """A tensor, or a tuple, list or dict of batches; each tensor has one entry per sample in its first dimension."""
 Indices = npt.NDArray[np.int64]
+CLASSES, PREDICTED = "classes", "predicted"
 
 
 class Split(Protocol):
@@ -103,9 +104,22 @@ class Task(ABC):
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """The mean training loss over the samples of a batch, a number on the module's device."""
 
+    @property
+    def classes(self) -> int:
+        """The number of a classifier's classes; 0: it is no classifier."""
+        return 0
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """The names of a classifier's classes in the order of their numbers, where they are known."""
+        return None
+
     @abstractmethod
     def sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The sums over a batch's samples of `loss` and of every metric, each a number on the module's device."""
+        """The sums over a batch's samples of `loss` and of every metric, each a number on the module's device.
+
+        A classifier adds `CLASSES` (n,), each sample's true class, and `PREDICTED` (n,), the class that it was given.
+        """
 
     @property
     def usage(self) -> Usage:

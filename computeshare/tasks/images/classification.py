@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from computeshare.jobspec.catalog import catalog
-from computeshare.tasks.base import Batch, Better, SplitName, Task
+from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, SplitName, Task
 from computeshare.tasks.images import models, prediction
 from computeshare.tasks.images.datasets import splits
+from computeshare.tasks.images.datasets.class_names import class_names
 from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
@@ -70,6 +71,10 @@ class ImageClassification(Task):
         return Split(images, labels, normalise, self.augment)
 
     @property
+    def class_names(self) -> Sequence[str] | None:
+        return class_names(self.dataset)
+
+    @property
     def usage(self) -> Usage:
         return prediction.usage_of(self.dataset, self.model, self.shape, self.classes)
 
@@ -88,7 +93,8 @@ class ImageClassification(Task):
         images, labels = batch
         logits = module(images)
         loss = functional.cross_entropy(logits, labels, reduction="sum")
-        return {"loss": loss, "accuracy": (logits.argmax(dim=1) == labels).sum()}
+        predicted = logits.argmax(dim=1)
+        return {"loss": loss, "accuracy": (predicted == labels).sum(), CLASSES: labels, PREDICTED: predicted}
 
 
 def pixel_by_pixel(images: Tensor) -> Tensor:

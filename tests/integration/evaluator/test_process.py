@@ -1,5 +1,6 @@
 """The evaluator scores the versions that a job asks for, each once, and no other."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def test_the_moving_average_is_scored_in_place_of_its_version(
 def test_versions_are_scored_on_the_held_out_samples_and_the_last_on_the_test_set_too(
     start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
 ) -> None:
-    spec = JobSpec(dataset="digits", model="mlp", rounds=2, evaluate_every=1, validation=0.1)
+    spec = JobSpec(dataset="digits", model="mlp", rounds=2, evaluate_every=1, eval_batch=7, validation=0.1)
     evaluator, store, artifacts = start(spec)
     tokens = [save(artifacts, spec, version) for version in (1, 2)]
     while evaluator._turn():
@@ -80,9 +81,14 @@ def test_versions_are_scored_on_the_held_out_samples_and_the_last_on_the_test_se
     task = task_of(spec)
     parts = {part: task.instance(spec.seed, part, evaluator.data_dir) for part in ("train", "validation", "test")}
     weights = parts["test"].layout.gather(artifacts.tensors(tokens[1]))
-    expected = {part: score(parts[part], weights) for part in ("validation", "test")}
+    expected = {part: score(parts[part], weights, 7) for part in ("validation", "test")}
     assert (last["loss"], last["accuracy"]) == (expected["validation"].loss, expected["validation"].metrics["accuracy"])
     assert last["test"]["loss"] == expected["test"].loss != last["loss"]
+    assert last["loss"] != score(parts["validation"], weights).loss, "another batch size rounds otherwise"
+    on_disk = {part: counts.classes.model_dump() for part, counts in expected.items() if counts.classes}
+    assert json.loads(json.dumps(on_disk)) == artifacts.classes(tokens[1])
+    assert artifacts.classes(tokens[0]).keys() == {"validation"}
+    assert all(event.keys().isdisjoint({"classes", "confusion"}) for event in events(store, "scored"))
     whole = task.open("train", evaluator.data_dir)
     images = [parts[part].split.batch(np.arange(len(parts[part].split)))[0] for part in ("train", "validation")]
     both = sorted(image.numpy().tobytes() for image in torch.cat(images))
