@@ -38,7 +38,7 @@ def export(
         for existing in (path, *([path.with_name(CARD)] if card else [])):
             if existing.exists() and not force:
                 raise typer.BadParameter(
-                    f"{existing} is there already: choose another folder or name, or give --force",
+                    f"{existing} already exists: choose another folder or name, or give --force",
                     param_hint="--output",
                 )
         with console(stderr=True).status(f"exporting version {checkpoint['version']}"):

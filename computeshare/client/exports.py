@@ -1,4 +1,4 @@
-"""A version's model as a file for other programs. Imports torch only for formats other than safetensors."""
+"""Writes a version's model as safetensors, `state_dict` or ONNX. Imports torch only for the last two."""
 
 import shutil
 import tempfile
@@ -14,9 +14,9 @@ SUFFIXES: Mapping[Format, str] = {"safetensors": ".safetensors", "state_dict": "
 
 
 def export(spec: Mapping[str, Any], weights_file: Path, path: Path, form: Format) -> None:
-    """Write a job's model with these weights to `path`, complete or not at all.
+    """Write the model of a JobSpec with the weights of a safetensors file to `path`, completely or not at all.
 
-    Raises: ArtifactError: it cannot be written. PackageMissing: ONNX needs packages that are not installed.
+    Raises: ArtifactError: the file cannot be written. PackageMissing: ONNX needs packages that are not installed.
         SpecError, ShapeError: this release cannot build the job's model, or torch cannot export it.
     """
     try:

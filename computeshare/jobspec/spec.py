@@ -1,6 +1,6 @@
-"""JobSpec: what a user asks for, checked completely before anything is stored.
+"""JobSpec: the specification of a job, validated completely before the job is stored.
 
-Knows no torch: names, arguments and sizes come from the committed `catalog`.
+Imports no torch: names of models and optimizers, arguments and parameter counts come from the committed `catalog`.
 """
 
 import re
@@ -27,30 +27,30 @@ from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 
 QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 LARGEST_BYTES = 4_000_000_000
-"""Largest weights, or state of an optimizer with them, in bytes of float32: what a reducer and a broker can hold."""
+"""The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
-def printable(name: str) -> str:
-    """A job's name. Raises ValueError."""
+def checked_name(name: str) -> str:
+    """A job's name without spaces around it. Raises ValueError: it contains control characters."""
     if re.search(r"[\x00-\x1f\x7f]", name):
         raise ValueError("name must not contain control characters")
     return name.strip()
 
 
-JobName = Annotated[str, Field(max_length=100), AfterValidator(printable)]
+JobName = Annotated[str, Field(max_length=100), AfterValidator(checked_name)]
 
 
 class CodecSpec(Part):
-    """How vectors travel: `up` for updates, `down` for weights."""
+    """The codecs for vectors between workers and the reducer: `up` for updates, `down` for weights."""
 
     up: Annotated[CodecName, Control(MACHINES)] = Field("float16", title="Update codec (up)")
     down: Annotated[CodecName, Control(MACHINES)] = Field("float32", title="Weight codec (down)")
 
 
-def travelling(value: Any) -> Any:
-    """How vectors travel by what a job asks for. Raises ValueError, ValidationError."""
+def parse_codec(value: Any) -> Any:
+    """The value of the field `codec`: "auto" or a CodecSpec. Raises ValueError, ValidationError."""
     if value == "auto" or isinstance(value, CodecSpec):
         return value
     if not isinstance(value, dict):
@@ -59,7 +59,7 @@ def travelling(value: Any) -> Any:
 
 
 class WorkerRange(Part):
-    """How many workers a job waits for before it starts, and how many it takes at most."""
+    """The number of workers that a job waits for before it starts, and the most that it uses."""
 
     min: Annotated[int, Control(MACHINES, "--min-workers")] = Field(
         1, ge=1, le=1024, title="Minimum workers", description="the job waits for this many before it starts"
@@ -74,7 +74,7 @@ class WorkerRange(Part):
 
 
 class KeepPolicy(Part):
-    """Which checkpoints are kept, beside the last version's: the newest, the best, and every so many versions one."""
+    """The checkpoints to keep: the newest, the best, one every so many versions. The last version's always stays."""
 
     last: Annotated[Count, Control(MORE)] = Field(
         5, title="Newest checkpoints to keep", description="at least 2 while the job runs; the final one always stays"
@@ -90,12 +90,12 @@ class KeepPolicy(Part):
 
 
 RECORD_BYTES = 4_000_000
-"""Bytes of the broker's memory for 6,000 events of a job, after which submissions are folded into counts, and for 4,096
+"""The broker's memory, in bytes, for 6,000 events of a job (then submissions are folded into counts) and for 4,096
 answers to submissions."""
 
 
 class JobSpec(Part):
-    """One training job. Unknown fields are errors; `rounds` or `epochs`, not both."""
+    """The specification of one training job. Unknown fields are errors. Give `rounds` or `epochs`, not both."""
 
     dataset: Annotated[str, Control(DATA)] = Field(
         title="Data set", description="such as digits, mnist or cifar10; docs/datasets.md has all"
@@ -126,8 +126,8 @@ class JobSpec(Part):
         ge=0,
         le=0.5,
         title="Validation split",
-        description="fraction of the training set, drawn by the seed, that is held out: versions are scored on it, the "
-        "last one on the test set too; 0: all are scored on the test set",
+        description="fraction of the training set to hold out, drawn by the seed: versions are scored on it, the last "
+        "version also on the test set; 0: every version is scored on the test set",
     )
     strategy: registry.Named = registry.DEFAULT
     micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples per micro-batch")
@@ -142,9 +142,9 @@ class JobSpec(Part):
         1,
         ge=1,
         le=65_536,
-        title="Pieces of a micro-batch",
-        description="computed one after the other to save memory, their gradients added up: the same mean, but batch "
-        "normalisation sees a piece at a time",
+        title="Gradient accumulation steps",
+        description="computes a micro-batch in this many pieces, one after the other, to save memory: the same "
+        "gradient, but batch normalisation sees one piece at a time",
     )
     optimizer: OptimizerSpec = Field(
         default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
@@ -169,8 +169,8 @@ class JobSpec(Part):
         ge=0,
         lt=1,
         title="Moving average (EMA)",
-        description="decay per version of an average of all versions, which is scored and downloaded in place of the "
-        "newest; for example 0.999; 0: none",
+        description="decay per version of an exponential moving average of the weights, which is scored and downloaded "
+        "instead of the weights themselves; for example 0.999; 0: none",
     )
     label_smoothing: Annotated[float, Control(OPTIMIZER)] = Field(
         0, ge=0, lt=1, title="Label smoothing", description="share of each label spread evenly over all classes"
@@ -179,10 +179,10 @@ class JobSpec(Part):
         (),
         strict=False,
         max_length=3,
-        description="random changes of training images, in this order: crop (shifted by up to an eighth of each side), "
-        "flip (left to right), randaugment (two operations of RandAugment, magnitude 9)",
+        description="random transformations of training images, in this order: crop (shifted by up to an eighth of "
+        "each side), flip (left to right), randaugment (two operations of RandAugment, magnitude 9)",
     )
-    codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(travelling), Control(MACHINES)] = Field(
+    codec: Annotated[CodecSpec | Literal["auto"], BeforeValidator(parse_codec), Control(MACHINES)] = Field(
         CodecSpec(),
         title="Compression",
         description="auto: choose codecs (and inner steps of strategy local) from the first workers' measurements",
@@ -224,7 +224,7 @@ class JobSpec(Part):
     @model_validator(mode="before")
     @classmethod
     def _implied(cls, data: Any) -> Any:
-        """Fills in what follows from the strategy and the model, where it was left out."""
+        """Fill in omitted fields that the strategy or the model determines."""
         if not isinstance(data, dict):
             return data
         if data.get("model") in LANGUAGE_MODELS and data.get("model_args") is None:
@@ -266,7 +266,7 @@ class JobSpec(Part):
         self._consistent()
         self._shared_out()
         self.strategy.check(self.plan, self.workers.min)
-        largest, heaviest = max((self._pieces(one), one.name) for one in self._travelling)
+        largest, heaviest = max((self._state_vectors(one), one.name) for one in self._sent_optimizers)
         if 4 * self.parameters * largest > LARGEST_BYTES:
             raise ValueError(
                 f"model {self.model} has {self.parameters:,} parameters at this input; the limit with {heaviest} is "
@@ -277,7 +277,7 @@ class JobSpec(Part):
         return self
 
     def _paired(self) -> None:
-        """Raises ValidationError where model, data set and what is said of them do not go together."""
+        """Raises ValidationError: model, data set, `input`, `augment` and `model_args` do not fit together."""
         texts = catalog().texts
         if self.reads_text and self.dataset not in texts:
             message = f"{self.dataset} has images, but model {self.model} reads text: choose {', '.join(texts)}"
@@ -286,14 +286,14 @@ class JobSpec(Part):
             message = f"{self.model} classifies images, but {self.dataset} is text: choose {', '.join(LANGUAGE_MODELS)}"
             raise wrong("JobSpec", "model", message)
         if self.reads_text and self.input:
-            raise wrong("JobSpec", "input", "is the size of images: leave it out, and set model_args.block_size")
+            raise wrong("JobSpec", "input", "is for images only: leave it out, and set model_args.block_size")
         if self.reads_text and self.augment:
-            raise wrong("JobSpec", "augment", "changes images: leave it out")
+            raise wrong("JobSpec", "augment", "is for images only: leave it out")
         if self.model_args and not self.reads_text:
-            raise wrong("JobSpec", "model_args", f"{self.model} takes none: leave model_args out")
+            raise wrong("JobSpec", "model_args", f"model {self.model} has no arguments: leave model_args out")
 
     def _fits_images(self) -> None:
-        """Raises ValueError where a classifier does not take the images, or batches of so many."""
+        """Raises ValueError: the images are too small for the model, or a batch has too few samples for batch norm."""
         model, (_, height, width) = catalog().models[self.model], self.shape
         if min(height, width) < model.min_size:
             raise ValueError(
@@ -310,7 +310,7 @@ class JobSpec(Part):
                 )
 
     def _consistent(self) -> None:
-        """Raises ValidationError where a field contradicts the strategy."""
+        """Raises ValidationError: a field contradicts the strategy or another field."""
         strategy = self.strategy
         for name, value in strategy.implied.items():
             if getattr(self, name) != value:
@@ -320,21 +320,25 @@ class JobSpec(Part):
         if self.decay != "all" and "weight_decay" not in catalog().optimizers[trained.name].arguments:
             raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
         if self.validation and not held_out(self.facts.train, self.validation):
-            raise wrong("JobSpec", "validation", "holds out no sample of this data set: raise it, or leave it out")
+            raise wrong(
+                "JobSpec", "validation", "is too small to hold out a sample of this data set: raise it, or leave it out"
+            )
         if self.stop and not self.evaluate_every:
-            raise wrong("JobSpec", "stop", "needs scores on the way: set evaluate_every above 0")
+            raise wrong("JobSpec", "stop", "needs evaluations during training: set evaluate_every above 0")
         if self.stop and self.stop.metric == "accuracy" and self.reads_text:
             raise wrong("JobSpec", ("stop", "metric"), f"{self.model} has no accuracy: set metric to loss")
         if self.stop and self.stop.patience and not self.keep.best:
-            raise wrong("JobSpec", ("stop", "patience"), "compares with the best version: set keep.best above 0")
+            raise wrong("JobSpec", ("stop", "patience"), "needs the best version's checkpoint: set keep.best above 0")
         if self.micro_batch % self.accumulate:
-            message = f"must divide micro_batch ({self.micro_batch}), so that all pieces have as many samples"
+            message = (
+                f"must divide micro_batch ({self.micro_batch}), so that all pieces have the same number of samples"
+            )
             raise wrong("JobSpec", "accumulate", message)
         if self.plan.units_per_round > LARGEST_ROUND:
             raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
 
     def _shared_out(self) -> None:
-        """Raises ValidationError where the job would wait for more workers than a round has work for."""
+        """Raises ValidationError: the job would wait for more workers than a round has work for."""
         strategy, units, remedy = self.strategy, self.plan.units_per_round, f"raise {self.strategy.units_from}"
         whole = "a round"
         if not strategy.steps_may_grow and self.plan.units_per_epoch < units:
@@ -346,13 +350,13 @@ class JobSpec(Part):
 
     @property
     def codecs(self) -> CodecSpec:
-        """How updates and weights travel. Raises ValueError: that is still to be chosen."""
+        """The codecs of updates and weights. Raises ValueError: `codec` is "auto", and none have been chosen yet."""
         if isinstance(self.codec, CodecSpec):
             return self.codec
         raise ValueError("the job's codecs have not been chosen yet")
 
     def chosen(self, codec: CodecSpec, inner_steps: int | None = None) -> "JobSpec":
-        """This specification with what was chosen for it. Raises ValidationError: that cannot be."""
+        """This specification with the chosen codecs and inner steps. Raises ValidationError: the result is invalid."""
         follows = set(self.strategy.implied)
         strategy = self.strategy.with_steps(inner_steps).model_dump(mode="json")
         document = self.model_dump(mode="json", exclude=follows)
@@ -360,12 +364,12 @@ class JobSpec(Part):
 
     @property
     def inner_rules(self) -> StepRules:
-        """How the optimizer that trains on micro-batches steps."""
+        """Schedule, clipping and decay of the optimizer that trains on micro-batches."""
         return StepRules(self.schedule, self.rounds_total, 1, self.clip_norm, self.decay)
 
     @property
     def server_rules(self) -> StepRules:
-        """How the server's optimizer steps: with inner steps, schedule, clipping and decay apply to those alone."""
+        """Schedule, clipping and decay of the server's optimizer; with inner steps, they apply to those instead."""
         if self.strategy.inner:
             return EVERY_STEP_ALIKE
         factor = self.micro_batches_per_round if self.lr_scaling == "linear" else 1
@@ -373,15 +377,15 @@ class JobSpec(Part):
 
     @property
     def sharers(self) -> int:
-        """How many workers must share a round for its combination to bear bad ones; 0: any number may make it."""
+        """The fewest workers that must share a round, so that `combine` tolerates bad workers; 0: no minimum."""
         return self.strategy.sharers(self.workers.min)
 
     def quorum_of(self, version: int) -> float:
-        """The quorum of the round that starts from `version`."""
+        """The quorum (0.5 to 1) of the round that starts from `version`; 1 for an epoch's or the job's last round."""
         return self.strategy.quorum_of(self.plan.ends_epoch(version) or version + 1 == self.rounds_total)
 
     def round_from(self, version: int, carried: Sequence[int] = ()) -> Round:
-        """The round that starts from `version`, with what the one before left over."""
+        """The round that starts from `version`, with the units `carried` over from the previous round."""
         return self.strategy.round(self.plan, version, carried)
 
     @property
@@ -390,49 +394,51 @@ class JobSpec(Part):
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model is a language model; else it classifies images."""
+        """Whether the model is a language model; otherwise it classifies images."""
         return self.model in LANGUAGE_MODELS
 
     @property
     def facts(self) -> TaskFacts:
-        """The task's facts."""
+        """Sizes that follow from model and data set, such as the numbers of samples and parameters."""
         if self.model_args:
             return facts.of_text(self.dataset, self.model, self.model_args)
         return facts.of_images(self.dataset, self.model, self.shape)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of the images that the model sees."""
+        """Shape of the model's input images: (channels, height, width), in pixels."""
         return self.input or catalog().datasets[self.dataset].shape
 
     @property
     def parameters(self) -> int:
-        """The model's number of parameters, at most."""
+        """The largest number of parameters that the model can have."""
         return self.facts.parameters
 
     @property
-    def _travelling(self) -> list[OptimizerSpec]:
-        """The optimizers whose state goes from one process to another."""
+    def _sent_optimizers(self) -> list[OptimizerSpec]:
+        """The optimizers whose state is sent between processes."""
         inner = self.strategy.inner if self.strategy.keeps_inner else None
         return [self.optimizer, inner] if inner else [self.optimizer]
 
-    def _pieces(self, optimizer: OptimizerSpec) -> int:
-        """How many vectors of the model's size the largest value holds: the optimizer's state, at least the weights."""
+    def _state_vectors(self, optimizer: OptimizerSpec) -> int:
+        """The size of the optimizer's state, at least of the weights, in vectors of the model's size."""
         lossy = self.codec == "auto" or not CODECS[self.codec.down].exact
         average = optimizer is self.optimizer and self.ema > 0
         return (1 if optimizer.name == "SGD" else 3) + lossy + average
 
     @property
     def broker_bytes(self) -> int:
-        """What the job may take of the broker's memory at most: weights and state, of the version, of those before and
-        after it; the updates of a round, and of the one before until its state is stored; the inner state that
-        each unit's worker may hand over; events and answers (`RECORD_BYTES`).
+        """The most memory, in bytes, that the job can use in the broker.
+
+        The sum of: weights and optimizer state of three versions (current, previous, next); the updates of two rounds
+        (the previous round's are kept until its state is stored); the inner state that each unit's worker may hand
+        over; events and answers (`RECORD_BYTES`).
         """
         pairs = PAIRS if self.codec == "auto" else [(self.codec.up, self.codec.down)]
         up = max(CODECS[codec].bytes_per_value for codec, _ in pairs)
         down = max(_bytes_down(CODECS[codec]) for _, codec in pairs)
         units = self.plan.units_per_round
-        outer, *inner = (4 * self._pieces(one) for one in self._travelling)
+        outer, *inner = (4 * self._state_vectors(one) for one in self._sent_optimizers)
         return 1_000_000 + RECORD_BYTES + self.parameters * (down + 3 * outer + 2 * units * up + units * sum(inner))
 
     @property
@@ -455,7 +461,7 @@ class JobSpec(Part):
         return "validation" if self.validation else "test"
 
     def wants_checkpoint(self, version: int) -> bool:
-        """Whether this version gets a checkpoint whatever the time."""
+        """Whether this version gets a checkpoint, however recent the previous one is."""
         return self.wants_score(version) or _is_multiple(version, self.checkpoint_every)
 
     def wants_score(self, version: int) -> bool:
@@ -464,7 +470,7 @@ class JobSpec(Part):
 
 
 def _bytes_down(codec: Codec) -> int:
-    """Bytes in the broker for each parameter of the versions that it holds with this codec down."""
+    """Bytes per parameter of all the versions that the broker holds, with this codec down."""
     if codec.differences:
         return 3 * 4 + 2 * 4  # three snapshots, one of them staged, and differences as large as two
     return 3 * codec.bytes_per_value
@@ -475,7 +481,7 @@ def _is_multiple(version: int, every: int) -> bool:
 
 
 def fields_beside(path: Sequence[object], model: type[BaseModel] = JobSpec) -> list[str]:
-    """The fields that the object which holds the field at this path of a `model` may have."""
+    """The names of all fields of the object that contains the field at `path`, within a document of `model`."""
     for part in path[:-1]:
         field = model.model_fields.get(str(part))
         kinds = (field.annotation, *get_args(field.annotation)) if field else ()

@@ -1,4 +1,4 @@
-"""A trained module as a file for other programs."""
+"""Writes a trained module as a `state_dict` file or as ONNX."""
 
 import importlib.util
 from pathlib import Path
@@ -12,18 +12,18 @@ from computeshare.tasks.base import Task
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 SINGLE_FILE_BYTES = 1_900_000_000
-"""Above this size the weights go into a second file: an ONNX file holds less than 2 GiB."""
+"""The largest weights, in bytes, inside an ONNX file (its limit is 2 GiB); larger ones go into a second file."""
 
 
 def save_state_dict(module: nn.Module, path: Path) -> None:
-    """Write the module's `state_dict` as a file for `torch.load(path, weights_only=True)`."""
+    """Write the module's `state_dict` to a file that `torch.load(path, weights_only=True)` reads."""
     torch.save(module.state_dict(), path)
 
 
 def save_onnx(task: Task, module: nn.Module, path: Path) -> None:
-    """Write the module as ONNX: from `input` to `output`, for batches of any size.
+    """Write the module as an ONNX graph with one input, `input`, and one output, `output`; the batch size is free.
 
-    A module of more than `SINGLE_FILE_BYTES` has its weights beside it, in a file of the same name with `.data` added.
+    Weights of more than `SINGLE_FILE_BYTES` go into a second file, named like the first with `.data` added.
     Raises: PackageMissing: the exporter needs packages that are not installed. SpecError: torch cannot export it.
     """
     lacking = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]

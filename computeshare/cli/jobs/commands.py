@@ -263,7 +263,7 @@ def download(
         path = target(output, f"{job_id}-v{chosen['version']}.safetensors")
         if path.exists() and not force:
             raise typer.BadParameter(
-                f"{path} is there already: choose another name, or give --force", param_hint="--output"
+                f"{path} already exists: choose another name, or give --force", param_hint="--output"
             )
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         screen = console(stderr=True)

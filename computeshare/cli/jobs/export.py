@@ -50,7 +50,7 @@ def export(
     """
     path = target(output, f"{job_id}.{form}") if output else None
     if path and path.exists() and not force:
-        raise typer.BadParameter(f"{path} is there already: choose another name, or give --force", param_hint="-o")
+        raise typer.BadParameter(f"{path} already exists: choose another name, or give --force", param_hint="-o")
     with connect(url, home) as client:
         client.show(job_id)  # before a file is begun
         rows = map(submission_row, client.submissions(job_id, None)) if submissions else series_rows(client, job_id)
@@ -62,7 +62,7 @@ def export(
 
 
 def series_rows(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
-    """A row for each version up to the newest at the call, ascending; fetched in pages of `VERSIONS_AT_ONCE`."""
+    """Yield a row for each version, ascending, up to the newest at the start; fetch `VERSIONS_AT_ONCE` at a time."""
     newest = client.show(job_id)["version"]
     for since in range(0, newest, VERSIONS_AT_ONCE):
         page = client.metrics(job_id, since, min(newest, since + VERSIONS_AT_ONCE), VERSIONS_AT_ONCE)
@@ -71,7 +71,7 @@ def series_rows(client: Client, job_id: str) -> Iterator[dict[str, Any]]:
 
 
 def submission_row(submission: Submission) -> dict[str, Any]:
-    """A submission as a flat row."""
+    """A submission as a row, with its seconds as columns such as `waiting_s`."""
     flat = {**submission, **{f"{name}_s": value for name, value in submission["seconds"].items()}}
     return {name: flat.get(name) for name in SUBMISSION_COLUMNS}
 
@@ -95,7 +95,7 @@ def write_json(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
-    """The file to write, replaced only once complete; standard output without a path. Raises ArtifactError."""
+    """Open `path`, which is replaced when the block ends; without a path, standard output. Raises ArtifactError."""
     if path is None:
         yield sys.stdout
         return

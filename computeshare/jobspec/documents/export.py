@@ -1,6 +1,6 @@
-"""A job as something to copy: the shortest document that asks for it, as JSON, curl, a command line, Python. Pure.
+"""Write the request that creates a job as JSON, curl, a command line or Python, without fields at their defaults. Pure.
 
-What a document holds may come from anybody: it is quoted for whatever reads it, and what cannot be seen is escaped.
+The texts in a document are untrusted: each format quotes them, and invisible characters are escaped.
 """
 
 import json
@@ -19,15 +19,15 @@ Document = Mapping[str, Any]
 
 
 def as_json(document: Document) -> str:
-    """The JobSpec as JSON, an indented line a field."""
+    """The JobSpec as indented JSON."""
     return _json(shortened(document), indent=2)
 
 
 def as_curl(document: Document, url: str) -> str:
-    """The request that creates the job, for a shell that has the token in COMPUTESHARE_TOKEN.
+    """A curl command that creates the job. The shell must have the token in COMPUTESHARE_TOKEN.
 
     Args:
-        url: of the control plane.
+        url: the control plane's address.
     """
     address = shlex.quote(url.rstrip("/") + "/v1/jobs")
     return (
@@ -39,7 +39,7 @@ def as_curl(document: Document, url: str) -> str:
 
 
 def as_cli(document: Document) -> str:
-    """The command that creates the job, on one line."""
+    """The `computeshare jobs create` command for the job, on one line."""
     arguments = ["computeshare", "jobs", "create"]
     for path, value in _settings(shortened(document)):
         arguments += _flag(path, value)
@@ -47,7 +47,7 @@ def as_cli(document: Document) -> str:
 
 
 def as_python(document: Document) -> str:
-    """A program that creates the job and waits for it."""
+    """A Python program that creates the job and waits for its end."""
     short = shortened(document)
     if all(name.isidentifier() and not iskeyword(name) for name in short):
         given = "\n" + "".join(f"    {name}={_python(value)},\n" for name, value in short.items())
@@ -57,7 +57,7 @@ def as_python(document: Document) -> str:
 
 
 def shortened(document: Document) -> dict[str, Any]:
-    """The document without what it need not say: fields that are null, or as they would be anyway."""
+    """The document without fields that are null or at their defaults, which may depend on the strategy."""
     usual = {**_defaults(), **_implied(document.get("strategy"))}
     short: dict[str, Any] = {}
     for name, value in document.items():
@@ -74,18 +74,18 @@ def _flags() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _defaults() -> dict[str, Any]:
-    """Every field that a JobSpec can do without, and what it then is."""
+    """The default of every optional field of a JobSpec."""
     return JobSpec.model_construct(dataset="", model="").model_dump(mode="json", exclude={"dataset", "model"})
 
 
 def _implied(strategy: object) -> dict[str, Any]:
-    """What follows from a strategy; nothing where it is none that this release knows."""
+    """The fields that a strategy sets; empty if this release does not know the strategy."""
     found = implied_by(strategy)
     return {name: one.model_dump() if isinstance(one, OptimizerSpec) else one for name, one in found.items()}
 
 
 def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:
-    """An object of the document without the fields that it would have anyway: those of an optimizer are all kept."""
+    """An object within the document without fields at their defaults. All fields of an optimizer are kept."""
     usual: dict[str, Any] = {}
     if name in ("codec", "workers", "keep"):
         usual = _defaults()[name]
@@ -95,21 +95,21 @@ def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(short: Document) -> Iterator[tuple[str, Any]]:
-    """Dotted field and value of all that a command line has to say."""
+    """The dotted path and value of each field to write on a command line."""
     for name, value in short.items():
-        if isinstance(value, dict) and _is_told_by_fields(name, value):
+        if isinstance(value, dict) and _is_split(name, value):
             yield from ((f"{name}.{field}", one) for field, one in value.items())
         else:
             yield name, value
 
 
-def _is_told_by_fields(name: str, value: Document) -> bool:
-    """Whether an object can be given field by field; those of an optimizer without a name would be the default's."""
+def _is_split(name: str, value: Document) -> bool:
+    """Whether an object can be given field by field; not an optimizer without a name: it would get the default."""
     return bool(value) and all(field.isidentifier() for field in value) and (name != "optimizer" or "name" in value)
 
 
 def _flag(path: str, value: object) -> list[str]:
-    """A field as arguments: by its own flag where that takes it as it is, else by `--set`."""
+    """Command-line arguments for a field: its own flag if the flag accepts the value as it is, otherwise `--set`."""
     flag = _flags().get(path)
     if flag and isinstance(value, str) and value.isprintable():
         return [flag, value] if not value.startswith("-") else [f"{flag}={value}"]
@@ -129,13 +129,13 @@ def _is_json(text: str) -> bool:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    """JSON in which whatever cannot be seen is escaped."""
+    """JSON, with invisible characters escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return text if text.replace("\n", "").isprintable() else json.dumps(value, indent=indent)
 
 
 def _python(value: object) -> str:
-    """A value of JSON as Python would be written, strings in double quotes where that can be."""
+    """A JSON value as Python source, with strings in double quotes where possible."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_python(name)}: {_python(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):

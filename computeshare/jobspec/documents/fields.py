@@ -1,4 +1,4 @@
-"""The fields of a job as people set them, read off the JobSpec: for form, command line, changes and reference. Pure.
+"""The fields of a job, derived from the JobSpec, for the form, the command line, edits and docs/job.md. Pure.
 
 `python -m computeshare.jobspec.documents.fields` prints the reference, docs/job.md.
 """
@@ -20,13 +20,13 @@ from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies.base import Strategy
 from computeshare.strategies.registry import KINDS
 
-FieldType = Literal["integer", "number", "boolean", "text", "object"]
+FieldType = Literal["integer", "number", "boolean", "text", "list", "object"]
 _TYPES: dict[Any, FieldType] = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
 
 @dataclass(frozen=True, slots=True)
 class JobField:
-    """A field: `path` is dotted, `kinds` are the strategies that have it (none: all), `limits` such as `1 to 1,024`."""
+    """A field: its dotted `path`, the strategies that have it (`kinds`; empty: all), its range (`1 to 1,024`)."""
 
     path: str
     title: str
@@ -40,7 +40,7 @@ class JobField:
 
     @property
     def flag(self) -> str:
-        """Its option of `computeshare jobs create`; empty: it has none."""
+        """The field's option of `computeshare jobs create`; empty if there is none."""
         if self.control is None or self.control.flag is None:
             return ""
         return self.control.flag or "--" + self.path.replace(".", "-").replace("_", "-")
@@ -54,7 +54,7 @@ def job_fields() -> Sequence[JobField]:
 
 
 def editable(*when: Literal["active", "always"]) -> dict[str, FieldInfo]:
-    """The top-level fields of an existing job that may be changed at such times."""
+    """The top-level fields whose `change` is one of `when`: `always`, or `active` (until the job ends)."""
     found = {name: (info, control_of(info)) for name, info in JobSpec.model_fields.items()}
     return {name: info for name, (info, control) in found.items() if control and control.change in when}
 
@@ -65,7 +65,7 @@ def control_of(info: FieldInfo) -> Control | None:
 
 
 def reference() -> str:
-    """The page of docs that has every field."""
+    """The text of docs/job.md: a table of every field."""
     rows = [f"| `{one.path}` | {_told_type(one)} | {_told_default(one)} | {_told(one)} |" for one in job_fields()]
     return "\n".join([_HEAD, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
 
@@ -109,7 +109,7 @@ def _field(path: str, info: FieldInfo, default: Any, kinds: Sequence[str]) -> Jo
 
 
 def _kinds_with(path: str) -> Sequence[str]:
-    """The strategies from which a field of the JobSpec does not follow; none: all of them."""
+    """The strategies that leave this field to the user; empty: all strategies."""
     found = tuple(kind for kind, part in KINDS.items() if path not in part().implied)
     return () if len(found) == len(KINDS) else found
 
@@ -124,12 +124,14 @@ def _arms(annotation: Any) -> Sequence[Any]:
 
 
 def _inner(annotation: Any) -> type[BaseModel] | None:
-    """The object within a field, if it is one."""
+    """The pydantic model of a field's value, if it has one."""
     return next((one for one in _arms(annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _type(annotation: Any) -> FieldType:
     first = _arms(annotation)[0]
+    if get_origin(first) is tuple:
+        return "list"
     return "text" if get_origin(first) is Literal else _TYPES.get(first, "object")
 
 
@@ -149,7 +151,7 @@ def _is_torchvisions(model: str) -> bool:
 
 
 def _limits(info: FieldInfo) -> str:
-    """The range that a field's constraints leave, in words."""
+    """A field's allowed range or length as text, such as `1 to 1,024`."""
     metadata = list(info.metadata)
     lowest = next((one.ge for one in metadata if isinstance(one, Ge)), None)
     highest = next((one.le for one in metadata if isinstance(one, Le)), None)

@@ -1,4 +1,4 @@
-"""What is known of a job's task without its code: control plane and reducer work with these facts. Pure."""
+"""Sizes of a job's task from the catalog, without torch: for control plane and reducer. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ Metric = Literal["accuracy", "loss"]
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """The samples of each split, the number of parameters (at most), and what versions are compared by on the test
-    split: `accuracy`, of which more is better, or `loss`, of which less is.
+    """The number of samples in each split, the largest number of parameters, and the metric by which versions are
+    compared: `accuracy` (higher is better) or `loss` (lower is better).
     """
 
     train: int
@@ -24,12 +24,12 @@ class TaskFacts:
 
 
 def metric_of(model: str) -> Metric:
-    """What versions of a model are compared by."""
+    """The metric by which versions of a model are compared."""
     return "loss" if model in LANGUAGE_MODELS else "accuracy"
 
 
 def of_images(dataset: str, model: str, shape: tuple[int, int, int]) -> TaskFacts:
-    """A classifier of images of this shape (channels, height, width), by names of the catalog."""
+    """Facts of an image classifier, from names in the catalog and the input's shape (channels, height, width)."""
     entry = catalog().models[model]
     parameters = entry.parameters
     if entry.grows:  # its first dense layer, with the input
@@ -40,13 +40,13 @@ def of_images(dataset: str, model: str, shape: tuple[int, int, int]) -> TaskFact
 
 
 def of_text(dataset: str, model: str, args: GptArgs) -> TaskFacts:
-    """A language model on a text of the catalog."""
+    """Facts of a language model on a text of the catalog."""
     parameters = args.parameters(catalog().texts[dataset].symbols)
     return TaskFacts(*split_samples(dataset, args), parameters, metric_of(model))
 
 
 def split_samples(dataset: str, args: GptArgs | None) -> tuple[int, int]:
-    """The samples of a data set that train, and those that test; a text's depend on the language model's `args`."""
+    """The numbers of training and test samples; a text's depend on the block size in the language model's `args`."""
     if args is None:
         images = catalog().datasets[dataset]
         return images.train, images.test
@@ -56,7 +56,7 @@ def split_samples(dataset: str, args: GptArgs | None) -> tuple[int, int]:
 
 
 def goodness(score: Mapping[str, Any]) -> float:
-    """How good a version is, by its score on the test split: its accuracy, or minus its loss where there is none."""
+    """A number that is higher for better scores: the accuracy, or minus the loss if there is no accuracy."""
     accuracy, loss = score.get("accuracy"), score.get("loss")
     value = accuracy if accuracy is not None else -loss if loss is not None else -math.inf
     return float(value) if math.isfinite(value) else -math.inf

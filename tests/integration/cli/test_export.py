@@ -95,7 +95,7 @@ def test_a_card_is_written_where_there_is_none_and_its_code_runs(
     job = trained(**LENET)
     Path("README.md").write_text("mine")
     assert run(app, ["export", job.id, "--card"]) == 2
-    assert "README.md is there already" in capsys.readouterr().err and list(Path().glob("*.safetensors")) == []
+    assert "README.md already exists" in capsys.readouterr().err and list(Path().glob("*.safetensors")) == []
     Path("model").mkdir()
     told = exported(capsys, job.id, "--card", "-o", "model")
     card = Path(told["card"]).read_text()
@@ -116,7 +116,7 @@ def test_a_file_is_not_replaced_unasked_nor_written_where_nothing_can_be(
     job = trained(dataset="digits", model="mlp")
     Path("m.safetensors").write_text("mine")
     assert run(app, ["export", job.id, "-o", "m.safetensors"]) == 2
-    assert "is there already" in capsys.readouterr().err and Path("m.safetensors").read_text() == "mine"
+    assert "already exists" in capsys.readouterr().err and Path("m.safetensors").read_text() == "mine"
     assert run(app, ["export", job.id, "-o", "m.safetensors", "--force"]) == 0
     assert capsys.readouterr().out == "m.safetensors: version 1, 69.5 kB\n"
     assert run(app, ["export", job.id, "-o", "none/m.safetensors"]) == 1

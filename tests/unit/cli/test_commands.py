@@ -416,7 +416,7 @@ def test_download_replaces_a_file_only_by_force(server: FakeServer, capsys: pyte
     offer_download(server)
     Path("w").write_bytes(b"mine")
     assert run(app, ["jobs", "download", "ab12cd34", "--version", "50", "-o", "w"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert Path("w").read_bytes() == b"mine"
     assert run(app, ["jobs", "download", "ab12cd34", "--version", "50", "-o", "w", "--force"]) == 0
     assert Path("w").read_bytes() == WEIGHTS

@@ -46,7 +46,7 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
         ("input", [2, 32, 32], "1 or 3 channels"),
         ("lr_scaling", "sqrt", "'none' or 'linear'"),
         ("validation", 0.6, "less than or equal to 0.5"),
-        ("validation", 1e-6, "holds out no sample"),
+        ("validation", 1e-6, "too small to hold out a sample"),
         ("accumulate", 5, r"must divide micro_batch \(32\)"),
         ("augment", ["blur"], "'crop', 'flip' or 'randaugment'"),
         ("augment", ["flip", "flip"], "each transformation once"),
