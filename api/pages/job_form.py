@@ -1,4 +1,4 @@
-"""The form for a new job: its fields, and from what was filled in to the JobSpec's document and back. Pure."""
+"""The form for a new job: its fields, and the conversion between form values and a JobSpec's document. Pure."""
 
 import json
 import math
@@ -19,15 +19,15 @@ from computeshare.strategies.registry import DEFAULT, KINDS
 Document = dict[str, Any]
 STRATEGY, CODEC, MORE = "strategy.kind", "codec", "more"
 CHOSEN = "manual"
-"""Instead of `auto`: the codecs are those of the two fields beside."""
+"""The form's other value of `codec` beside `auto`: use the two codec fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """One field: where in the JobSpec it stands, and what its reader needs to fill it in.
+    """One input of the form: the dotted `path` of its JobSpec field, its label and hint.
 
-    `kinds`: the strategies that have it; none: all. `step`: of a number, `any` for one with a fraction. `lines`: of
-    the text box.
+    `kinds`: the strategies that have the field; empty: all. `step`: the HTML attribute of a number input, `1` or
+    `any`; empty for text. `lines`: the height of a text box.
     """
 
     path: str
@@ -49,12 +49,12 @@ OTHERS = FormField(
     'for example {"strategy": {"max_norm": 1.0}, "optimizer": {"weight_decay": 0.0005}}',
     lines=4,
 )
-"""The last field, for whatever has none of its own."""
+"""The last input, for all fields without an input of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Fields under a heading; `open` says whether they are shown from the start."""
+    """Inputs under a heading; `open`: whether they are shown at first."""
 
     heading: str
     fields: Sequence[FormField]
@@ -63,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A form as it was filled in: the document it makes, and what is wrong with it, by field (empty: the whole)."""
+    """A filled-in form: its document, and error messages by field path (empty path: the form as a whole)."""
 
     values: Mapping[str, str]
     document: Document
@@ -92,18 +92,18 @@ def _form_field(one: JobField) -> FormField:
 
 
 def fields() -> Iterator[FormField]:
-    """All of them, in order."""
+    """All inputs of all groups, in order."""
     for group in groups():
         yield from group.fields
 
 
 def wrong(form: Filled) -> Sequence[FormField]:
-    """The fields that something is wrong with, in order."""
+    """The inputs with an error, in order."""
     return [one for one in (*fields(), OTHERS) if one.path in form.errors]
 
 
 def filled(values: Mapping[str, str]) -> Filled:
-    """What a form that was filled in asks for. What is empty is left to its default."""
+    """Convert form values to a document and validate it. Empty inputs get their defaults."""
     kind = values.get(STRATEGY) or DEFAULT.kind
     document: Document = {}
     errors: dict[str, str] = {}
@@ -125,7 +125,7 @@ def filled(values: Mapping[str, str]) -> Filled:
 
 
 def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The form's values for a stored JobSpec; what the form has no field for stands in `more`, as JSON."""
+    """The form values for a stored JobSpec. Fields without an input go into `more`, as JSON."""
     rest = json.loads(json.dumps(shortened(spec)))
     values = _other_strategies(spec["strategy"]["kind"])
     for one in fields():
@@ -141,12 +141,12 @@ def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_defaults() -> dict[str, str]:
-    """The form's values for the job that is made of defaults: the smallest that trains."""
+    """The form values for a new form: a job that trains in a minute, with all other fields at their defaults."""
     return of_spec(JobSpec(dataset="digits", model="mlp", epochs=5).model_dump(mode="json"))
 
 
 def _other_strategies(kind: str) -> dict[str, str]:
-    """The defaults of the strategies that a job has not, for whoever chooses one of them."""
+    """The default values of all other strategies' inputs, shown when the user selects another strategy."""
     found = {}
     for other, strategy in KINDS.items():
         document = {"strategy": strategy().model_dump(mode="json")} if other != kind else {}
@@ -171,7 +171,7 @@ def _checked(values: Mapping[str, str], document: Document, errors: dict[str, st
 
 
 def _tidy(document: Document) -> None:
-    """Leave out what stands for nothing: arguments of an optimizer that has none of them."""
+    """Remove arguments that the chosen optimizer does not have: the form sends the inputs of all optimizers."""
     for part in (*document.values(), *document.get("strategy", {}).values()):
         known = catalog().optimizers.get(part.get("name", "")) if isinstance(part, dict) else None
         if known:
@@ -180,7 +180,7 @@ def _tidy(document: Document) -> None:
 
 
 def _more(text: str) -> Document:
-    """Further fields as JSON. Raises ValueError."""
+    """Parse the input "Other fields (JSON)". Raises ValueError."""
     try:
         found = json.loads(text) if text.strip() else {}
     except ValueError as error:
@@ -193,7 +193,7 @@ def _more(text: str) -> Document:
 
 
 def _number(text: str) -> int | float:
-    """Raises ValueError."""
+    """Parse an integer or a finite number. Raises ValueError."""
     try:
         return int(text)
     except ValueError:
@@ -216,7 +216,7 @@ def _get(document: Any, path: str) -> Any:
 
 
 def _take(document: Document, path: str) -> Any:
-    """Get a value out of a document, if it is there."""
+    """Remove the value at `path` from a document and return it; None if there is none."""
     *parents, name = path.split(".")
     place = _get(document, ".".join(parents)) if parents else document
     return place.pop(name, None) if isinstance(place, dict) else None

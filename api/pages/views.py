@@ -1,4 +1,4 @@
-"""What the pages show, put together from what the services read."""
+"""The data of the pages, combined from the services that read jobs, history and submissions."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from computeshare.strategies.registry import stored
 from computeshare.types import JobSort, JobStatus, Outcome
 
 STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
-"""In the order of their interest."""
+"""In the order in which the list of jobs shows them."""
 PER_PAGE = 50
 MOST_RUNNING = 200
 PLOT_POINTS = 1000
@@ -44,7 +44,7 @@ TABLE_POINTS = 40
 
 @dataclass(frozen=True, slots=True)
 class JobsView:
-    """One page of the list of jobs. `counts` holds the statuses that occur among those of the queue and the search."""
+    """One page of the list of jobs. `counts`: jobs per status, of those that match the queue and the search text."""
 
     jobs: list[JobPublic]
     next_cursor: str | None
@@ -57,7 +57,7 @@ SCORES = {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table behind the plots."""
+    """A row of the table "Plot data": the values at one version."""
 
     version: int
     train_loss: float | None = None
@@ -74,9 +74,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job's page. `epochs` and `timeline` begin with the newest; `names` are the workers' by id.
+    """The data of a job's page. `epochs` and `timeline` are newest first; `names` maps worker ids to names.
 
-    `parent` is the title of the job that this one was forked from, None where there is none any more.
+    `parent` is the title of the job from which this one was forked; None if there is none or it was deleted.
     """
 
     job: JobPublic
@@ -92,35 +92,35 @@ class JobView:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """How often each outcome there was occurred."""
+        """The number of submissions with each outcome, for outcomes that occurred."""
         found = {outcome: int(getattr(self.job, outcome)) for outcome in get_args(Outcome)}
         return {outcome: number for outcome, number in found.items() if number}
 
     @property
     def round_samples(self) -> int:
-        """Samples of a full round."""
+        """The number of samples in a full round."""
         return int(self.job.spec["micro_batch"] * self.job.spec["micro_batches_per_round"])
 
     @property
     def takes_late(self) -> bool:
-        """Whether updates may be late, so that there is something to say of it."""
+        """Whether the strategy accepts stale updates, so that the page shows staleness."""
         return stored(self.job.spec).takes_any
 
     @property
     def rate_field(self) -> str:
-        """The field with the learning rate that users tune."""
+        """The dotted path of the learning rate to tune, such as `optimizer.lr`."""
         return stored(self.job.spec).rate_field
 
     @property
     def stepper(self) -> dict[str, Any]:
-        """What has that rate: an optimizer, or a strategy, which is called by its kind."""
+        """The object with that learning rate: an optimizer, or a strategy, which gets its kind as `name`."""
         found: Any = self.job.spec
         for name in self.rate_field.split(".")[:-1]:
             found = found[name]
         return {"name": found.get("kind"), **found}
 
     def speed(self, now: datetime) -> str:
-        """Rounds a minute: at present, or on average where the job has ended."""
+        """The job's speed as text: the current rounds per minute, or the average if the job has ended; may be empty."""
         if self.job.status == "running":
             return f"{rate(60 * self.job.samples_per_s / plan_of(self.job.spec).samples_per_round)} rounds a minute"
         if self.job.finished_at and (took_s := elapsed_s(self.job, now)):
@@ -129,26 +129,26 @@ class JobView:
 
 
 def elapsed_s(job: JobPublic, now: datetime) -> float:
-    """Seconds from the first worker's joining to the end, or to now, without its pauses."""
+    """Seconds from the first worker's joining to the job's end, or to now; pauses do not count."""
     if job.started_at is None:
         return 0.0
     return ((job.finished_at or job.paused_at or now) - job.started_at).total_seconds() - job.stopped_s
 
 
 class Views:
-    """Reading for the pages. Methods about a job raise NotFound."""
+    """Reads the data of the pages. Methods that take a job's id raise NotFound, unless they say otherwise."""
 
     def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
         self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Everything read within it, by whichever service, is of one moment."""
+        """Read in one transaction: everything that services read within the block is from one moment."""
         with self._database.read():
             yield
 
     def jobs(self, chosen: Chosen, sort: JobSort | None = None, cursor: str | None = None) -> JobsView:
-        """A page of the chosen jobs, sorted; unsorted, running ones come first, then the newest. Raises BadCursor."""
+        """A page of the chosen jobs. Without `sort`, running jobs come first, then the newest. Raises BadCursor."""
         ahead: list[JobPublic] = []
         rest = chosen
         if sort is None and not chosen.statuses:
@@ -159,7 +159,7 @@ class Views:
         return JobsView(ahead + page.items, page.next_cursor, self._counts(chosen), cursor is None)
 
     def job(self, job_id: str, table: bool) -> JobView:
-        """All of a job that is words and tables; the plots' table only if asked for."""
+        """The text and tables of a job's page; `rows`, the table "Plot data", is filled only if `table` is true."""
         job = self._jobs.show(job_id)
         spent = self._submissions.spent(job_id)
         workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id).items
@@ -183,23 +183,23 @@ class Views:
             return None
 
     def job_alone(self, job_id: str) -> JobPublic:
-        """Only the job itself."""
+        """The job without its workers, history and submissions."""
         return self._jobs.show(job_id)
 
     def plots(self, job_id: str, points: int = PLOT_POINTS) -> dict[str, Columns]:
-        """The series to draw."""
+        """The series to plot, thinned to about `points` values each."""
         return self._history.columns(job_id, points)
 
     def table(self, job_id: str) -> list[Row]:
-        """What the plots draw, as a table."""
+        """The rows of the table "Plot data"."""
         return rows(self._history.metrics(job_id, points=TABLE_POINTS))
 
     def lowest_loss(self, job_id: str) -> Lowest | None:
-        """The lowest test loss, and its version."""
+        """The lowest test or validation loss and its version; None before the first score."""
         return self._history.lowest_loss(job_id)
 
     def title(self, job_id: str) -> str:
-        """What a job is called; its id if it was deleted."""
+        """The job's title; its id if it was deleted."""
         try:
             return self._jobs.show(job_id).title
         except NotFound:
@@ -214,7 +214,7 @@ class Views:
 
 
 def rows(metrics: Metrics) -> list[Row]:
-    """The series side by side, newest version first, about `TABLE_POINTS` of them: scored versions go first."""
+    """The series as rows, newest version first: about `TABLE_POINTS` scored versions, and others if few are scored."""
     values: dict[int, dict[str, float]] = defaultdict(dict)
     for name in {one.name for one in fields(Row)} & Metrics.model_fields.keys():
         for point in getattr(metrics, name):
@@ -226,5 +226,5 @@ def rows(metrics: Metrics) -> list[Row]:
 
 
 def _thinned(versions: list[int]) -> list[int]:
-    """Evenly, the first kept."""
+    """At most `TABLE_POINTS` of the versions, evenly spaced, with the first."""
     return versions[:: max(1, -(-len(versions) // TABLE_POINTS))]
