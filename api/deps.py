@@ -42,7 +42,8 @@ class Services:
         notifier = Notifier(self.database, self.notices, Poster(allowed))
         self.webhooks = WebhookService(self.database, self.notices, allowed, hurry=notifier.hurry)
         self.control = Background(self.database, self.broker, settings.artifacts_dir, notifier)
-        self.jobs = Jobs(self.database, settings.artifacts_dir, self.control.wake, self.notices.spread)
+        wake, spread = self.control.wake, self.notices.spread
+        self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir)
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.submissions = Submissions(self.database)

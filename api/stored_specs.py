@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.hugging_face import HubArgs, HubFacts
 from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.strategies.registry import stored
 
@@ -20,7 +21,12 @@ def spec_of(document: Mapping[str, Any]) -> JobSpec:
 def plan_of(document: Mapping[str, Any]) -> Plan:
     """The division of a stored job's samples, even where this release refuses its specification."""
     args = document.get("model_args")
-    parts = {"strategy": stored(document), "model_args": GptArgs.model_construct(**args) if args else None}
+    parts: dict[str, Any] = {
+        "strategy": stored(document),
+        "model_args": GptArgs.model_construct(**args) if args else None,
+    }
+    if found := (document.get("dataset_args") or {}).get("facts"):
+        parts["dataset_args"] = HubArgs.model_construct(facts=HubFacts.model_construct(**found))
     return JobSpec.model_construct(**{**document, **parts}).plan
 
 

@@ -12,7 +12,6 @@ from api.schemas import ForkRequest, JobPublic
 from api.tables import CheckpointRow
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError, SpecError
-from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import implied_by
 
@@ -36,7 +35,8 @@ class Forks:
             return known
         parent = self._jobs.show(job_id)
         weights, checkpoint = self._history.checkpoint(job_id, str(request.version))
-        spec = _spec(parent, request, checkpoint.version)
+        spec = self._jobs.completed(_spec(parent, request, checkpoint.version))
+        _check_fit(_read(parent), spec)
         kept = _keeps_optimizer(parent, spec, request)
         artifacts = Artifacts(self._artifacts_dir, new_id())
         try:
@@ -55,7 +55,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
     A change that names an optimizer or a strategy kind replaces the whole object, so that its defaults apply. Fields
     implied by the old strategy are dropped, as are fields implied by the new strategy unless `changes` gives them.
-    `rounds` replaces `epochs`, and the reverse.
+    `rounds` replaces `epochs`, and the reverse; another data set has none of the old one's `dataset_args`.
     """
     left = implied_by(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}
@@ -66,7 +66,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     if "strategy" in changes:
         for name in implied_by(merged["strategy"]).keys() - changes.keys():
             merged.pop(name, None)
-    for name, other in (("rounds", "epochs"), ("epochs", "rounds")):
+    for name, other in (("rounds", "epochs"), ("epochs", "rounds"), ("dataset", "dataset_args")):
         if name in changes and other not in changes:
             merged[other] = None
     return merged
@@ -87,7 +87,7 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
         field = "dataset" if spec.input == parent.input else "input"
         wanted = list(parent.shape)
         return field, f"the weights need an input of {wanted}, not {list(spec.shape)}: set input to {wanted}"
-    classes = [catalog().datasets[one.dataset].classes for one in (parent, spec)]
+    classes = [one.images.classes for one in (parent, spec)]
     if classes[0] != classes[1]:
         return (
             "dataset",
@@ -115,10 +115,14 @@ def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:
     except ValidationError as error:
         errors = error.errors(include_url=False)
         raise InvalidFields([{**one, "loc": ("body", "spec", *one["loc"])} for one in errors]) from error
-    if found := misfit(_read(parent), spec):
+    return spec
+
+
+def _check_fit(parent: JobSpec, spec: JobSpec) -> None:
+    """Raises InvalidFields: the weights of `parent` do not fit `spec`."""
+    if found := misfit(parent, spec):
         field, message = found
         raise InvalidFields([{"type": "value_error", "loc": ("body", "spec", field), "msg": message}])
-    return spec
 
 
 def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> bool:

@@ -16,6 +16,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
+from api import dataset_facts
 from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
@@ -58,7 +59,8 @@ class Jobs:
     """Creates, reads, changes and deletes jobs on users' requests.
 
     Actions outside SQLite are written to the outbox in the same transaction; `wake` tells the dispatcher to look there.
-    `before_delete` runs in the transaction that deletes a job and its timeline.
+    `before_delete` runs in the transaction that deletes a job and its timeline. Folders of data sets are looked up in
+    `data_dir`.
     """
 
     def __init__(
@@ -67,24 +69,28 @@ class Jobs:
         artifacts_dir: Path,
         wake: Callable[[], None] = lambda: None,
         before_delete: Callable[[Session], object] = lambda _: None,
+        data_dir: Path = Path(),
     ) -> None:
         self._database = database
         self._before_delete = before_delete
-        self._artifacts_dir = artifacts_dir
+        self._artifacts_dir, self._data_dir = artifacts_dir, data_dir
         self._wake = wake
 
     def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
         """Store a job, once per idempotency key; the scheduler gives it workers as they become free.
 
         Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted; InvalidFields: the data
-        set needs a package that is not installed here.
+        set needs a package that is not installed here, or as `completed`.
         """
         images = catalog().datasets.get(spec.dataset)
         if images and (lacking := lacking_packages(images.requires)):
             message = f"{spec.dataset} {lacking} here and on every worker"
             raise InvalidFields([{"type": "value_error", "loc": ("body", "dataset"), "msg": message}])
+        fingerprint = origin.fingerprint if origin else fingerprint_of(spec.model_dump(mode="json"))
+        if key and spec.needs_facts and (known_job := self.repeated(key, fingerprint)):
+            return known_job
+        spec = self.completed(spec)
         document = spec.model_dump(mode="json")
-        fingerprint = origin.fingerprint if origin else fingerprint_of(document)
         with self._database.write() as session:
             if known := session.get(IdempotencyKey, key) if key else None:
                 return self._repeated(session, known, fingerprint)
@@ -104,6 +110,10 @@ class Jobs:
             answer = _show(session, job.id)
         self._wake()
         return answer
+
+    def completed(self, spec: JobSpec) -> JobSpec:
+        """The specification with the facts of its data set. Raises InvalidFields."""
+        return dataset_facts.completed(spec, self._data_dir)
 
     def repeated(self, key: str, fingerprint: str) -> JobPublic | None:
         """The job created with this idempotency key, if any. Raises KeyReused, Conflict as `create`."""

@@ -157,17 +157,28 @@ def _other_strategies(kind: str) -> dict[str, str]:
 
 
 def _checked(values: Mapping[str, str], document: Document, errors: dict[str, str]) -> Filled:
-    known = {one.path for one in fields()} | {MORE}
     spec = None
     try:
         spec = JobSpec.model_validate(document)
     except ValidationError as error:
-        for each in error.errors(include_url=False, include_context=False):
-            path = ".".join(str(part) for part in each["loc"])
-            text = each["msg"].removeprefix("Value error, ")
-            where = path if path in known else ""
-            errors.setdefault(where, text if where or not path else f"{path}: {text}")
+        errors = {**by_field(error.errors(include_url=False, include_context=False)), **errors}
     return Filled(values, document, None if errors else spec, errors)
+
+
+def by_field(errors: Sequence[Mapping[str, Any]], within: str = "") -> dict[str, str]:
+    """Errors in pydantic's form by the form's fields, the first of each; those of no field by the empty one.
+
+    Args:
+        within: the first part of their places, which is left out.
+    """
+    known = {one.path for one in fields()} | {MORE}
+    found: dict[str, str] = {}
+    for each in errors:
+        path = ".".join(str(part) for part in each["loc"]).removeprefix(f"{within}.")
+        text = each["msg"].removeprefix("Value error, ")
+        where = path if path in known else ""
+        found.setdefault(where, text if where or not path else f"{path}: {text}")
+    return found
 
 
 def _tidy(document: Document) -> None:

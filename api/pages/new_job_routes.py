@@ -1,6 +1,7 @@
 """The routes of the form for a new job: prefilled with defaults or from another job, checked while the user types."""
 
 import secrets
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -9,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from redis.exceptions import RedisError
 
 from api.deps import FleetDep, JobsDep
-from api.errors import Conflict
+from api.errors import Conflict, InvalidFields
 from api.fleet.service import Fleet
 from api.jobs.service import fingerprint_of
 from api.pages import job_form
@@ -76,6 +77,9 @@ def create_job(request: Request, service: JobsDep, posted: Posted, fleet: FleetD
         job = service.create(filled.spec, f"{key[:100]}-{fingerprint_of(filled.values)[:16]}" if key else None)
     except Conflict as error:
         return missing(request, "No job was created", str(error), 409)
+    except InvalidFields as error:
+        errors = job_form.by_field(error.errors(), within="body")
+        return _form(request, replace(filled, spec=None, errors=errors), fleet, status_code=422)
     return RedirectResponse(f"/jobs/{job.id}", 303)
 
 

@@ -128,7 +128,7 @@ def dataset_names() -> dict[str, str]:
     return {plain(name): name for name in catalog().datasets}
 
 
-def lacking_packages(packages: Iterable[str]) -> str:
+def lacking_packages(packages: Iterable[str], extra: str = "data") -> str:
     """What to install, if one of the packages is not installed here; else empty."""
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-    return f"needs {' and '.join(lacking)}: pip install 'computeshare[data]'" if lacking else ""
+    return f"needs {' and '.join(lacking)}: pip install 'computeshare[{extra}]'" if lacking else ""

@@ -12,15 +12,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
-from computeshare.jobspec.catalog import catalog, dataset_names, plain
+from computeshare.jobspec.catalog import DatasetEntry, catalog, dataset_names, plain
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, wrong
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
-from computeshare.jobspec.tasks import facts
+from computeshare.jobspec.tasks import facts, hugging_face
 from computeshare.jobspec.tasks.facts import TaskFacts
+from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
@@ -29,6 +30,8 @@ QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 LARGEST_BYTES = 4_000_000_000
 """The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100
+LARGEST_SIDE = 1024
+"""Largest height and width of a model's images."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -98,7 +101,8 @@ class JobSpec(Part):
     """The specification of one training job. Unknown fields are errors. Give `rounds` or `epochs`, not both."""
 
     dataset: Annotated[str, Control(DATA)] = Field(
-        title="Data set", description="such as digits, mnist or cifar10; docs/datasets.md has all"
+        title="Data set",
+        description="such as digits, mnist or cifar10; docs/datasets.md has all; hf:NAME for one of Hugging Face",
     )
     model: Annotated[str, Control(DATA)] = Field(
         title="Model",
@@ -106,6 +110,7 @@ class JobSpec(Part):
         "for text: gpt",
     )
     model_args: GptArgs | None = Field(None, description="the size of model gpt; other models have none")
+    dataset_args: HubArgs | None = Field(None, description="of a data set hf:NAME; others have none")
     input: tuple[int, int, int] | None = Field(
         None, strict=False, description="[channels, height, width]; default: the data set's shape"
     )
@@ -229,6 +234,8 @@ class JobSpec(Part):
             return data
         if data.get("model") in LANGUAGE_MODELS and data.get("model_args") is None:
             data = {**data, "model_args": {}}
+        if str(data.get("dataset")).startswith(hugging_face.PREFIX) and data.get("dataset_args") is None:
+            data = {**data, "dataset_args": {}}
         return {**registry.implied_by(data.get("strategy", {})), **data}
 
     @field_validator("dataset", "model")
@@ -237,6 +244,8 @@ class JobSpec(Part):
         found = catalog()
         known = {*found.datasets, *found.texts} if info.field_name == "dataset" else {*found.models, *LANGUAGE_MODELS}
         if info.field_name == "dataset":
+            if hugging_face.is_hub_name(value):
+                return value
             value = dataset_names().get(plain(value), value)
         if value not in known:
             if why := catalog().not_offered.get(plain(value)):
@@ -247,8 +256,9 @@ class JobSpec(Part):
     @field_validator("input")
     @classmethod
     def _bounded(cls, value: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
-        if value and (value[0] not in (1, 3) or not all(1 <= side <= 1024 for side in value[1:])):
-            raise ValueError(f"input must be [channels, height, width], 1 or 3 channels, sides 1 to 1024, not {value}")
+        if value and (value[0] not in (1, 3) or not all(1 <= side <= LARGEST_SIDE for side in value[1:])):
+            limits = f"1 or 3 channels, sides 1 to {LARGEST_SIDE}"
+            raise ValueError(f"input must be [channels, height, width], {limits}, not {value}")
         return value
 
     @field_validator("augment")
@@ -263,6 +273,8 @@ class JobSpec(Part):
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("give rounds or epochs, not both")
         self._paired()
+        if self.needs_facts:
+            return self
         self._consistent()
         self._shared_out()
         self.strategy.check(self.plan, self.workers.min)
@@ -291,14 +303,20 @@ class JobSpec(Part):
             raise wrong("JobSpec", "augment", "is for images only: leave it out")
         if self.model_args and not self.reads_text:
             raise wrong("JobSpec", "model_args", f"model {self.model} has no arguments: leave model_args out")
+        if self.dataset_args and not hugging_face.is_hub_name(self.dataset):
+            raise wrong("JobSpec", "dataset_args", f"data set {self.dataset} has no arguments: leave dataset_args out")
 
     def _fits_images(self) -> None:
-        """Raises ValueError: the images are too small for the model, or a batch has too few samples for batch norm."""
-        model, (_, height, width) = catalog().models[self.model], self.shape
+        """Raises ValueError: the images do not suit the model, or a batch has too few samples for batch norm."""
+        model, (channels, height, width) = catalog().models[self.model], self.shape
+        if max(height, width) > LARGEST_SIDE:
+            raise ValueError(
+                f"{self.dataset} has images of {height}x{width}: set input to [{channels}, 224, 224] or so"
+            )
         if min(height, width) < model.min_size:
             raise ValueError(
                 f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
-                f"but {self.dataset} has {height}x{width}: set input, for example to [{self.shape[0]}, 32, 32], "
+                f"but {self.dataset} has {height}x{width}: set input, for example to [{channels}, 32, 32], "
                 f"or choose model mlp"
             )
         for number, which in ((0, "a"), (self.plan.micro_batches_per_epoch - 1, "the last")):
@@ -398,16 +416,34 @@ class JobSpec(Part):
         return self.model in LANGUAGE_MODELS
 
     @property
+    def needs_facts(self) -> bool:
+        """Whether the facts of the data set are still to be found out, which is done when the job is created; what
+        follows from them is not known before.
+        """
+        return self.dataset_args is not None and self.dataset_args.facts is None
+
+    @property
     def facts(self) -> TaskFacts:
-        """Sizes that follow from model and data set, such as the numbers of samples and parameters."""
+        """Sizes that follow from model and data set, such as the numbers of samples and parameters. Raises ValueError,
+        as `images`.
+        """
         if self.model_args:
             return facts.of_text(self.dataset, self.model, self.model_args)
-        return facts.of_images(self.dataset, self.model, self.shape)
+        return facts.of_images(self.images, self.model, self.shape)
+
+    @property
+    def images(self) -> DatasetEntry:
+        """The facts of the data set of images. Raises ValueError: they are still to be found out."""
+        if self.dataset_args is None:
+            return catalog().datasets[self.dataset]
+        if self.dataset_args.facts is None:
+            raise ValueError(f"the facts of {self.dataset} have not been found out yet")
+        return hugging_face.entry_of(self.dataset_args.facts)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of the model's input images: (channels, height, width), in pixels."""
-        return self.input or catalog().datasets[self.dataset].shape
+        """Shape of the model's input images: (channels, height, width), in pixels. Raises ValueError, as `images`."""
+        return self.input or self.images.shape
 
     @property
     def parameters(self) -> int:
@@ -444,7 +480,7 @@ class JobSpec(Part):
     @property
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches, units and rounds."""
-        whole, _ = facts.split_samples(self.dataset, self.model_args)
+        whole = self.facts.train if self.model_args else self.images.train  # known whatever the model
         samples = whole - held_out(whole, self.validation)
         sizes = (self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
         return Plan(self.seed, samples, *sizes, self.accumulate)

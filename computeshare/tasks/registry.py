@@ -11,5 +11,5 @@ def task_of(spec: JobSpec) -> Task:
     if spec.model_args:
         return LanguageModel(spec.dataset, spec.model_args, spec.label_smoothing, spec.validation)
     return ImageClassification(
-        spec.dataset, spec.model, spec.shape, spec.label_smoothing, spec.augment, spec.validation
+        spec.dataset, spec.model, spec.shape, spec.label_smoothing, spec.augment, spec.validation, spec.dataset_args
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.catalog import DatasetEntry, catalog
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs, samples, train_characters
 
 Metric = Literal["accuracy", "loss"]
@@ -28,31 +28,23 @@ def metric_of(model: str) -> Metric:
     return "loss" if model in LANGUAGE_MODELS else "accuracy"
 
 
-def of_images(dataset: str, model: str, shape: tuple[int, int, int]) -> TaskFacts:
-    """Facts of an image classifier, from names in the catalog and the input's shape (channels, height, width)."""
+def of_images(images: DatasetEntry, model: str, shape: tuple[int, int, int]) -> TaskFacts:
+    """Facts of an image classifier, from its name in the catalog and the input's shape (channels, height, width)."""
     entry = catalog().models[model]
     parameters = entry.parameters
     if entry.grows:  # its first dense layer, with the input
         size, reference = (c * h * w for c, h, w in (shape, entry.reference_shape))
         parameters = max(parameters, -(-parameters * size // reference))
-    parameters += max(0, catalog().datasets[dataset].classes - 10) * entry.parameters_per_class  # of the last layer
-    return TaskFacts(*split_samples(dataset, None), parameters, metric_of(model))
+    parameters += max(0, images.classes - 10) * entry.parameters_per_class  # of the last layer
+    return TaskFacts(images.train, images.test, parameters, metric_of(model))
 
 
 def of_text(dataset: str, model: str, args: GptArgs) -> TaskFacts:
     """Facts of a language model on a text of the catalog."""
-    parameters = args.parameters(catalog().texts[dataset].symbols)
-    return TaskFacts(*split_samples(dataset, args), parameters, metric_of(model))
-
-
-def split_samples(dataset: str, args: GptArgs | None) -> tuple[int, int]:
-    """The numbers of training and test samples; a text's depend on the block size in the language model's `args`."""
-    if args is None:
-        images = catalog().datasets[dataset]
-        return images.train, images.test
     characters = catalog().texts[dataset].characters
     train = train_characters(characters)
-    return samples(train, args.block_size), samples(characters - train, args.block_size)
+    sizes = samples(train, args.block_size), samples(characters - train, args.block_size)
+    return TaskFacts(*sizes, args.parameters(catalog().texts[dataset].symbols), metric_of(model))
 
 
 def goodness(score: Mapping[str, Any]) -> float:

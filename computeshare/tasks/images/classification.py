@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from computeshare.jobspec.catalog import catalog
+from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, SplitName, Task
 from computeshare.tasks.images import models, prediction
 from computeshare.tasks.images.datasets import splits
 from computeshare.tasks.images.datasets.class_names import class_names
+from computeshare.tasks.images.datasets.definitions import Definition
 from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
@@ -30,6 +31,7 @@ class ImageClassification(Task):
         shape: channels, height and width of the images that the model sees.
         label_smoothing: share of each label that the training loss spreads evenly over all classes.
         augment: names of the transformations of `augmentation` that training applies, in order.
+        hub: of a data set of Hugging Face.
     """
 
     dataset: str
@@ -38,12 +40,17 @@ class ImageClassification(Task):
     label_smoothing: float = 0.0
     augment: Sequence[str] = ()
     validation: float = 0.0
+    hub: HubArgs | None = None
 
     metrics: ClassVar[Mapping[str, Better]] = {"accuracy": "higher"}
 
     @property
     def classes(self) -> int:
-        return catalog().datasets[self.dataset].classes
+        return self._definition.classes
+
+    @property
+    def _definition(self) -> Definition:
+        return splits.definition_of(self.dataset, self.hub)
 
     @property
     def name(self) -> str:
@@ -57,10 +64,10 @@ class ImageClassification(Task):
         return models.build(self.model, self.shape, self.classes, seed)
 
     def prepare(self, data_dir: Path) -> None:
-        splits.prepare(self.dataset, data_dir, self.shape)
+        splits.prepare(self.dataset, data_dir, self.shape, self.hub)
 
     def open(self, split: SplitName, data_dir: Path) -> Split:
-        return splits.open_split(self.dataset, split, data_dir, self.shape, self.augment)
+        return splits.open_split(self.dataset, split, data_dir, self.shape, self.augment, self.hub)
 
     def noise(self, samples: int, seed: int) -> Split:
         source = np.random.Generator(np.random.PCG64(seed))
@@ -72,14 +79,15 @@ class ImageClassification(Task):
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        return class_names(self.dataset)
+        return self.hub.facts.classes if self.hub and self.hub.facts else class_names(self.dataset)
 
     @property
     def usage(self) -> Usage:
-        return prediction.usage_of(self.dataset, self.model, self.shape, self.classes)
+        return prediction.usage_of(self._definition, self.class_names, self.model, self.shape)
 
     def guess(self, module: nn.Module, file: Path, most: int) -> list[Guess]:
-        return prediction.guesses(self.dataset, module, prediction.read(self.dataset, self.shape, file), most)
+        inputs = prediction.read(self._definition, self.shape, file)
+        return prediction.guesses(self.class_names, module, inputs, most)
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         images, labels = batch

@@ -1,5 +1,6 @@
 """A trained classifier of images: what its inputs are, how it is built, and what it says of a file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -7,8 +8,7 @@ from torch import Tensor, nn
 
 from computeshare.tasks.images import files, models
 from computeshare.tasks.images.datasets import splits
-from computeshare.tasks.images.datasets.class_names import class_names
-from computeshare.tasks.images.datasets.definitions import DEFINITIONS
+from computeshare.tasks.images.datasets.definitions import Definition
 from computeshare.tasks.images.transforms import Normaliser, Shape
 from computeshare.tasks.usage import Guess, Usage
 
@@ -16,12 +16,11 @@ MOST_NAMES = 100
 """The most classes that are listed in a sentence."""
 
 
-def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
-    """How a classifier is used that was trained on a data set of `tasks.images.datasets`."""
-    definition = DEFINITIONS[dataset]
+def usage_of(definition: Definition, names: Sequence[str] | None, model: str, shape: Shape) -> Usage:
+    """How a classifier is used that was trained on a data set whose classes have these names (None: none)."""
+    classes = definition.classes
     normalise = Normaliser.build(shape, 255.0, definition.mean, definition.std)
     mean, std = (", ".join(f"{x:.4f}" for x in values.flatten().tolist()) for values in (normalise.mean, normalise.std))
-    names = class_names(dataset)
     inputs = (
         f"Inputs are float32 images of shape (n, {', '.join(map(str, shape))}): values from 0 to 1, minus the mean "
         f"({mean}), divided by the standard deviation ({std}), by channel. Outputs are logits of shape (n, {classes})"
@@ -30,16 +29,14 @@ def usage_of(dataset: str, model: str, shape: Shape, classes: int) -> Usage:
     return Usage("image-classification", inputs, models.construction(model, shape, classes))
 
 
-def read(dataset: str, shape: Shape, path: Path) -> Tensor:
+def read(definition: Definition, shape: Shape, path: Path) -> Tensor:
     """An image file as a batch of one (1, *shape), prepared as the data set's images are. Raises InputError."""
-    definition = DEFINITIONS[dataset]
     pixels = files.read(path, splits.stored_shape(definition, shape))
     return Normaliser.build(shape, 255.0, definition.mean, definition.std)(pixels[None])
 
 
-def guesses(dataset: str, module: nn.Module, inputs: Tensor, most: int) -> list[Guess]:
+def guesses(names: Sequence[str] | None, module: nn.Module, inputs: Tensor, most: int) -> list[Guess]:
     """The `most` likely classes of a batch of one, the likeliest first."""
-    names = class_names(dataset)
     with torch.inference_mode():
         probabilities = module(inputs)[0].softmax(dim=0)
     best = probabilities.topk(min(most, len(probabilities)))

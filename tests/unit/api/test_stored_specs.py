@@ -11,7 +11,11 @@ GPT = {"dataset": "tinyshakespeare", "model": "gpt", "model_args": {"block_size"
 LOCAL = {"kind": "local", "inner_steps": 3, "replicas": 2}
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": LOCAL}, {"micro_batch": 7, "seed": 5}, GPT])
+FACTS = {"revision": "5" * 40, "train": 777, "test": 70, "shape": [3, 32, 32], "classes": ["cat", "dog"]}
+HUB = {"dataset": "hf:lab/pets", "dataset_args": {"facts": FACTS}}
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": LOCAL}, {"micro_batch": 7, "seed": 5}, GPT, HUB])
 def test_the_plan_of_a_stored_job_is_that_of_its_specification(changes: dict[str, Any]) -> None:
     spec = JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", **changes})
     document = spec.model_dump(mode="json")

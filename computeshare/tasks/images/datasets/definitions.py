@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from computeshare.jobspec.tasks.hugging_face import HubArgs
+
 Shape = tuple[int, int, int]
 SplitName = Literal["train", "test"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "test")
@@ -111,7 +113,7 @@ def _cifar(name: str, folder: str, classes: int, mean: tuple[float, ...], std: t
     return _colour(name, (50_000, 10_000), classes, 32, _BY_TRAIN, mean, std, files="cifar", folder=folder)
 
 
-def _undivided(samples: int) -> tuple[int, int]:
+def undivided(samples: int) -> tuple[int, int]:
     """The sizes of the splits that a fixed shuffle makes: a tenth for the test."""
     return samples - samples // 10, samples // 10
 
@@ -129,22 +131,22 @@ DEFINITIONS: dict[str, Definition] = {
     "emnist-digits": _emnist("digits", (240_000, 40_000), 10),
     "emnist-mnist": _emnist("mnist", (60_000, 10_000), 10),
     "usps": _grey("USPS", (7_291, 2_007), 10, 16, _BY_TRAIN, 0.2469, 0.2989),
-    "semeion": _grey("SEMEION", _undivided(1_593), 10, 16, ({}, None)),
-    "omniglot": _grey("Omniglot", _undivided(19_280), 964, 105, ({"background": True}, None), 0.9221, 0.2681),
+    "semeion": _grey("SEMEION", undivided(1_593), 10, 16, ({}, None)),
+    "omniglot": _grey("Omniglot", undivided(19_280), 964, 105, ({"background": True}, None), 0.9221, 0.2681),
     "fer2013": _grey("FER2013", (28_709, 7_178), 7, 48, _by_split(), 0.5077, 0.2550, by_hand=True),
     "cifar10": _cifar("CIFAR10", "cifar-10-batches-py", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": _cifar("CIFAR100", "cifar-100-python", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "svhn": _colour("SVHN", (73_257, 26_032), 10, 32, _by_split(), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
     "stl10": _colour("STL10", (5_000, 8_000), 10, 96, _by_split(), (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713)),
-    "eurosat": _colour("EuroSAT", _undivided(27_000), 10, 64, ({}, None)),
+    "eurosat": _colour("EuroSAT", undivided(27_000), 10, 64, ({}, None)),
     "pcam": _colour("PCAM", (262_144, 32_768), 2, 96, _by_split(), requires=("gdown", "h5py")),
     "renderedsst2": _colour("RenderedSST2", (6_920, 1_821), 2, 448, _by_split()),
     "clevrclassification": Definition(
         "CLEVRClassification", 70_000, 15_000, 11, (3, 320, 480), _MEAN, _STD, *_by_split(test="val")
     ),
     "gtsrb": _photos("GTSRB", (26_640, 12_630), 43, _by_split(), side=32),
-    "caltech101": _photos("Caltech101", _undivided(8_677), 101, ({}, None)),
-    "caltech256": _photos("Caltech256", _undivided(30_607), 257, ({}, None)),
+    "caltech101": _photos("Caltech101", undivided(8_677), 101, ({}, None)),
+    "caltech256": _photos("Caltech256", undivided(30_607), 257, ({}, None)),
     "country211": _photos("Country211", (31_650, 21_100), 211, _by_split()),
     "dtd": _photos("DTD", (1_880, 1_880), 47, _by_split()),
     "fgvcaircraft": _photos("FGVCAircraft", (6_667, 3_333), 100, _by_split("trainval")),
@@ -158,12 +160,22 @@ DEFINITIONS: dict[str, Definition] = {
     "inaturalist-mini": _photos(
         "INaturalist", (500_000, 100_000), 10_000, _by_split("2021_train_mini", "2021_valid", name="version")
     ),
-    "lfwpeople": _photos("LFWPeople", _undivided(13_233), 5_749, ({"split": "10fold"}, None), by_hand=True),
+    "lfwpeople": _photos("LFWPeople", undivided(13_233), 5_749, ({"split": "10fold"}, None), by_hand=True),
     "oxfordiiitpet": _photos("OxfordIIITPet", (3_680, 3_669), 37, _by_split("trainval")),
     "places365": _photos("Places365", (1_803_460, 36_500), 365, _by_split("train-standard", "val", small=True)),
     "stanfordcars": _photos("StanfordCars", (8_144, 8_041), 196, _by_split(), by_hand=True),
-    "sun397": _photos("SUN397", _undivided(108_754), 397, ({}, None)),
+    "sun397": _photos("SUN397", undivided(108_754), 397, ({}, None)),
 }
+
+
+def of_hub(name: str, args: HubArgs) -> Definition:
+    """A data set of Hugging Face whose facts are known."""
+    assert args.facts is not None
+    facts, told = args.facts, args.model_dump(mode="json")
+    mean, std = (_MEAN, _STD) if facts.shape[0] == 3 else ((0.5,), (0.25,))
+    sizes, pair = (facts.train, facts.test, len(facts.classes)), (told, told if args.test_split else None)
+    return Definition(name, *sizes, facts.shape, mean, std, *pair, varying=True)
+
 
 _FLOW = "it has pairs of images and the motion or depth between them, not one label per image"
 _BOXES = "it has boxes, masks or outlines, not one label per image"

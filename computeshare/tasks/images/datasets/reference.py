@@ -30,6 +30,31 @@ def reference() -> str:
 |---|---|---|---|---|---|---|
 {table}
 
+## Data sets of Hugging Face
+
+`hf:NAME` or `hf:OWNER/NAME` is a data set of Hugging Face with an image and a class (`ClassLabel`) per sample. It needs
+`pip install 'computeshare[hf]'` in the control plane and on every worker; in the form for a new job it is given as JSON
+in the last field. The control plane finds out sizes, shape and classes when the job is created, and writes them into
+the job (`dataset_args.facts`). It looks in two places:
+
+1. The folder `hf/OWNER/NAME` in the data folder (`COMPUTESHARE_DATA`), which `save_to_disk` of the library `datasets`
+   wrote. Copy it to every worker's data folder: the job has a digest of its images and labels, and a worker whose
+   folder holds others says so and does not train.
+2. The Hub, which is asked for the facts alone. Every worker downloads the data, in the revision that stands in the job.
+   Without a network, `HF_HUB_OFFLINE=1` uses what an earlier download left in `HF_HOME`.
+
+Columns and splits are found by the set's features; of several candidates, say which in `dataset_args` (`image`,
+`label`, `train_split`, `test_split`, `config`). Without a test or validation split, a fixed shuffle takes 10 % of
+the samples. Images are resized and cropped to the first one's size, or to the job's `input`, and decoded once, as
+above.
+
+```
+computeshare jobs create --dataset hf:ylecun/mnist --model lenet5 --epochs 2
+computeshare jobs create --dataset hf:lab/cells --model resnet20 --set dataset_args.label=kind --set input=[3,32,32]
+```
+
+## What is left out
+
 The classes of `torchvision.datasets` that a job cannot name, and why:
 
 | class | why |

@@ -6,7 +6,7 @@ which is done once.
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from torch import Tensor
 from computeshare.errors import DatasetError
 from computeshare.jobspec.catalog import lacking_packages
 from computeshare.jobspec.sampling_plan import Seeds, permutation
+from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.tasks.images import augmentation
-from computeshare.tasks.images.datasets import cifar, idx, prepared, torchvision_sets
+from computeshare.tasks.images.datasets import cifar, definitions, hugging_face, idx, prepared, torchvision_sets
 from computeshare.tasks.images.datasets.definitions import DEFINITIONS, SPLITS, Definition, SplitName
 from computeshare.tasks.images.transforms import Normaliser, Shape
 
@@ -58,7 +59,14 @@ class Split:
         return self.normalise(images), torch.from_numpy(self.labels[indices])
 
 
-def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape, augment: Sequence[str] = ()) -> Split:
+def open_split(
+    name: str,
+    split: SplitName,
+    data_dir: Path,
+    shape: Shape,
+    augment: Sequence[str] = (),
+    hub: HubArgs | None = None,
+) -> Split:
     """Open a split whose files exist (see `prepare`).
 
     Args:
@@ -67,10 +75,11 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape, augmen
         data_dir: folder of the data sets, in torchvision's layout.
         shape: channels, height and width of the images to return; images of another shape are fitted to it.
         augment: as in `Split`.
+        hub: of a data set of Hugging Face.
     Raises: DatasetError: a file is missing, damaged or does not match the catalog.
     """
-    definition = _definition(name)
-    images, labels = _read(name, split, data_dir, shape)
+    definition = definition_of(name, hub)
+    images, labels = _read(name, definition, split, data_dir, shape)
     where = data_dir / (PREPARED if definition.files == "decoded" else definition.folder)
     expected = (definition.samples(split), *stored_shape(definition, shape))
     if images.shape != expected or labels.shape != expected[:1]:
@@ -84,7 +93,7 @@ def open_split(name: str, split: SplitName, data_dir: Path, shape: Shape, augmen
     return Split(images, labels.astype(np.int64), normalise, augment)
 
 
-def prepare(name: str, data_dir: Path, shape: Shape | None = None) -> None:
+def prepare(name: str, data_dir: Path, shape: Shape | None = None, hub: HubArgs | None = None) -> None:
     """Make sure that the files that `open_split` reads exist: download missing files, and decode images once.
 
     Safe for simultaneous processes: one works, the others wait. Each file is moved to its place in one step, so that a
@@ -92,30 +101,33 @@ def prepare(name: str, data_dir: Path, shape: Shape | None = None) -> None:
 
     Args:
         shape: channels, height and width of the images wanted; default: the data set's.
-    Raises: DatasetError: a file is damaged, or missing and cannot be downloaded; a package is missing.
+        hub: of a data set of Hugging Face.
+    Raises: DatasetError: a file is damaged, or missing and cannot be downloaded; a package is missing; the data of
+        Hugging Face are not those that the job was created with.
     """
-    definition = _definition(name)
+    definition = definition_of(name, hub)
     shape = shape or definition.shape
-    if definition.files == "digits" or _is_ready(name, data_dir, shape):
+    if definition.files == "digits" or _is_ready(name, definition, data_dir, shape):
         return
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(data_dir / f".{name}.lock"):
+        with filelock.FileLock(data_dir / f".{_file_name(name)}.lock"):
             if definition.files == "decoded":
-                _decode(name, definition, data_dir, shape)
+                published = hugging_face.opened(name, hub, data_dir) if hub else {}
+                _decode(name, definition, data_dir, shape, published)
             elif missing := [path for path in _files(name, data_dir) if not path.exists()]:
                 torchvision_sets.download(definition, data_dir, missing)
             if definition.files == "cifar":
                 _convert(name, data_dir / definition.folder)
     except OSError as error:
         raise DatasetError(f"{name} cannot be written to {data_dir}: {error}") from error
-    if not _is_ready(name, data_dir, shape):
+    if not _is_ready(name, definition, data_dir, shape):
         raise DatasetError(f"{name} in {data_dir} changed while it was prepared: try again")
 
 
 def sources(name: str) -> list[str]:
     """The URLs from which torchvision downloads a data set (any one suffices); empty for a bundled data set."""
-    definition = _definition(name)
+    definition = definition_of(name)
     return torchvision_sets.addresses(definition) if definition.published else []
 
 
@@ -124,24 +136,36 @@ def stored_shape(definition: Definition, shape: Shape) -> Shape:
     return (definition.shape[0], *shape[1:]) if definition.varying else definition.shape
 
 
-def prepared_path(name: str, split: SplitName, data_dir: Path, shape: Shape) -> Path:
+def prepared_path(name: str, definition: Definition, split: SplitName, data_dir: Path, shape: Shape) -> Path:
     """The file of a split's decoded images. Its name has a digest of all that its content depends on."""
-    definition = DEFINITIONS[name]
     size = "x".join(map(str, stored_shape(definition, shape)))
     origin = (_DECODER, definition.published, definition.train_arguments, definition.test_arguments)
     digest = hashlib.sha256(repr(origin).encode()).hexdigest()[:8]
-    return data_dir / PREPARED / f"{name}-{split}-{size}-{digest}.npy"
+    return data_dir / PREPARED / f"{_file_name(name)}-{split}-{size}-{digest}.npy"
 
 
-def _definition(name: str) -> Definition:
+def definition_of(name: str, hub: HubArgs | None = None) -> Definition:
+    """A data set by its name. Raises DatasetError: there is none.
+
+    Args:
+        hub: of a data set of Hugging Face.
+    """
+    if hub:
+        return definitions.of_hub(name, hub)
     if name not in DEFINITIONS:
         raise DatasetError(f"unknown data set {name!r}; known: {', '.join(sorted(DEFINITIONS))}")
     return DEFINITIONS[name]
 
 
-def _read(name: str, split: SplitName, data_dir: Path, shape: Shape) -> tuple[Bytes, npt.NDArray[Any]]:
+def _file_name(name: str) -> str:
+    """A data set's name as a part of names of files."""
+    return name.replace(":", "-").replace("/", "--")
+
+
+def _read(
+    name: str, definition: Definition, split: SplitName, data_dir: Path, shape: Shape
+) -> tuple[Bytes, npt.NDArray[Any]]:
     """Raw images (n, c, h, w) and labels (n,). Raises DatasetError."""
-    definition = DEFINITIONS[name]
     match definition.files:
         case "digits":
             return _digits(split)
@@ -149,7 +173,7 @@ def _read(name: str, split: SplitName, data_dir: Path, shape: Shape) -> tuple[By
             return idx.read_split(data_dir / definition.folder, split)
         case "cifar":
             return cifar.read_split(data_dir / definition.folder, split)
-    return prepared.read(prepared_path(name, split, data_dir, shape))
+    return prepared.read(prepared_path(name, definition, split, data_dir, shape))
 
 
 def _digits(split: SplitName) -> tuple[Bytes, Bytes]:
@@ -176,20 +200,19 @@ def _files(name: str, data_dir: Path) -> list[Path]:
     return [path for split in SPLITS for path in idx.files(folder, split)]
 
 
-def _is_ready(name: str, data_dir: Path, shape: Shape) -> bool:
+def _is_ready(name: str, definition: Definition, data_dir: Path, shape: Shape) -> bool:
     """Whether every file that `open_split` reads exists. Raises DatasetError: a file is damaged."""
-    definition = DEFINITIONS[name]
     match definition.files:
         case "idx":
             needed = _files(name, data_dir)
         case "cifar":
             needed = [cifar.converted(data_dir / definition.folder, split) for split in SPLITS]
         case _:
-            needed = [prepared_path(name, split, data_dir, shape) for split in SPLITS]
+            needed = [prepared_path(name, definition, split, data_dir, shape) for split in SPLITS]
     if not all(path.exists() for path in needed):
         return False
     for split in SPLITS:
-        _read(name, split, data_dir, shape)
+        _read(name, definition, split, data_dir, shape)
     return True
 
 
@@ -200,16 +223,20 @@ def _convert(name: str, folder: Path) -> None:
             cifar.convert(folder, cifar.BATCHES[name][split], target)
 
 
-def _decode(name: str, definition: Definition, data_dir: Path, shape: Shape) -> None:
-    """Write the prepared files that are missing. Raises DatasetError."""
+def _decode(
+    name: str, definition: Definition, data_dir: Path, shape: Shape, published: Mapping[SplitName, prepared.Samples]
+) -> None:
+    """Write the prepared files that are missing, of the splits `published` or, without any, of torchvision's. Raises
+    DatasetError.
+    """
     if lacking := lacking_packages(definition.requires):
         raise DatasetError(f"{name} {lacking}, on this machine too")
     for split in SPLITS:
-        path = prepared_path(name, split, data_dir, shape)
+        path = prepared_path(name, definition, split, data_dir, shape)
         if path.exists():
             continue
-        samples = _published(definition, split, data_dir)
         divided = definition.test_arguments is not None
+        samples = published[split if divided else "train"] if published else _published(definition, split, data_dir)
         expected = definition.samples(split) if divided else definition.train + definition.test
         if len(samples) != expected:
             raise DatasetError(

@@ -286,7 +286,7 @@ def test_a_label_beyond_the_classes_is_refused(pets: Path, monkeypatch: pytest.M
 
 def test_a_damaged_prepared_file_is_refused(pets: Path) -> None:
     prepare("oxfordiiitpet", pets)
-    path = prepared_path("oxfordiiitpet", "train", pets, (3, 8, 8))
+    path = prepared_path("oxfordiiitpet", DEFINITIONS["oxfordiiitpet"], "train", pets, (3, 8, 8))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DatasetError, match=r"is damaged .*: delete it to have it made again"):
         prepare("oxfordiiitpet", pets)

@@ -1,0 +1,29 @@
+"""The facts of a data set of Hugging Face, found out when a job is created."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from api.errors import InvalidFields
+from computeshare.errors import DatasetError
+from computeshare.jobspec.spec import JobSpec
+from computeshare.tasks.images.datasets import hugging_face
+
+
+def completed(spec: JobSpec, data_dir: Path) -> JobSpec:
+    """The specification with the facts of its data set, found in `data_dir` or on the Hub, and checked with them.
+
+    Raises: InvalidFields: the data set cannot be found or used, or the job cannot be trained on it.
+    """
+    if spec.dataset_args is None or not spec.needs_facts:
+        return spec
+    try:
+        args = hugging_face.completed(spec.dataset, spec.dataset_args, data_dir)
+        document = spec.model_dump(mode="json", exclude=set(spec.strategy.implied))
+        return JobSpec.model_validate(document | {"dataset_args": args.model_dump(mode="json")})
+    except DatasetError as error:
+        found = {"type": "value_error", "loc": ("body", "dataset"), "msg": f"{spec.dataset}: {error}"}
+        raise InvalidFields([found]) from error
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise InvalidFields([{**one, "loc": ("body", *one["loc"])} for one in errors]) from error
