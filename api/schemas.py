@@ -125,7 +125,7 @@ class JobPublic(_Answer):
     weights_sha256: str | None
     parameters: int | None
     forked_from: ForkedFrom | None = Field(description="null for a job that started from its seed")
-    chosen: str | None = Field(description="why its codecs were chosen; null unless `codec` was auto")
+    chosen: str | None = Field(description="why its codecs or precision were chosen; null unless one was auto")
     samples_per_s: float = Field(
         description="average over the last ten seconds, or over the newest version if it took longer; 0 if the job "
         "does not run, or no version has come for three times the usual interval (at least ten seconds)"

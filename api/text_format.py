@@ -214,7 +214,7 @@ def _scored(data: Data, _name: Name) -> str:
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
     "version": _version,
-    "chosen": lambda data, _: f"Codecs chosen from measurements: {data['reason']}",
+    "chosen": lambda data, _: f"Chosen from measurements: {data['reason']}",
     "opened": _opened,
     "recovered": lambda data, _: f"Ledger completed from the checkpoint of version {count(data['version'])}",
     "went_back": lambda data, _: (

@@ -18,6 +18,8 @@ Outcome = Literal["accepted", "stale", "duplicate", "lease_lost", "fenced", "ref
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 JobSort = Literal["newest", "oldest", "name", "accuracy", "updated"]
 """The orders of a list of jobs: `accuracy` is best first, `updated` latest first."""
+Precision = Literal["float32", "bfloat16"]
+"""What passes are computed in; with `bfloat16` by `torch.autocast`, with float32 weights and gradients."""
 Kind = dict[str, str | int]
 """Properties of a machine that determine its floating-point results: device, processor, torch's version etc."""
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})

@@ -1,10 +1,12 @@
-"""A worker's measurements, from which the reducer chooses the codecs of a job with `codec: auto`."""
+"""A worker's measurements, from which the reducer chooses the codecs and precision of a job that leaves them open."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from computeshare.codecs.registry import CodecName
+from computeshare.types import Precision
 
 
 class Coded(BaseModel):
@@ -23,6 +25,9 @@ class MeasuredLink(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     compute_s: float = Field(gt=0, allow_inf_nan=False, description="seconds for a micro-batch")
+    precisions: Mapping[Precision, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        {}, description="seconds for a micro-batch in each precision that was tried: with auto, in each that fits"
+    )
     up_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
     down_bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
     messages: Mapping[CodecName, Coded] = Field(description="cost of one update with each candidate codec")

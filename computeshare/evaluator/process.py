@@ -150,7 +150,7 @@ class Evaluator:
         if job_id not in self._specs and (raw := RoundStore(self.redis, job_id).spec()):
             try:
                 spec = JobSpec.model_validate_json(raw)
-                if spec.codec == "auto":
+                if spec.is_open:
                     return None  # the codec is not chosen yet, and with it the number of rounds
                 self._specs[job_id] = spec
             except ValidationError as error:  # for example of another release: the other jobs can be scored

@@ -1,6 +1,7 @@
-"""Chooses the codecs and inner steps of a job with `codec: auto`, once: waits for measurements, stores, publishes."""
+"""Chooses what a job leaves open (codecs, inner steps, precision), once: waits for measurements, stores, publishes."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,8 @@ from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
-from computeshare.reducer.codec_policy import Choice, choose
+from computeshare.reducer.codec_policy import choose
+from computeshare.reducer.precision_policy import choose_precision
 
 GRACE_S = 2.0
 """How long other workers may still measure once `workers.min` have reported, in seconds."""
@@ -31,32 +33,32 @@ class Decider:
         self._enough_at: float | None = None
 
     def decide(self, spec: JobSpec) -> JobSpec:
-        """The specification with its codecs and inner steps chosen.
+        """The specification with codecs, inner steps and precision chosen.
 
         A choice stored on disk holds, even if the broker has lost it. Raises Undecided, LostClaim, OSError.
         """
-        if spec.codec != "auto":
+        if not spec.is_open:
             return spec
         choice = self._artifacts.choice()
         if choice is None:
-            measured = self._measured()
+            measured = self._measured(spec)
             if not self._is_time(len(measured), spec):
                 raise Undecided
-            found = choose(spec, measured)
-            choice = _told(found)
-            log.info("chosen", job=self._session.job_id, reason=found.reason)
+            choice = chosen_for(spec, measured)
+            log.info("chosen", job=self._session.job_id, reason=choice["reason"])
             self._artifacts.keep_choice(choice)
-        decided = spec.chosen(CodecSpec.model_validate(choice["codec"]), choice["inner_steps"])
+        decided = spec.chosen(CodecSpec.model_validate(choice["codec"]), choice["inner_steps"], choice["precision"])
         if not self._session.announce("chosen", choice):
             raise LostClaim("another reducer has taken over, or the job is gone")
         self._session.publish(decided.model_dump_json())
         return decided
 
-    def _measured(self) -> list[MeasuredLink]:
+    def _measured(self, spec: JobSpec) -> list[MeasuredLink]:
         found = []
         for worker, text in sorted(self._session.measured().items()):
             try:
-                found.append(MeasuredLink.model_validate_json(text))
+                one = MeasuredLink.model_validate_json(text)
+                found += [one] if one.precisions or spec.precision != "auto" else []
             except ValidationError as error:
                 log.warning("measurement passed over", job=self._session.job_id, worker=worker, error=str(error))
         return found
@@ -69,7 +71,20 @@ class Decider:
         return measured >= spec.workers.max or time.monotonic() >= self._enough_at + GRACE_S
 
 
-def _told(choice: Choice) -> dict[str, Any]:
-    """A choice as a JSON object, for the event and the file."""
-    told = asdict(choice) | {"codec": choice.codec.model_dump(), "slowest": choice.slowest.model_dump()}
-    return told | {"reason": choice.reason}
+def chosen_for(spec: JobSpec, measured: Sequence[MeasuredLink]) -> dict[str, Any]:
+    """What is chosen for a job by its workers' measurements, at least one, as JSON for the event and the file."""
+    precision, reasons = None, []
+    if spec.precision == "auto":
+        precision, reason = choose_precision(measured)
+        measured = [
+            one.model_copy(update={"compute_s": one.precisions.get(precision, one.compute_s)}) for one in measured
+        ]
+        reasons.append(reason)
+    choice: dict[str, Any] = {"precision": precision, "inner_steps": None}
+    if spec.codec == "auto":
+        found = choose(spec, measured)
+        choice |= asdict(found) | {"codec": found.codec.model_dump(), "slowest": found.slowest.model_dump()}
+        reasons.append(found.reason)
+    else:
+        choice["codec"] = spec.codec.model_dump()
+    return choice | {"reason": "; ".join(reasons)}

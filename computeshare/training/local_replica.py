@@ -14,6 +14,7 @@ from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Weights
+from computeshare.training.execution import PLAIN, Execution
 from computeshare.training.optimizers import build, clip, dump_state, load_state, set_rate, try_out
 from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
@@ -36,10 +37,11 @@ class LocalReplica:
         inner: OptimizerSpec,
         kept: bool = False,
         rules: StepRules = EVERY_STEP_ALIKE,
+        execution: Execution = PLAIN,
     ) -> None:
         """Raises SpecError where torch refuses the arguments of `inner`."""
         try_out(inner, rules)
-        self._replica = Replica(instance, plan, device)
+        self._replica = Replica(instance, plan, device, execution=execution)
         self._parameters = [one for _, one, _ in entries(instance.module) if isinstance(one, nn.Parameter)]
         self._rules, self._decayed = rules, [rules.decays(p.shape) for p in self._parameters]
         self._base: Vector = self._replica.parameters.read()

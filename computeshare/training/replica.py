@@ -16,6 +16,7 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.base import Batch, TaskInstance
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Layout, Weights
+from computeshare.training.execution import PLAIN, Execution
 from computeshare.types import Vector
 
 FEW = 8
@@ -55,11 +56,13 @@ class Replica:
         plan: Plan,
         device: torch.device,
         sent: Callable[[Vector], Vector] = lambda values: values,
+        execution: Execution = PLAIN,
     ) -> None:
         """`sent`: turns a gradient, or a bucket of it, into the values to send."""
         module, layout = instance.module, instance.layout
         self._task, self._split = instance.task, instance.split
         self._layout, self._plan, self._device, self._sent = layout, plan, device, sent
+        self._execution = execution
         self._module = module.to(device).train()
         parameters = _of_kind(module, "parameter")
         gradients = [torch.zeros_like(p, memory_format=torch.contiguous_format) for p in parameters]
@@ -141,7 +144,8 @@ class Replica:
         self._is_clean = False
         _seed(self._plan.generator_seed(micro_batch), self._device)
         for piece, batch in zip(self._plan.pieces(micro_batch), batches, strict=True):
-            loss = self._task.loss(self._module, batch)
+            with self._execution.forward(self._device):
+                loss = self._task.loss(self._module, batch)
             if len(batches) > 1:
                 loss = loss / (size / (piece.stop - piece.start))
             loss.backward()  # type: ignore[no-untyped-call]

@@ -30,6 +30,7 @@ from computeshare.settings import write_private
 from computeshare.tasks.base import Batch, Indices, TaskInstance, tensors
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
+from computeshare.training.execution import PLAIN, Execution
 from computeshare.training.replica import Replica
 from computeshare.types import Vector
 
@@ -113,14 +114,23 @@ def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -
     return Trial(error, time.perf_counter() - started, saved_bytes, told)
 
 
-def gradient_of(subject: TaskInstance, device: torch.device, batch: TrialBatch) -> Compute:
+def saved_bytes_in_bfloat16(subject: TaskInstance) -> int:
+    """The bytes per sample that the forward pass saves for the backward pass under bfloat16 autocast."""
+    with _saved(subject) as sizes:
+        gradient_of(subject, CPU, TrialBatch(), Execution("bfloat16"))()
+    return sum(sizes) // SAMPLES
+
+
+def gradient_of(
+    subject: TaskInstance, device: torch.device, batch: TrialBatch, execution: Execution = PLAIN
+) -> Compute:
     """Build the gradient of a copy of the model, with its random layers switched off."""
     module, task = copy.deepcopy(subject.module), subject.task
     samples = task.noise(SAMPLES, batch.number).batch(np.arange(SAMPLES))
     if batch.nudge:
         _nudge(module, samples, np.random.Generator(np.random.PCG64([batch.number, batch.nudge])))
     instance = TaskInstance(task, module, subject.layout, _Fixed(samples))
-    replica = Replica(instance, Plan(0, SAMPLES, SAMPLES, 1), device)
+    replica = Replica(instance, Plan(0, SAMPLES, SAMPLES, 1), device, execution=execution)
     for layer in module.modules():
         if type(layer).__name__.startswith(_RANDOM_LAYERS):  # devices draw different numbers
             layer.eval()
@@ -233,7 +243,7 @@ def _in_float32() -> Iterator[None]:
 @contextmanager
 def _saved(subject: TaskInstance) -> Iterator[list[int]]:
     """Collect the sizes in bytes of tensors that forward passes in the block save for the backward pass, except
-    parameters.
+    parameters and their casts, which are there once, whatever the samples.
     """
     sizes: list[int] = []
     seen: set[int] = set()
@@ -241,13 +251,23 @@ def _saved(subject: TaskInstance) -> Iterator[list[int]]:
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen and not (isinstance(tensor, nn.Parameter) or storage.nbytes() == model):
+        if storage.data_ptr() not in seen and not (_is_weight(tensor) or storage.nbytes() == model):
             seen.add(storage.data_ptr())
             sizes.append(storage.nbytes())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield sizes
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter, or made from one alone, as its cast to bfloat16 is."""
+    if isinstance(tensor, nn.Parameter):
+        return True
+    made_by = tensor.grad_fn
+    while made_by is not None and len(made_by.next_functions) == 1:
+        made_by = made_by.next_functions[0][0]
+    return type(made_by).__name__ == "AccumulateGrad"
 
 
 def _identity(subject: TaskInstance, device: torch.device) -> str:

@@ -8,6 +8,7 @@ import torch
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
 from computeshare.tensors.layout import Weights
+from computeshare.training.execution import execution_of
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
@@ -48,7 +49,7 @@ class AnyReplica(Protocol):
 
 def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> AnyReplica:
     """Build the replica for this job's strategy; it takes over the module of `instance`."""
-    strategy = spec.strategy
+    strategy, execution = spec.strategy, execution_of(spec)
     if strategy.inner is None:
-        return Replica(instance, spec.plan, device, strategy.sent)
-    return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner, spec.inner_rules)
+        return Replica(instance, spec.plan, device, strategy.sent, execution)
+    return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner, spec.inner_rules, execution)

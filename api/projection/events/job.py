@@ -9,12 +9,12 @@ from computeshare.types import ENDED
 
 
 def chosen(projection: JobProjection, event: StreamEvent) -> None:
-    """The codec and inner steps of a job with codec `auto` were chosen. Only the first choice counts."""
+    """What a job left open was chosen: codecs, inner steps, precision. Only the first choice counts."""
     state, data = projection.state, event.data
     spec = JobSpec.model_validate(json.loads(state["spec"]))
-    if spec.codec != "auto":
+    if not spec.is_open:
         return
-    decided = spec.chosen(CodecSpec.model_validate(data["codec"]), data["inner_steps"])
+    decided = spec.chosen(CodecSpec.model_validate(data["codec"]), data["inner_steps"], data.get("precision"))
     reason = text_of(data["reason"])
     state["spec"], state["rounds_total"], state["chosen"] = decided.model_dump_json(), decided.rounds_total, reason
     state.plan = decided.plan

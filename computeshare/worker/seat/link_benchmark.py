@@ -1,8 +1,8 @@
-"""Measures a worker before a job's codecs are chosen: link to the broker, computing speed, cost of each codec."""
+"""Measures a worker before a job's codecs or precision are chosen: link, speed, the cost of each codec."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,29 +12,51 @@ from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_
 from computeshare.codecs.registry import CANDIDATES, CODECS
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Layout
-from computeshare.types import Vector
+from computeshare.types import Precision, Vector
 
 LARGEST_PROBE = 8 << 20
 SMALLEST_PROBE = 64 << 10
 LONG_ENOUGH_S = 1.0
 MOST_MICRO_BATCHES = 64
+TURNS = 2
+"""How often each of several precisions is timed; the best time counts."""
 
 Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
 """Computes some micro-batches; returns the update (d,) and the buffers (b,)."""
 
 
-def measure(session: WorkerSession, compute: Compute, layout: Layout) -> MeasuredLink:
-    """Time micro-batches, every candidate codec on the resulting update, and the link. Takes a few seconds."""
-    compute([0])  # warm-up
+def measure(session: WorkerSession, computes: Mapping[Precision, Compute], layout: Layout) -> MeasuredLink:
+    """Time micro-batches, every candidate codec on the resulting update, and the link. Takes a few seconds.
+
+    Args:
+        computes: the computation in each precision that is to be compared; at least one.
+    """
+    seconds = {precision: float("inf") for precision in computes}
+    for _ in range(TURNS if len(computes) > 1 else 1):  # in turns: a machine's speed drifts
+        for precision, compute in computes.items():
+            took, vector, buffers = speed(compute)
+            seconds[precision] = min(seconds[precision], took)
+    messages = {name: coded(CODECS[name], vector, buffers, layout) for name in CANDIDATES}
+    up, down = link(session)
+    return MeasuredLink(
+        compute_s=min(seconds.values()),
+        precisions=seconds,
+        up_bytes_per_s=up,
+        down_bytes_per_s=down,
+        messages=messages,
+    )
+
+
+def speed(compute: Compute) -> tuple[float, Vector, Vector]:
+    """Seconds for a micro-batch, after a warm-up; and the last update (d,) and buffers (b,)."""
+    compute([0])
     count, took = 1, 0.0
     while took < LONG_ENOUGH_S and count < MOST_MICRO_BATCHES:
         count *= 4
         began = time.perf_counter()
         vector, buffers = compute(range(count))
         took = time.perf_counter() - began
-    messages = {name: coded(CODECS[name], vector, buffers, layout) for name in CANDIDATES}
-    up, down = link(session)
-    return MeasuredLink(compute_s=took / count, up_bytes_per_s=up, down_bytes_per_s=down, messages=messages)
+    return took / count, vector, buffers
 
 
 def coded(codec: Codec, vector: Vector, buffers: Vector, layout: Layout) -> Coded:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -29,16 +28,17 @@ from computeshare.settings import Settings
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
-from computeshare.types import Vector
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop, SeatStatus
-from computeshare.worker.seat.seat_setup import SeatMemory, set_up
+from computeshare.worker.seat.seat_setup import SeatMemory, set_up, trial_compute, trial_precisions
 from computeshare.worker.seat.update_sender import UpdateQueue
 from computeshare.worker.seat.weights_receiver import Inbox
 
 if TYPE_CHECKING:
+    import torch
+
     from computeshare.tasks.base import TaskInstance
     from computeshare.training.work_units import AnyReplica
 
@@ -129,6 +129,7 @@ class SeatSession:
         import torch
 
         from computeshare.training import devices
+        from computeshare.training.execution import execution_of
         from computeshare.training.work_units import replica_of
 
         log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
@@ -139,9 +140,10 @@ class SeatSession:
         self.device = devices.describe(device)
         memory = self.memory = SeatMemory(self.spec, device, allowed_bytes(self.settings.max_memory))
         instance = set_up(self.seat.job, self.spec, device, memory, self.settings.data_dir, self.settings.home)
-        if self.spec.codec == "auto":
-            self._measure(instance, replica_of(self.spec, instance, device))
+        if self.spec.is_open:
+            self._measure(instance, device, memory)
             self.spec = self._chosen()
+            memory.check(execution_of(self.spec).precision)
         codecs, layout = self.spec.codecs, instance.layout
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
@@ -159,30 +161,23 @@ class SeatSession:
         self._hand_over(replica)
         return reason
 
-    def _measure(self, instance: "TaskInstance", replica: "AnyReplica") -> None:
-        """Measure this machine and its link, and report the measurement, by which the reducer chooses the codecs."""
-        from computeshare.tasks.modules import weights_of
-
-        layout = instance.layout
-        replica.load(weights_of(instance.module, layout))
-
-        def compute(micro_batches: Sequence[int]) -> tuple[Vector, Vector]:
-            update = replica.walk(micro_batches)
-            return update.vector, update.buffers
-
-        found = when_there_is_room(lambda: measure(self.session, compute, layout), self.stop)
+    def _measure(self, instance: "TaskInstance", device: "torch.device", memory: SeatMemory) -> None:
+        """Measure this machine and its link, and report the measurement, by which the reducer chooses what is open."""
+        precisions = trial_precisions(self.spec, memory)
+        computes = {one: trial_compute(self.spec, instance, device, one) for one in precisions}
+        found = when_there_is_room(lambda: measure(self.session, computes, instance.layout), self.stop)
         log.info("measured", job=self.seat.job, **found.model_dump())
         self.session.report(found.model_dump_json())
 
     def _chosen(self) -> JobSpec:
-        """Wait for the specification with its codecs chosen. Raises _Ended."""
+        """Wait for the specification with nothing left open. Raises _Ended."""
         rounds = RoundStore(self.redis, self.seat.job)
         while not self.stop.wait(ASK_AGAIN_S):
             raw = rounds.spec()
             if raw is None:
                 raise _Ended("the job is gone")
             spec = JobSpec.model_validate_json(raw)
-            if spec.codec != "auto":
+            if not spec.is_open:
                 return spec
         raise _Ended(ASKED)
 

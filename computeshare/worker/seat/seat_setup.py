@@ -1,6 +1,10 @@
 """A seat's set-up before it joins: opens the data set, builds the model, checks memory, tests the device."""
 
+import contextlib
+import copy
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +14,13 @@ from computeshare.errors import Unfit
 from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.runtime.processes import spare_the_collector
+from computeshare.types import Precision, Vector
 
 if TYPE_CHECKING:
     import torch
 
     from computeshare.tasks.base import TaskInstance
+    from computeshare.worker.seat.link_benchmark import Compute
 
 log = structlog.get_logger()
 
@@ -30,6 +36,8 @@ class SeatMemory:
         self._room = allowed or memory.room_bytes(device)
         self.needed_bytes = 0
         """Estimated bytes; measured bytes if the seat exceeded the limit."""
+        self.saved_bytes: dict[Precision, int] = {}
+        """By precision, as for `seat_bytes`."""
 
     def peak_bytes(self) -> int:
         """Peak memory use of this process on its device."""
@@ -37,15 +45,19 @@ class SeatMemory:
 
         return memory.peak_bytes(self._device)
 
-    def check(self, saved_bytes: int = 0) -> None:
-        """Estimate the memory that the seat needs. Raises Unfit: it exceeds the limit.
+    def fits(self, precision: Precision) -> bool:
+        """Whether the seat's need in a precision is within the limit, by estimate."""
+        with contextlib.suppress(Unfit):
+            self.check(precision)
+            return True
+        return False
 
-        Args:
-            saved_bytes: as for `seat_bytes`.
-        """
+    def check(self, precision: Precision = "float32") -> None:
+        """Estimate the memory that the seat needs in a precision. Raises Unfit: it exceeds the limit."""
         from computeshare.training import memory
 
-        self.needed_bytes = seat_bytes(self._spec, self._device.type, saved_bytes, memory.resident_bytes())
+        saved = self.saved_bytes.get(precision, 0)
+        self.needed_bytes = seat_bytes(self._spec, self._device.type, saved, memory.resident_bytes())
         if why := does_not_fit(self.needed_bytes, self._room, measured=False, by_flag=bool(self._allowed)):
             raise Unfit(why)
 
@@ -89,6 +101,36 @@ def _test(
     trial = selftest.check(instance, device, home)
     if trial.trouble:
         raise Unfit(f"{trial.trouble}. Run computeshare doctor --selftest there; a restarted worker is tested anew")
-    memory.check(trial.saved_bytes)
+    memory.saved_bytes["float32"] = trial.saved_bytes
+    if spec.precision != "float32":
+        memory.saved_bytes["bfloat16"] = selftest.saved_bytes_in_bfloat16(instance)
+    if spec.precision != "auto":
+        memory.check(spec.precision)
+    elif not memory.fits("float32"):
+        memory.check("bfloat16")
     error, seconds = float(f"{trial.error:.1g}"), round(trial.seconds, 2)
     log.info("self-test passed", job=job_id, error=error, seconds=seconds)
+
+
+def trial_precisions(spec: JobSpec, memory: SeatMemory) -> list[Precision]:
+    """The precisions to measure: the job's own or, where it is open, each that fits this machine's memory."""
+    if spec.precision != "auto":
+        return [spec.precision]
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    return [one for one in precisions if memory.fits(one)] or ["bfloat16"]
+
+
+def trial_compute(spec: JobSpec, instance: "TaskInstance", device: "torch.device", precision: Precision) -> "Compute":
+    """Micro-batches computed in a precision, with a copy of the instance's module, to be timed."""
+    from computeshare.tasks.modules import weights_of
+    from computeshare.training.work_units import replica_of
+
+    copied = replace(instance, module=copy.deepcopy(instance.module))
+    replica = replica_of(spec.model_copy(update={"precision": precision}), copied, device)
+    replica.load(weights_of(instance.module, instance.layout))
+
+    def compute(micro_batches: Sequence[int]) -> tuple[Vector, Vector]:
+        update = replica.walk(micro_batches)
+        return update.vector, update.buffers
+
+    return compute

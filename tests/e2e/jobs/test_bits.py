@@ -18,6 +18,7 @@ JOBS: dict[str, dict[str, Any]] = {
         codec: {**DIGITS_MLP, "codec": {"up": codec, "down": codec}}
         for codec in ("float32", "float16", "bfloat16", "int8")
     },
+    "computed in bfloat16": {**DIGITS_MLP, "precision": "bfloat16"},
     "local": {**LOCAL, "strategy": {"kind": "local", "inner_steps": 5, "replicas": 4}},
     "signsgd": {**WITHOUT_OPTIMIZER, "strategy": {"kind": "signsgd", "lr": 0.002}},
     "local, int8": {

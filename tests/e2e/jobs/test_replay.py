@@ -118,6 +118,7 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
             "ema": 0.9,
             "augment": ["crop", "flip", "randaugment"],
             "accumulate": 4,
+            "precision": "bfloat16",
             "validation": 0.1,
             "optimizer": {"name": "AdamW", "lr": 0.01, "weight_decay": 0.1},
         },
@@ -192,10 +193,15 @@ def test_versions_of_late_updates_match_and_miss_no_sample(plane: ControlPlane) 
 @pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", [{"kind": "sync"}, {"kind": "local", "inner_steps": 5, "replicas": 2}], ids=str)
-def test_codecs_are_chosen_by_what_the_first_workers_measure(plane: ControlPlane, strategy: dict[str, Any]) -> None:
-    job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, codec="auto", epochs=2, workers={"min": 2, "max": 2})
-    assert plane.job(job_id)["spec"]["codec"] == "auto"
+def test_codecs_and_precision_are_chosen_by_what_the_first_workers_measure(
+    plane: ControlPlane, strategy: dict[str, Any]
+) -> None:
+    open_ = {"codec": "auto", "precision": "auto", "workers": {"min": 2, "max": 2}}
+    job_id = plane.create(**WITHOUT_ROUND, strategy=strategy, **open_, epochs=2)
+    assert plane.job(job_id)["spec"]["codec"] == plane.job(job_id)["spec"]["precision"] == "auto"
+    assert "Codecs and precision will be chosen" in plane.http.get(f"/jobs/{job_id}").text
     job = plane.finish(job_id)
+    assert job["chosen"].startswith(f"{job['spec']['precision']}, because the slowest worker takes")
     assert job["spec"]["codec"]["up"] in job["chosen"] and "the slowest worker sends" in job["chosen"]
     assert job["chosen"] in plane.http.get(f"/jobs/{job_id}").text
     spec = JobSpec.model_validate(job["spec"])

@@ -20,6 +20,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.reducer import codec_choice
 from computeshare.reducer.codec_choice import Decider, Undecided
+from computeshare.reducer.codec_policy import choose
 from computeshare.worker.seat.link_benchmark import link
 from tests.support.rounds import events
 
@@ -132,6 +133,35 @@ def test_the_control_plane_takes_the_choice_over_once(reducer: ReducerSession, t
     apply(JobProjection(state, Rates()), StreamEvent("2-0", "chosen", 0, later))
     assert JobSpec.model_validate_json(state["spec"]) == decided and state["chosen"] == event["reason"]
     assert json.loads(state["spec"])["codec"] == {"up": "int8", "down": "int8"}
+
+
+@pytest.mark.parametrize("codec", ["auto", {"up": "bfloat16", "down": "float32"}], ids=["both", "precision alone"])
+def test_the_precision_is_chosen_once_and_the_codecs_by_its_speed(
+    store: RoundStore, reducer: ReducerSession, tmp_path: Path, codec: Any
+) -> None:
+    spec = JobSpec.model_validate({**SPEC.model_dump(mode="json"), "codec": codec, "precision": "auto"})
+    store.publish(spec.model_dump_json())
+    artifacts = Artifacts(tmp_path, reducer.job_id)
+    report(reducer, "a")  # of a job that left only its codecs open
+    for worker, half_s in (("b", 0.001), ("c", 0.03)):
+        seconds = {"precisions": {"float32": 0.06, "bfloat16": half_s}}
+        report(reducer, worker, MEASURED.model_copy(update=seconds).model_dump_json())
+    decided = Decider(reducer, artifacts).decide(spec)
+    assert (decided.precision, decided.is_open) == ("bfloat16", False)
+    assert Decider(reducer, artifacts).decide(spec) == decided
+    in_bfloat16, in_float32 = (
+        choose(spec, [MEASURED.model_copy(update={"compute_s": one}) for one in seconds]).inner_steps
+        for seconds in ((0.001, 0.03), (0.06, 0.06))
+    )
+    if codec == "auto":
+        assert decided.plan.inner_steps == in_bfloat16 != in_float32
+    else:
+        assert (decided.codec, decided.plan.inner_steps) == (spec.codec, 3)
+    columns: dict[str, Any] = {"spec": spec.model_dump_json(), "rounds_total": spec.rounds_total, "chosen": None}
+    state = JobState(reducer.job_id, spec.plan, columns)
+    apply(JobProjection(state, Rates()), StreamEvent("1-0", "chosen", 0, events(reducer, "chosen")[0]))
+    assert JobSpec.model_validate_json(state["spec"]) == decided
+    assert state["chosen"].startswith("bfloat16, because the slowest worker takes 60 ms for a micro-batch in float32")
 
 
 def test_a_link_is_measured_both_ways_and_nothing_is_left_behind(reducer: ReducerSession) -> None:

@@ -105,6 +105,7 @@ def plain(
     loss: Loss = functional.cross_entropy,
     batches: Callable[[JobSpec, TaskInstance], Iterable[tuple[Tensor, Tensor]]] = batches,
     decay: float = 0,
+    autocast: bool = False,
 ) -> Vector:
     """The loop of every tutorial, with torch's scheduler, clipping and parameter groups."""
     instance = instance_of(spec)
@@ -115,7 +116,9 @@ def plain(
     average.update_parameters(module)  # its first update copies the weights: those of version 0
     for images, labels in batches(spec, instance):
         optimizer.zero_grad()
-        loss(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = loss(module(images), labels)
+        value.backward()  # type: ignore[no-untyped-call]
         if clip:
             nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
@@ -150,6 +153,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"decay": "matrices"}, {"grouped": True}),
     ({"label_smoothing": 0.1}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
     ({"ema": 0.9}, {"decay": 0.9}),
+    ({"precision": "bfloat16"}, {"autocast": True}),
     ({"augment": ["crop", "flip", "randaugment"], "rounds": 20}, {"batches": augmented}),
 ]
 
@@ -163,9 +167,10 @@ def test_a_job_ends_with_the_weights_of_a_plain_loop(fields: dict[str, Any], opt
     assert np.abs(ours - trained(without)).max() > 1e-3, "the field has no effect"
 
 
-def test_inner_steps_are_clipped_scheduled_and_decayed_as_in_a_plain_loop() -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_inner_steps_are_clipped_scheduled_and_decayed_as_in_a_plain_loop(precision: str) -> None:
     fields = {"schedule": {"name": "linear", "final": 0.1}, "clip_norm": 0.5, "decay": "matrices", "strategy": LOCAL}
-    job = {**JOB, **fields, "rounds": 12}
+    job = {**JOB, **fields, "precision": precision, "rounds": 12}
     spec = JobSpec.model_validate({k: v for k, v in job.items() if k not in ("optimizer", "micro_batches_per_round")})
     instance = instance_of(spec)
     module = instance.module.train()
@@ -175,7 +180,9 @@ def test_inner_steps_are_clipped_scheduled_and_decayed_as_in_a_plain_loop() -> N
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * (1 - 0.9 * number / 60)
         optimizer.zero_grad()
-        functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = functional.cross_entropy(module(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), 0.5)
         optimizer.step()
     expected = weights_of(module, instance.layout).parameters

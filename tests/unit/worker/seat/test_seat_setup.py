@@ -1,13 +1,19 @@
 """A seat's memory against what its worker's owner allows."""
 
+import numpy as np
 import pytest
 import torch
 
 from computeshare.errors import Unfit
 from computeshare.jobspec.spec import JobSpec
-from computeshare.worker.seat.seat_setup import SeatMemory
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
+from computeshare.training import selftest
+from computeshare.types import Precision
+from computeshare.worker.seat.seat_setup import SeatMemory, trial_compute, trial_precisions
 
 SPEC = JobSpec(dataset="digits", model="mlp")
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 CPU = torch.device("cpu")
 
 
@@ -30,3 +36,27 @@ def test_where_nothing_is_set_only_the_room_of_the_device_counts() -> None:
     memory.check()
     memory.check_taken()
     assert memory.needed_bytes > 0, "estimated"
+
+
+def test_a_job_of_any_precision_runs_where_one_of_them_fits() -> None:
+    spec = SPEC.model_copy(update={"precision": "auto"})
+    memory = SeatMemory(spec, CPU, allowed=20_000_000_000)
+    memory.saved_bytes = {"float32": 1_000_000_000, "bfloat16": 500_000_000}  # a sample; a micro-batch has 32
+    assert trial_precisions(spec, memory) == ["bfloat16"]
+    assert trial_precisions(SPEC, memory) == ["float32"]
+    with pytest.raises(Unfit, match="needs about 32"):
+        memory.check("float32")
+    memory.check("bfloat16")
+    roomy = SeatMemory(spec, CPU, allowed=50_000_000_000)
+    roomy.saved_bytes = memory.saved_bytes
+    assert trial_precisions(spec, roomy) == ["float32", "bfloat16"]
+
+
+def test_a_trial_computes_in_its_precision_and_leaves_the_module_alone() -> None:
+    instance = task_of(SPEC).on_noise(1437)
+    before = weights_of(instance.module, instance.layout).parameters
+    found = {precision: trial_compute(SPEC, instance, CPU, precision)([0, 1])[0] for precision in PRECISIONS}
+    apart = np.linalg.norm(found["float32"] - found["bfloat16"]) / np.linalg.norm(found["float32"])
+    assert 1e-4 < apart < 0.05
+    assert np.array_equal(weights_of(instance.module, instance.layout).parameters, before)
+    assert selftest.saved_bytes_in_bfloat16(instance) > 0
