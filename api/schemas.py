@@ -81,11 +81,12 @@ class JobChange(_Editable):
         return self.model_dump(exclude_none=True)
 
 
-class Tested(_Answer):
-    """A version's scores on the test set."""
+class OnTestSet(_Answer):
+    """A version's score on the test set, in a job that compares its versions on a validation split."""
 
-    loss: float
-    accuracy: float | None = None
+    version: int
+    loss: float | None
+    accuracy: float | None
     samples: int
 
 
@@ -112,9 +113,10 @@ class JobPublic(_Answer):
     )
     test_loss: float | None = Field(description="loss of the same version on the same split, in nats")
     perplexity: float | None = Field(description="of a language model: e to the power of `test_loss`")
-    tested: Tested | None = Field(
-        None, description="for a job with a validation split: how its last version does on the test set"
+    tested: OnTestSet | None = Field(
+        description="score on the test set of `best_version`, at the end of a job with a validation split"
     )
+    tested_last: OnTestSet | None = Field(description="the same of the last version, where that is not the best")
     scored_version: int | None
     best_version: int | None
     best_accuracy: float | None
@@ -426,6 +428,7 @@ class CheckpointPublic(_Answer):
     at: Instant
     accuracy: float | None
     loss: float | None
+    tested: OnTestSet | None = Field(description="score on the test set, if the others are on a validation split")
     best: bool
     url: str
 
@@ -449,7 +452,7 @@ class Metrics(_Answer):
     test_loss: list[Point]
     test_accuracy: list[Point] = Field(description="empty for a language model")
     validation_loss: list[Point] = Field(
-        description="in place of the test set's series, which are then empty, for a job with a validation split"
+        description="for a job with a validation split; the test set's series then hold its best and its last version"
     )
     validation_accuracy: list[Point]
     perplexity: list[Point] = Field(description="of the same split; empty unless the job trains a language model")

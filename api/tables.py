@@ -92,6 +92,10 @@ class Job(_Traffic, table=True):
     best_accuracy: float | None = None
     best_loss: float | None = None
     """The test loss of the best version, not always the lowest."""
+    tested: dict[str, Any] | None = _json()
+    """For a job with a validation split: `Score.tested` of the best version, once the job is at its end."""
+    tested_last: dict[str, Any] | None = _json()
+    """As `tested`, of the version scored last."""
     durable_version: int = 0
     weights_sha256: str | None = None
     parameters: int | None = None
@@ -312,13 +316,17 @@ class CheckpointRow(_OfVersion, table=True):
 
 
 class Score(_OfVersion, table=True):
-    """A version's loss and accuracy on the test set; language models have no accuracy."""
+    """A version's loss and accuracy on the test set, or on the job's validation split; language models have no
+    accuracy.
+    """
 
     __table_args__ = (Index("ix_score_version", "job_id", "version"),)
 
     loss: float | None
     accuracy: float | None
     samples: int
+    tested: dict[str, Any] | None = _json()
+    """The `version`, `loss`, `accuracy` and `samples` on the test set, where the score is on the validation split."""
 
 
 TELLING = text("type NOT IN ('version', 'folded')")

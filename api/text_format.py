@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from api.schemas import EpochPublic, EventPublic
+from api.schemas import EpochPublic, EventPublic, JobPublic, OnTestSet
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.strategies.registry import stored
@@ -35,6 +35,21 @@ def score(accuracy: float | None, test_loss: float | None) -> str:
         return percent(accuracy)
     found = perplexity(test_loss)
     return "–" if found is None else f"{loss(test_loss)} nats, perplexity {found:.2f}"
+
+
+def tested(found: OnTestSet | None) -> str:
+    """A version's score on the test set: 97.31 %, or of a language model 1.47 nats."""
+    if found is None:
+        return "–"
+    return percent(found.accuracy) if found.accuracy is not None else f"{loss(found.loss)} nats"
+
+
+def tested_of(job: JobPublic) -> str:
+    """What `tested` is of, and the last version's score where that is another: best (version 30); last 97.10 %."""
+    if job.tested is None:
+        return ""
+    last = f"; last {tested(job.tested_last)}" if job.tested_last else ""
+    return f"best (version {count(job.tested.version)}){last}"
 
 
 def share(fraction: float) -> str:
@@ -211,6 +226,10 @@ def _scored(data: Data, _name: Name) -> str:
     )
 
 
+def _tested(data: Data, _name: Name) -> str:
+    return f"Version {count(data['version'])} scored {tested(OnTestSet.model_validate(data))} on the test set"
+
+
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     "created": _created,
     "version": _version,
@@ -248,6 +267,7 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
     ),
     "checkpoint": lambda data, _: f"Checkpoint of version {count(data['version'])}, {size(data['bytes'])}",
     "scored": _scored,
+    "tested": _tested,
     "stopped": lambda data, _: f"Stopping early: {data['reason']}",
     "failed": lambda data, _: "Failed: " + data["error"].partition("\n")[0],
     "cancelled": lambda data, _: data["reason"] or "Cancelled",

@@ -136,7 +136,7 @@ class History:
     def checkpoints(self, job_id: str) -> CheckpointList:
         """The versions whose weights are on disk, newest first."""
         query = (
-            select(*table(CheckpointRow).c, col(Score.accuracy), col(Score.loss))
+            select(*table(CheckpointRow).c, col(Score.accuracy), col(Score.loss), col(Score.tested))
             .outerjoin(Score, (col(Score.job_id) == CheckpointRow.job_id) & (col(Score.token) == CheckpointRow.token))
             .where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
             .order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
@@ -260,6 +260,7 @@ def _checkpoint(row: Any, best: int | None, sha256: str) -> CheckpointPublic:
         at=row.at_ms,
         accuracy=row.accuracy,
         loss=row.loss,
+        tested=row.tested,
         best=row.version == best,
         url=f"/v1/jobs/{row.job_id}/checkpoints/{row.version}",
     )

@@ -142,12 +142,15 @@ def _versions(job_id: str) -> Any:
 
 
 def _scores(job_id: str) -> Any:
-    found = select(col(Score.version), col(Score.at_ms), col(Score.loss), col(Score.accuracy))
+    found = select(col(Score.version), col(Score.at_ms), col(Score.loss), col(Score.accuracy), col(Score.tested))
     return found.where(col(Score.job_id) == job_id, ~col(Score.voided)).order_by(col(Score.version))
 
 
 def _scored(row: Any, part: str) -> Row:
-    values = dict.fromkeys(BY_SCORE) | {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
+    values = dict.fromkeys(BY_SCORE)
+    if row.tested:
+        values |= {"test_loss": row.tested["loss"], "test_accuracy": row.tested["accuracy"]}
+    values |= {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
     values["perplexity"] = perplexity(row.loss) if row.accuracy is None else None
     return {"version": row.version, "at_ms": row.at_ms, **values}
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 from sqlmodel import col
@@ -21,10 +20,9 @@ from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
-from api.schemas import JobPage, JobPublic, Tested
+from api.schemas import JobPage, JobPublic
 from api.stored_specs import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
-from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
@@ -127,17 +125,9 @@ class Jobs:
             return self._with_disk(_show(session, job_id))
 
     def _with_disk(self, job: JobPublic) -> JobPublic:
-        """The job, with what only the disk of the checkpoints tells: that it takes none, which could not be stored; the
-        last version's score on the test set, where versions are compared on a validation split.
-        """
+        """The job, with what only the disk of the checkpoints tells: that it takes none, which could not be stored."""
         if job.status in ACTIVE and (why := self._obstacle(4 * (job.parameters or 0))):
             return job.model_copy(update={"reason": f"No checkpoint can be written: {why}"})
-        if job.spec.get("validation") and job.scored_version == job.rounds_total:
-            artifacts = Artifacts(self._artifacts_dir, job.id)
-            for token in artifacts.tokens()[-1:]:
-                with contextlib.suppress(KeyError, ValidationError):
-                    tested = Tested.model_validate((artifacts.score(token) or {})["test"])
-                    return job.model_copy(update={"tested": tested})
         return job
 
     def _obstacle(self, bytes_needed: int = 0) -> str | None:
@@ -406,6 +396,8 @@ def _public(row: Any) -> JobPublic:
     job, workers, last_event_id = row[:3]
     about = {"host": job.reducer_host, "pid": job.reducer_pid, "kind": job.reducer_kind or None}
     values = {name: getattr(job, name) for name in _SAME_NAMES}
+    if job.best_version == job.scored_version:
+        values["tested_last"] = None
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
     metric = metric_of(job.spec["model"])
     return JobPublic(

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from api.schemas import OnTestSet
 from computeshare.jobspec.tasks.facts import Metric
 from computeshare.types import JobStatus
 
@@ -23,6 +24,7 @@ class ComparedJob(BaseModel):
     accuracy: float | None
     test_loss: float | None
     perplexity: float | None
+    tested: OnTestSet | None
     lowest_test_loss: float | None
     loss: float | None
     bytes_up: int

@@ -105,6 +105,8 @@ def _environment() -> Environment:
         text_format.share,
         text_format.size,
         text_format.spec_value,
+        text_format.tested,
+        text_format.tested_of,
         text_format.told,
         text_format.unit_of,
     ):

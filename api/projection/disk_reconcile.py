@@ -3,6 +3,7 @@ deletes the rows of checkpoints whose files were removed. Gives up rounds in the
 """
 
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -11,6 +12,7 @@ from api.projection.events.job_projection import JobProjection
 from api.projection.events.versions import add_checkpoint, add_score
 from api.projection.rates import Rates
 from api.projection.row_store import is_scored, load_job, store_changes
+from api.stored_specs import scored_part
 from api.tables import JOB, CheckpointRow, Event, Score, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError
@@ -46,17 +48,27 @@ def reconcile(database: Database, artifacts_dir: Path, job_id: str) -> None:
 
 
 def _differences(connection: Connection, artifacts: Artifacts, job_id: str) -> tuple[set[str], list[Token]]:
-    """The tokens of rows whose files are gone, and the checkpoints that SQLite lacks, or lacks the score of."""
+    """The tokens of rows whose files are gone, and the checkpoints that SQLite lacks, or lacks a score of."""
     saved, scored = (_known(connection, job_id, model) for model in (CheckpointRow, Score))
+    tested = _known(connection, job_id, Score, table(Score).c.tested.is_not(None))
+    is_tested = scored_part(connection.scalar(select(JOB.c.spec).where(JOB.c.id == job_id)) or {}) != "test"
     tokens, there = artifacts.tokens(), artifacts.on_disk()  # read last: files exist before their rows
-    news = [t for t in tokens if str(t) not in saved or (str(t) not in scored and artifacts.score(t) is not None)]
+    news = []
+    for token in tokens:
+        name = str(token)
+        if name not in saved:
+            news.append(token)
+        elif name not in scored or (is_tested and name not in tested):
+            score = artifacts.score(token)
+            if score is not None and (name not in scored or "test" in score):
+                news.append(token)
     return saved - {str(token) for token in there}, news
 
 
-def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score]) -> set[str]:
-    """The tokens that have a row."""
+def _known(connection: Connection, job_id: str, model: type[CheckpointRow | Score], *where: Any) -> set[str]:
+    """The tokens that have a row, of those that fulfil `where`."""
     rows = table(model).c
-    return set(connection.scalars(select(rows.token).where(rows.job_id == job_id)))
+    return set(connection.scalars(select(rows.token).where(rows.job_id == job_id, *where)))
 
 
 def contradiction(version: int, total: int, status: str | None, saved: int) -> str | None:

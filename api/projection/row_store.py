@@ -60,7 +60,7 @@ _INSERTS = {
     "ledger": _inserting(LedgerEntry),
     "submissions": _inserting(Submission, without=["id"]),
     "checkpoints": _inserting(CheckpointRow),
-    "scores": _inserting(Score),
+    "scores": _inserting(Score, without=["tested"]),
     "events": _inserting(Event, without=["id"]),
 }
 _JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data"}
@@ -78,6 +78,7 @@ _UNFIT = (
     "ON CONFLICT (job_id, worker) DO UPDATE SET unfit = excluded.unfit, "
     "memory_bytes = COALESCE(excluded.memory_bytes, memory_bytes)"
 )
+_TESTED = "UPDATE score SET tested = :tested WHERE job_id = :job_id AND token = :token AND tested IS NULL"
 _VOID = "UPDATE checkpoint SET voided = 1 WHERE job_id = :job_id AND token = :token"
 _LEAVE = (
     update(WORKER)
@@ -119,6 +120,8 @@ def store_changes(connection: Connection, state: JobState, changes: Changes, was
     for statement, rows in others:
         if rows:
             connection.exec_driver_sql(statement, rows)
+    for row in changes.tested:
+        _test(connection, row)
     for refusal in changes.refusals:
         _refuse(connection, state, refusal)
     if state["status"] in ENDED and was not in ENDED:
@@ -177,6 +180,12 @@ def _drop_repeated(connection: Connection, job_id: str, changes: Changes) -> Non
 def _shown(row: Row, kind: str) -> Row:
     data = {name: row[name] for name in row.keys() - {"job_id", "at_ms", "voided", "incarnation"}}
     return {"job_id": row["job_id"], "stream_id": None, "type": kind, "at_ms": row["at_ms"], "data": data}
+
+
+def _test(connection: Connection, row: Row) -> None:
+    """Complete a stored score with the test set's and add an event, unless that was done before."""
+    if connection.exec_driver_sql(_TESTED, row).rowcount:
+        connection.execute(insert(table(Event)), _shown(row, "tested") | {"data": row["data"]})
 
 
 def _present(connection: Connection, row: Row) -> None:

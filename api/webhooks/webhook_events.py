@@ -66,6 +66,7 @@ def job_facts(job: Job, address: str | None) -> dict[str, Any]:
         "rounds_total": job.rounds_total,
         "accuracy": job.accuracy,
         "test_loss": job.test_loss,
+        "tested": job.tested,
         "reason": _short(job.reason),
         "error": _short(job.error),
         "url": f"{address}/jobs/{job.id}" if address else None,

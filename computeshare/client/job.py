@@ -16,6 +16,7 @@ from computeshare.client.api.models import (
     Event,
     JobWorker,
     LogLine,
+    OnTestSet,
     Submission,
     trouble,
 )
@@ -58,7 +59,8 @@ class Job:
     """A job. Its fields are a snapshot, updated by `refresh`, `wait`, `events` and `stream`.
 
     `accuracy` is a fraction of the test set, for the version scored last, `test_loss` its loss there (a language model
-    has no accuracy, but a `perplexity`); `loss` is that of the newest version's round;
+    has no accuracy, but a `perplexity`); with a validation split they are of that, and at the end `tested` is the best
+    version's score on the test set; `loss` is that of the newest version's round;
     sizes are in bytes; `rounds_total` is the number of the job's last version. Methods raise NoServer and Problem.
     """
 
@@ -79,6 +81,8 @@ class Job:
     accuracy = Field[float | None]()
     test_loss = Field[float | None]()
     perplexity = Field[float | None]()
+    tested = Field[OnTestSet | None]()
+    tested_last = Field[OnTestSet | None]()
     best_version = Field[int | None]()
     best_accuracy = Field[float | None]()
     best_loss = Field[float | None]()

@@ -20,7 +20,7 @@ Series = tuple[Point, ...]
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """Series by version, ascending. Losses are mean cross-entropy, accuracies fractions, traffic bytes per version. A
-    job with a validation split has its versions scored on that, not on the test set.
+    job with a validation split has its versions scored on that, and its best and its last on the test set too.
 
     Language models have a perplexity instead of an accuracy. `staleness` is the mean age, in versions, of the updates
     in a version; only `async` jobs have it.

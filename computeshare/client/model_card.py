@@ -33,8 +33,7 @@ class Facts:
         job: Any = self.job
         found: dict[str, Any] = {"test": self.checkpoint}
         if job["spec"].get("validation"):
-            is_last = self.checkpoint["version"] == job["rounds_total"]
-            found = {"validation": self.checkpoint, "test": (is_last and job.get("tested")) or {}}
+            found = {"validation": self.checkpoint, "test": self.checkpoint.get("tested") or {}}
         named = {
             split: {name: score[name] for name in ("accuracy", "loss") if score.get(name) is not None}
             for split, score in found.items()

@@ -1,4 +1,6 @@
-"""The evaluator process: scores each checkpoint on the test set, or on the validation split of a job that has one."""
+"""The evaluator process: scores each checkpoint on the test set, or on the validation split of a job that has one; of
+such a job also the best version and the last on the test set, at the end.
+"""
 
 import contextlib
 import os
@@ -20,6 +22,7 @@ from computeshare.checkpoints.store import Artifacts, Tensors
 from computeshare.errors import ArtifactError, ShapeError
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.facts import goodness
 from computeshare.protocol import handshake
 from computeshare.protocol.job_log import JobLog
 from computeshare.protocol.keys import EVALUATOR, JobKeys
@@ -33,8 +36,7 @@ from computeshare.transport.connections import connect
 from computeshare.types import Token
 
 if TYPE_CHECKING:
-    from computeshare.tasks.base import TaskInstance
-    from computeshare.tasks.class_counts import ClassCounts
+    from computeshare.tasks.base import Part, TaskInstance
 
 CLAIM_MS = 10_000
 RENEW_S = 2.0
@@ -95,7 +97,7 @@ class Evaluator:
         self._served: dict[str, int] = {}
         self._turns = 0
         self._specs: dict[str, JobSpec | None] = {}
-        self._loaded: tuple[str, Any] | None = None
+        self._loaded: dict[tuple[str, Part], TaskInstance] = {}
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
@@ -142,9 +144,20 @@ class Evaluator:
         specs = {job_id: spec for job_id in job_ids if (spec := self._spec(job_id))}
         waiting: dict[str, list[Token]] = {}
         for job_id, spec in specs.items():
-            tokens = (token for token in Artifacts(self.root, job_id).tokens() if spec.wants_score(token.version))
+            artifacts = Artifacts(self.root, job_id)
+            tokens = [token for token in artifacts.tokens() if spec.wants_score(token.version)]
+            if spec.validation:
+                tokens = self._last_after_others(artifacts, job_id, spec, tokens)
             waiting[job_id] = [token for token in tokens if (job_id, token) not in done]
         return waiting, {job_id: spec.rounds_total for job_id, spec in specs.items()}
+
+    def _last_after_others(self, artifacts: Artifacts, job_id: str, spec: JobSpec, tokens: list[Token]) -> list[Token]:
+        """The checkpoints without the last version's while others have no score: the best is not known before."""
+        others = [token for token in tokens if token.version != spec.rounds_total]
+        if len(others) == len(tokens):
+            return tokens
+        settled = (artifacts.score(token) or (job_id, token) in self._announced for token in others)
+        return tokens if all(settled) else others
 
     def _spec(self, job_id: str) -> JobSpec | None:
         if job_id not in self._specs and (raw := RoundStore(self.redis, job_id).spec()):
@@ -169,13 +182,13 @@ class Evaluator:
                 return False
             self._claimed = rounds.keys, claim
             try:
-                score = self._score(artifacts, job_id, spec, token)
+                score = self._score(artifacts, rounds, spec, token)
             except Exception as error:  # data set, disk, a job deleted meanwhile: other checkpoints can be scored
                 self._pass_over(rounds, spec, token, error)
                 return False
             finally:
                 self._claimed = None
-        rounds.append("scored", {"token": str(token), "version": token.version, **score})
+        _announce(rounds, token, score)
         self._announced.add((job_id, token))
         if spec.stop:
             self._stop_early(artifacts, rounds, spec, spec.stop)
@@ -197,10 +210,24 @@ class Evaluator:
         if found is None or found[0] == spec.rounds_total:
             return
         version, reason = found
-        if spec.validation and "test" not in scores[version]:
-            tested = self._tested(artifacts, spec, scored[version], artifacts.tensors(scored[version], averaged=True))
-            artifacts.save_score(scored[version], scores[version] | {"test": tested})
+        if spec.validation:
+            best = best_of({scored[each]: scores[each] for each in scored if each <= version})
+            for token in dict.fromkeys((best, scored[version])):
+                self._test(artifacts, rounds, spec, token)
         rounds.append("stopped", {"token": str(scored[version]), "version": version, "reason": reason})
+
+    def _test(self, artifacts: Artifacts, rounds: RoundStore, spec: JobSpec, token: Token) -> None:
+        """Score a scored checkpoint on the test set too, and announce it; one damaged or removed by now is left out."""
+        score = artifacts.score(token) or {}
+        try:
+            if "test" not in score:
+                tensors = artifacts.tensors(token, averaged=True)
+                score["test"] = self._scored(artifacts, spec, token, "test", tensors)
+                artifacts.save_score(token, score)
+        except (ArtifactError, ShapeError, OSError) as error:
+            log.error("cannot score on the test set", job=rounds.job_id, token=str(token), error=str(error))
+            return
+        _announce(rounds, token, score)
 
     def _pass_over(self, rounds: RoundStore, spec: JobSpec, token: Token, error: Exception) -> None:
         """Set a checkpoint aside to try again later. An unreadable checkpoint other than the last version's is reported
@@ -213,43 +240,50 @@ class Evaluator:
             rounds.append("damaged", {"token": str(token), "version": token.version, "error": str(error)})
             self._announced.add((rounds.job_id, token))
 
-    def _score(self, artifacts: Artifacts, job_id: str, spec: JobSpec, token: Token) -> dict[str, Any]:
-        from computeshare.tasks.registry import task_of
-
+    def _score(self, artifacts: Artifacts, rounds: RoundStore, spec: JobSpec, token: Token) -> dict[str, Any]:
         tensors = artifacts.tensors(token, averaged=True)
-        if self._loaded is None or self._loaded[0] != job_id:
-            self._loaded = (job_id, task_of(spec).instance(spec.seed, spec.scored_part, self.data_dir))
-        scored, classes = _scored(self._loaded[1], tensors, spec.eval_batch)
-        _keep(artifacts, token, spec.scored_part, classes)
-        metrics = {name: round(scored[name], 4) for name in self._loaded[1].task.metrics}
+        scored = self._scored(artifacts, spec, token, spec.scored_part, tensors)
+        metrics = {name: round(value, 4) for name, value in scored.items() if name not in ("loss", "samples")}
         if spec.validation and token.version == spec.rounds_total:
-            scored["test"] = self._tested(artifacts, spec, token, tensors)
+            scores = {each: score for each in artifacts.tokens() if (score := artifacts.score(each))}
+            if (best := best_of(scores | {token: scored})) != token:
+                self._test(artifacts, rounds, spec, best)
+            scored["test"] = self._scored(artifacts, spec, token, "test", tensors)
         artifacts.save_score(token, scored)
-        log.info("scored", job=job_id, version=token.version, **metrics)
+        log.info("scored", job=rounds.job_id, version=token.version, **metrics)
         return scored
 
-    def _tested(self, artifacts: Artifacts, spec: JobSpec, token: Token, tensors: Tensors) -> dict[str, Any]:
-        """The score of a version's state dict on the test set."""
+    def _scored(
+        self, artifacts: Artifacts, spec: JobSpec, token: Token, part: "Part", tensors: Tensors
+    ) -> dict[str, Any]:
+        """The score of a version's state dict on a part of the data, as `score.json` holds it; stores a classifier's
+        counts by class.
+        """
+        from computeshare.tasks.metrics import score
+
+        instance = self._instance(artifacts.folder.name, spec, part)
+        result = score(instance, instance.layout.gather(tensors), spec.eval_batch)
+        if result.classes:
+            artifacts.save_classes(token, part, result.classes.model_dump())
+        return {"loss": result.loss, **result.metrics, "samples": result.samples}
+
+    def _instance(self, job_id: str, spec: JobSpec, part: "Part") -> "TaskInstance":
+        """The job's task with a part of the data open, kept until another job's is asked for."""
         from computeshare.tasks.registry import task_of
 
-        instance = task_of(spec).instance(spec.seed, "test", self.data_dir)
-        scored, classes = _scored(instance, tensors, spec.eval_batch)
-        _keep(artifacts, token, "test", classes)
-        return scored
+        if (job_id, part) not in self._loaded:
+            self._loaded = {key: one for key, one in self._loaded.items() if key[0] == job_id}
+            self._loaded[job_id, part] = task_of(spec).instance(spec.seed, part, self.data_dir)
+        return self._loaded[job_id, part]
 
 
-def _scored(instance: "TaskInstance", tensors: Tensors, batch: int) -> tuple[dict[str, Any], "ClassCounts | None"]:
-    """The score of a state dict on the instance's split, as `score.json` holds it; a classifier's counts by class."""
-    from computeshare.tasks.metrics import score
-
-    result = score(instance, instance.layout.gather(tensors), batch)
-    return {"loss": result.loss, **result.metrics, "samples": result.samples}, result.classes
+def best_of(scores: Mapping[Token, Mapping[str, Any]]) -> Token:
+    """The checkpoint with the best score; of equally good ones the earliest. Pure."""
+    return max(scores, key=lambda token: (goodness(scores[token]), -token.version))
 
 
-def _keep(artifacts: Artifacts, token: Token, part: str, classes: "ClassCounts | None") -> None:
-    """Store a version's counts by class on a part of the data, if it has any."""
-    if classes:
-        artifacts.save_classes(token, part, classes.model_dump())
+def _announce(rounds: RoundStore, token: Token, score: Mapping[str, Any]) -> None:
+    rounds.append("scored", {"token": str(token), "version": token.version, **score})
 
 
 def serve(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare import types
-from computeshare.client.api.models import ICONS, ComparedJob, Job
+from computeshare.client.api.models import ICONS, ComparedJob, Job, tested
 
 NOTHING = "–"
 plain = types.plain
@@ -111,7 +111,8 @@ def job_table(jobs: list[Job], now: datetime) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("Job", "Name", "State", "Queue"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
-    for heading in ("Version", "Loss", "Accuracy", "Workers", "Age"):
+    is_tested = any(job.get("tested") for job in jobs)
+    for heading in ("Version", "Loss", "Accuracy", *(["Test"] if is_tested else []), "Workers", "Age"):
         table.add_column(heading, justify="right", no_wrap=True)
     for job in jobs:
         table.add_row(
@@ -122,6 +123,7 @@ def job_table(jobs: list[Job], now: datetime) -> Table:
             f"{job['version']}/{job['rounds_total']}",
             number(job["loss"]),
             _short_score(job),
+            *([tested_score(job)] if is_tested else []),
             str(job["workers"]),
             age(job["created_at"], now),
         )
@@ -148,6 +150,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Epoch", str(job["epoch"] + 1)),
         ("Loss", number(job["loss"])),
         _score(job),
+        *([("Test set", score.removeprefix("test "))] if (score := tested(job)) else []),
         ("Workers", f"{job['workers']}, together {job['samples_per_s']:,.0f} samples/s" if job["workers"] else "none"),
         ("Elapsed", elapsed(job, now)),
         ("Left", duration(job.get("left_s"))),
@@ -171,6 +174,13 @@ def best(job: Job | ComparedJob) -> str:
     return percent(job.get("best_accuracy"))
 
 
+def tested_score(job: Job | ComparedJob) -> str:
+    """The accuracy, or the loss, of the job's best version on the test set, where versions are compared on another."""
+    if not (found := job.get("tested")):
+        return NOTHING
+    return percent(found["accuracy"]) if found["accuracy"] is not None else f"{number(found['loss'])} nats"
+
+
 def _short_score(job: Job) -> str:
     if job.get("metric") == "loss" and (loss := job.get("test_loss")) is not None:
         return f"{loss:.4f} nats, perplexity {number(job.get('perplexity'), 2)}"
@@ -178,7 +188,8 @@ def _short_score(job: Job) -> str:
 
 
 def _score(job: Job) -> tuple[str, str]:
-    name = "Test loss" if job.get("metric") == "loss" else "Accuracy"
+    part = "Validation" if job["spec"].get("validation") else "Test"
+    name = f"{part} loss" if job.get("metric") == "loss" else "Accuracy"
     return name, _short_score(job) + (f", best {best(job)} at {job['best_version']}" if job["best_version"] else "")
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from computeshare.client import Client
-from computeshare.client.api.models import Event, Job, quality, trouble
+from computeshare.client.api.models import Event, Job, quality, tested, trouble
 from computeshare.client.event_thread import Follower
 from computeshare.terminal.command import DETACHED, FAILED
 from computeshare.terminal.output import console, duration, elapsed, number, plain, print_json, status, title
@@ -103,6 +103,8 @@ def figures(job: Job) -> list[str]:
     if job["loss"] is not None:
         found.append(f"loss {number(job['loss'])}")
     if score := quality(job):
+        found.append(score)
+    if score := tested(job):
         found.append(score)
     if job["status"] not in ENDED:
         found.append(f"{job['samples_per_s']:,.0f} samples/s")

@@ -68,6 +68,7 @@ class Feed:
         about = {"token": token(self.version, self.incarnation), "version": self.version}
         self.send("checkpoint", **about, sha256=f"{self.version:064x}", bytes=400, path=about["token"])
 
-    def score(self, accuracy: float = 0.9) -> None:
-        about = {"token": token(self.version, self.incarnation), "version": self.version}
-        self.send("scored", **about, loss=0.5, accuracy=accuracy, samples=360)
+    def score(self, accuracy: float = 0.9, version: int | None = None, **more: Any) -> None:
+        version = self.version if version is None else version
+        about = {"token": token(version, self.incarnation), "version": version}
+        self.send("scored", **about, loss=0.5, accuracy=accuracy, samples=360, **more)

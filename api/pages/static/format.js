@@ -28,6 +28,12 @@ export function score(accuracy, nats) {
   return found === null ? "–" : `${loss(nats)} nats, perplexity ${found.toFixed(2)}`;
 }
 
+// A version's score on the test set.
+export function tested(found) {
+  if (!found) return "–";
+  return found.accuracy !== null ? percent(found.accuracy) : `${loss(found.loss)} nats`;
+}
+
 export function duration(seconds) {
   const left = Math.max(0, Math.floor(seconds));
   const index = UNITS.findIndex(([length]) => left >= length);

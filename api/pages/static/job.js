@@ -1,7 +1,7 @@
 // A job's page, live: one stream of events feeds the numbers, the plots and the parts that the server makes.
 
 import { actions } from "./actions.js";
-import { count, done, duration, loss, percent, perplexity, rate, score } from "./format.js";
+import { count, done, duration, loss, percent, perplexity, rate, score, tested } from "./format.js";
 import { everySecond, now, refresher } from "./live.js";
 import { logs } from "./logs.js";
 import { managing } from "./managing.js";
@@ -14,7 +14,7 @@ import { choose, keepZoom, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 const MATTERS = ["name", "status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
-const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "tested", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
@@ -56,6 +56,8 @@ const FIELDS = {
   accuracy: () => percent(job.accuracy),
   test_loss: () => (job.test_loss === null ? "–" : `${loss(job.test_loss)} nats`),
   perplexity: () => (job.perplexity === null ? "–" : job.perplexity.toFixed(2)),
+  tested: () => tested(job.tested),
+  tested_of: () => (job.tested ? `best (version ${count(job.tested.version)})${job.tested_last ? `; last ${tested(job.tested_last)}` : ""}` : ""),
   loss: () => loss(job.loss),
   samples_per_s: () => (job.status === "running" ? rate(job.samples_per_s) : "–"),
   workers: () => count(job.workers),

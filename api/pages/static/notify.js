@@ -1,6 +1,6 @@
 // A button that has this browser say when a job completes, fails or pauses by itself, also while its page is hidden.
 
-import { loss, percent } from "./format.js";
+import { loss, percent, tested } from "./format.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 const ASKED = "Paused by a user"; // what the reason of a pause begins with that somebody wanted
@@ -9,6 +9,7 @@ const ASKED = "Paused by a user"; // what the reason of a pause begins with that
 export function news(before, job) {
   if (job.status === before) return null;
   if (job.status === "completed") {
+    if (job.tested) return `Completed, test ${job.metric} ${tested(job.tested)}`;
     if (job.accuracy !== null) return `Completed, ${percent(job.accuracy)} test accuracy`;
     return job.perplexity === null ? "Completed" : `Completed, test loss ${loss(job.test_loss)} nats`;
   }

@@ -40,6 +40,8 @@ class Changes:
     submissions: list[Row] = field(default_factory=list)
     checkpoints: list[Row] = field(default_factory=list)
     scores: list[Row] = field(default_factory=list)
+    tested: list[Row] = field(default_factory=list)
+    """Scores on the test set, of versions that are scored on a validation split."""
     events: list[Row] = field(default_factory=list)
     refusals: list[Row] = field(default_factory=list)
     workers: dict[str, Row] = field(default_factory=dict)

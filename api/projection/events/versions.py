@@ -103,16 +103,33 @@ def scored(projection: JobProjection, event: StreamEvent) -> None:
 
 
 def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
-    """A version was scored on the test set: its loss, and the accuracy of a classifier."""
+    """A version was scored: its loss, and the accuracy of a classifier. It is announced again, with `test`, once it is
+    scored on the test set too.
+    """
     state, token = projection.state, projection.token(data["token"])
-    loss, accuracy = optional_of(data["loss"]), finite_of(data["accuracy"]) if "accuracy" in data else None
-    row = projection.version_columns(token) | {"loss": loss, "accuracy": accuracy, "samples": count_of(data["samples"])}
-    projection.changes.scores.append({**row, "at_ms": at_ms, "voided": False})
-    if state["scored_version"] is None or token.version >= state["scored_version"]:
-        state["scored_version"], state["accuracy"], state["test_loss"] = token.version, accuracy, loss
-    best = {"accuracy": state["best_accuracy"], "loss": state["best_loss"]}
-    if state["best_version"] is None or goodness(row) > goodness(best):
-        state["best_version"], state["best_accuracy"], state["best_loss"] = token.version, accuracy, loss
+    score, version = _score_of(data), token.version
+    about = projection.version_columns(token)
+    projection.changes.scores.append({**about, **score, "at_ms": at_ms, "voided": False})
+    tested = None
+    if "test" in data:
+        shown = {"version": version, **_score_of(data["test"])}
+        tested = to_json(shown).decode()
+        projection.changes.tested.append({**about, "at_ms": at_ms, "tested": tested, "data": shown})
+    last, best = state["scored_version"], state["best_version"]
+    if last is None or version >= last:
+        state["scored_version"], state["accuracy"], state["test_loss"] = version, score["accuracy"], score["loss"]
+        state["tested_last"] = tested or (state["tested_last"] if version == last else None)
+    known = goodness({"accuracy": state["best_accuracy"], "loss": state["best_loss"]})
+    if best is None or (goodness(score), -version) >= (known, -best):
+        state["best_version"], state["best_accuracy"], state["best_loss"] = version, score["accuracy"], score["loss"]
+        state["tested"] = tested or (state["tested"] if version == best else None)
+
+
+def _score_of(data: Row) -> Row:
+    """A score on a split. Raises KeyError, TypeError or ValueError where it is malformed."""
+    accuracy = data.get("accuracy")
+    loss, samples = optional_of(data["loss"]), count_of(data["samples"])
+    return {"loss": loss, "accuracy": None if accuracy is None else finite_of(accuracy), "samples": samples}
 
 
 def stopped(projection: JobProjection, event: StreamEvent) -> None:

@@ -10,7 +10,18 @@ from rich.text import Text
 from computeshare.cli.connection import Home, Json, Url, connect, job_ids
 from computeshare.client.api.models import Comparison, quality
 from computeshare.jobspec.documents.differences import FEWEST, MOST
-from computeshare.terminal.output import NOTHING, best, console, duration, number, plain, print_json, size, status
+from computeshare.terminal.output import (
+    NOTHING,
+    best,
+    console,
+    duration,
+    number,
+    plain,
+    print_json,
+    size,
+    status,
+    tested_score,
+)
 
 
 def compare(
@@ -50,6 +61,7 @@ def side_by_side(found: Comparison) -> Table:
         "Version": [f"{job['version']}/{job['rounds_total']}" for job in jobs],
         "Best": [best(job) + at for job, at in zip(jobs, found_at, strict=True)],
         "Last": [quality(job) or NOTHING for job in jobs],
+        **({"Test set, best": list(map(tested_score, jobs))} if any(job.get("tested") for job in jobs) else {}),
         "Lowest test loss": [number(job["lowest_test_loss"]) for job in jobs],
         "Loss": [number(job["loss"]) for job in jobs],
         "Up": [size(job["bytes_up"]) for job in jobs],

@@ -49,6 +49,15 @@ class ForkedFrom(TypedDict):
     optimizer: str
 
 
+class OnTestSet(TypedDict):
+    """A version's score on the test set, where versions are compared on a validation split."""
+
+    version: int
+    loss: float | None
+    accuracy: float | None
+    samples: int
+
+
 class Job(TypedDict):
     """A job; times are ISO 8601, sizes bytes, `accuracy` a fraction, losses of language models nats."""
 
@@ -69,6 +78,8 @@ class Job(TypedDict):
     accuracy: float | None
     test_loss: NotRequired[float | None]
     perplexity: NotRequired[float | None]
+    tested: NotRequired[OnTestSet | None]
+    tested_last: NotRequired[OnTestSet | None]
     best_version: int | None
     best_accuracy: NotRequired[float | None]
     best_loss: NotRequired[float | None]
@@ -103,8 +114,26 @@ def quality(job: "Job | ComparedJob") -> str | None:
         return f"accuracy {100 * accuracy:.2f} %"
     if (loss := job.get("test_loss")) is None or job.get("metric") != "loss":
         return None
+    spec: Any = job.get("spec") or {}
     perplexity = job.get("perplexity")
-    return f"test loss {loss:.4f} nats" + (f", perplexity {perplexity:.2f}" if perplexity is not None else "")
+    told = f"{'validation' if spec.get('validation') else 'test'} loss {loss:.4f} nats"
+    return told + (f", perplexity {perplexity:.2f}" if perplexity is not None else "")
+
+
+def tested(job: Job) -> str | None:
+    """The score on the test set of a job with a validation split, of the best version and, where it is another, of the
+    last: `test accuracy 97.10 % at version 300, 96.81 % at version 400`; None before there is one.
+    """
+    told = [f"{_score(one)} at version {one['version']}" for one in (job.get("tested"), job.get("tested_last")) if one]
+    if not told:
+        return None
+    return f"test {'loss' if job.get('metric') == 'loss' else 'accuracy'} {', '.join(told)}"
+
+
+def _score(one: OnTestSet) -> str:
+    if (accuracy := one["accuracy"]) is not None:
+        return f"{100 * accuracy:.2f} %"
+    return "–" if one["loss"] is None else f"{one['loss']:.4f} nats"
 
 
 def trouble(job: Job) -> str | None:
@@ -120,6 +149,7 @@ class Checkpoint(TypedDict):
     bytes: int
     accuracy: float | None
     loss: NotRequired[float | None]
+    tested: NotRequired[OnTestSet | None]
     best: bool
 
 
@@ -201,6 +231,7 @@ class ComparedJob(TypedDict):
     accuracy: float | None
     test_loss: NotRequired[float | None]
     perplexity: NotRequired[float | None]
+    tested: NotRequired[OnTestSet | None]
     lowest_test_loss: float | None
     loss: float | None
     bytes_up: int

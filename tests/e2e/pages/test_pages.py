@@ -145,6 +145,23 @@ def test_scores_on_a_validation_split_are_drawn_and_called_so(site: Site, opened
     expect(page.locator(".values thead")).to_contain_text("Validation accuracy")
 
 
+@in_every_window
+def test_the_score_on_the_test_set_is_shown_when_it_comes(site: Site, opened: Any) -> None:
+    feed = under_way(site, 40, validation=0.1)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-field=tested]")).to_have_text("–")
+    feed.versions(20)
+    feed.scored(0.25)
+    best, last = ({"loss": 0.25, "accuracy": accuracy, "samples": 10_000} for accuracy in (0.5, 0.125))
+    feed.scored(version=40, test=best)
+    feed.scored(0.25, test=last)
+    expect(page.locator("[data-field=tested]")).to_have_text("50.00 %")
+    expect(page.locator("[data-field=tested_of]")).to_have_text("best (version 40); last 12.50 %")
+    expect(page.locator("#timeline")).to_contain_text("Version 40 scored 50.00 % on the test set")
+    page.reload()
+    expect(page.locator("[data-field=tested_of]")).to_have_text("best (version 40); last 12.50 %")
+
+
 def test_stream_resumes_where_it_was_cut(site: Site, opened: Any) -> None:
     feed = under_way(site, 40)
     page = opened(f"/jobs/{feed.job_id}")

@@ -298,17 +298,29 @@ def test_scores_on_a_validation_split_are_called_so_and_the_test_set_comes_at_th
         saved = Token.parse(token(version))
         write_checkpoint(artifacts, saved, {"w": np.zeros(1, np.float32)}, b"state", "0" * 64, 0, 4)
         feed.save()
-        feed.score(accuracy)
+        if version == 1:
+            feed.score(accuracy)
         project(client, redis)
         assert client.get(f"/v1/jobs/{job}").json()["tested"] is None
-    artifacts.save_score(saved, {"accuracy": 0.5, "test": {"loss": 1.5, "accuracy": 0.25, "samples": 10_000}})
+    best, last = ({"loss": 1.5, "accuracy": value, "samples": 10_000} for value in (0.625, 0.25))
+    feed.score(0.75, version=1, test=best)
+    feed.score(0.5, test=last)
+    project(client, redis)
     shown, metrics = client.get(f"/v1/jobs/{job}").json(), client.get(f"/v1/jobs/{job}/metrics").json()
     assert (shown["status"], shown["best_version"], shown["accuracy"]) == ("completed", 1, 0.5)
-    assert shown["tested"] == {"loss": 1.5, "accuracy": 0.25, "samples": 10_000}
+    assert (shown["tested"], shown["tested_last"]) == ({"version": 1, **best}, {"version": 2, **last})
+    saved_ones = client.get(f"/v1/jobs/{job}/checkpoints").json()["items"]
+    assert [one["tested"] for one in saved_ones] == [shown["tested_last"], shown["tested"]]
     assert [point["value"] for point in metrics["validation_accuracy"]] == [0.75, 0.5]
-    assert metrics["test_accuracy"] == metrics["test_loss"] == []
+    assert [point["value"] for point in metrics["test_accuracy"]] == [0.625, 0.25]
     page = client.get(f"/jobs/{job}").text
     assert "Validation accuracy" in page and "lowest validation loss" in page
+    assert (
+        ">62.50 %<" in page
+        and "best (version 1); last 25.00 %" in page
+        and "Version 1 scored 62.50 % on the test set" in page
+    )
+    assert "test 62.50 %" in client.get("/").text
 
 
 def test_download_can_be_resumed_and_is_not_repeated(

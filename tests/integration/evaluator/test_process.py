@@ -18,7 +18,7 @@ from computeshare.evaluator.process import Evaluator
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import EVALUATOR
 from computeshare.protocol.round_store import RoundStore
-from computeshare.tasks.metrics import score
+from computeshare.tasks.metrics import score as score_of
 from computeshare.tasks.registry import task_of
 from tests.support.evaluated_job import save, save_average
 from tests.support.rounds import events
@@ -67,32 +67,54 @@ def test_the_moving_average_is_scored_in_place_of_its_version(
     store.purge()
 
 
-def test_versions_are_scored_on_the_held_out_samples_and_the_last_on_the_test_set_too(
+def test_versions_are_scored_on_the_held_out_samples_and_the_best_and_the_last_on_the_test_set_too(
     start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
 ) -> None:
-    spec = JobSpec(dataset="digits", model="mlp", rounds=2, evaluate_every=1, eval_batch=7, validation=0.1)
+    spec = JobSpec(dataset="digits", model="mlp", rounds=4, evaluate_every=1, eval_batch=7, validation=0.1)
     evaluator, store, artifacts = start(spec)
-    tokens = [save(artifacts, spec, version) for version in (1, 2)]
+    tokens = [save(artifacts, spec, version) for version in (1, 2, 3, 4)]
     while evaluator._turn():
         pass
-    first, last = (artifacts.score(token) for token in tokens)
-    assert first and last and "test" not in first
-    assert (first["samples"], last["samples"], last["test"]["samples"]) == (144, 144, 360)
+    scores = [artifacts.score(token) or {} for token in tokens]
+    assert {score["samples"] for score in scores} == {144}
+    best = max(scores, key=lambda score: score["accuracy"])
+    assert best is not scores[-1]  # else this shows nothing
+    assert [score for score in scores if "test" in score] == [best, scores[-1]]
+    told = events(store, "scored")
+    assert [(one["version"], "test" in one) for one in told[-2:]] == [(scores.index(best) + 1, True), (4, True)]
     task = task_of(spec)
     parts = {part: task.instance(spec.seed, part, evaluator.data_dir) for part in ("train", "validation", "test")}
-    weights = parts["test"].layout.gather(artifacts.tensors(tokens[1]))
-    expected = {part: score(parts[part], weights, 7) for part in ("validation", "test")}
-    assert (last["loss"], last["accuracy"]) == (expected["validation"].loss, expected["validation"].metrics["accuracy"])
-    assert last["test"]["loss"] == expected["test"].loss != last["loss"]
-    assert last["loss"] != score(parts["validation"], weights).loss, "another batch size rounds otherwise"
-    on_disk = {part: counts.classes.model_dump() for part, counts in expected.items() if counts.classes}
-    assert json.loads(json.dumps(on_disk)) == artifacts.classes(tokens[1])
-    assert artifacts.classes(tokens[0]).keys() == {"validation"}
+    for score, token in ((best, tokens[scores.index(best)]), (scores[-1], tokens[-1])):
+        weights = parts["test"].layout.gather(artifacts.tensors(token))
+        expected = {part: score_of(parts[part], weights, 7) for part in ("validation", "test")}
+        validated, tested = expected["validation"], expected["test"]
+        assert (score["loss"], score["accuracy"]) == (validated.loss, validated.metrics["accuracy"])
+        assert score["test"]["samples"] == 360
+        assert score["test"]["loss"] == tested.loss != score["loss"]
+        assert score["loss"] != score_of(parts["validation"], weights).loss, "another batch size rounds otherwise"
+        on_disk = {part: counts.classes.model_dump() for part, counts in expected.items() if counts.classes}
+        assert json.loads(json.dumps(on_disk)) == artifacts.classes(token)
+    assert [token for token in tokens if "test" in artifacts.classes(token)] == [tokens[scores.index(best)], tokens[-1]]
     assert all(event.keys().isdisjoint({"classes", "confusion"}) for event in events(store, "scored"))
     whole = task.open("train", evaluator.data_dir)
     images = [parts[part].split.batch(np.arange(len(parts[part].split)))[0] for part in ("train", "validation")]
     both = sorted(image.numpy().tobytes() for image in torch.cat(images))
     assert both == sorted(image.numpy().tobytes() for image in whole.batch(np.arange(len(whole)))[0])
+    store.purge()
+
+
+def test_the_last_version_waits_while_another_evaluator_scores_one_before_it(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]],
+) -> None:
+    spec = JobSpec(dataset="digits", model="mlp", rounds=2, evaluate_every=1, validation=0.1)
+    evaluator, store, artifacts = start(spec)
+    first, last = (save(artifacts, spec, version) for version in (1, 2))
+    store.redis.set(store.keys.scoring(str(first)), "another evaluator", px=5000)
+    assert not evaluator._turn() and artifacts.score(last) is None
+    store.redis.delete(store.keys.scoring(str(first)))
+    while evaluator._turn():
+        pass
+    assert "test" in (artifacts.score(last) or {})
     store.purge()
 
 

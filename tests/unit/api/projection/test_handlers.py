@@ -50,22 +50,22 @@ def test_loss_that_is_not_finite_is_kept_as_none() -> None:
     assert projected((kind, {**data, "loss": float("nan")})).state["loss"] is None
 
 
-def test_best_version_is_the_first_with_the_highest_accuracy() -> None:
+def test_best_version_is_the_earliest_with_the_highest_accuracy() -> None:
     def scored(number: int, accuracy: float) -> tuple[str, dict[str, Any]]:
         return "scored", {"token": f"1.{number}.{number:016x}", "loss": 1.0, "accuracy": accuracy, "samples": 5}
 
     projection = projected(scored(1, 0.5), scored(3, 0.9), scored(2, 0.9), scored(4, 0.1))
     columns = projection.state
-    assert (columns["best_version"], columns["best_accuracy"]) == (3, 0.9)
+    assert (columns["best_version"], columns["best_accuracy"]) == (2, 0.9)
     assert (columns["scored_version"], columns["accuracy"]) == (4, 0.1)
 
 
-def test_best_version_of_a_language_model_is_the_first_with_the_lowest_loss() -> None:
+def test_best_version_of_a_language_model_is_the_earliest_with_the_lowest_loss() -> None:
     def scored(number: int, loss: float) -> tuple[str, dict[str, Any]]:
         return "scored", {"token": f"1.{number}.{number:016x}", "loss": loss, "samples": 5}
 
     columns = projected(scored(1, float("nan")), scored(3, 1.5), scored(2, 1.5), scored(4, 1.9)).state
-    assert (columns["best_version"], columns["best_loss"], columns["best_accuracy"]) == (3, 1.5, None)
+    assert (columns["best_version"], columns["best_loss"], columns["best_accuracy"]) == (2, 1.5, None)
     assert (columns["scored_version"], columns["test_loss"], columns["accuracy"]) == (4, 1.9, None)
 
 
