@@ -73,7 +73,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 
 def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
-    """The field because of which the weights of `parent` do not fit `spec`, and a message; None: they fit."""
+    """The field because of which a job of `spec` cannot start from weights of `parent`, and a message; None: it can."""
     if spec.model != parent.model:
         return (
             "model",
@@ -81,8 +81,17 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
         )
     if spec.model_args != parent.model_args:
         return "model_args", "a fork keeps its parent's model: leave model_args out, or create a new job"
-    if spec.reads_text:
-        return None
+    if spec.dataset == parent.dataset and spec.validation > parent.validation:
+        return (
+            "validation",
+            f"the weights were trained on samples that this would hold out, so that scores would be too good: leave "
+            f"validation at {parent.validation:g} or less, or create a new job",
+        )
+    return None if spec.reads_text else _misfit_of_images(parent, spec)
+
+
+def _misfit_of_images(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
+    """As `misfit`, for classifiers of images."""
     if spec.shape != parent.shape:
         field = "dataset" if spec.input == parent.input else "input"
         wanted = list(parent.shape)

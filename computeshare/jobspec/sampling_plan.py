@@ -37,9 +37,13 @@ def held_out(samples: int, fraction: float) -> int:
     return round(samples * fraction)
 
 
-def parted(seed: int, samples: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The samples of a training set that train, and those held out to validate, both ascending."""
-    order, count = permutation(seed, _HOLDOUT, samples), held_out(samples, fraction)
+def parted(samples: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The samples of a training set that train, and those held out to validate, both ascending.
+
+    They depend on the set's size and the fraction alone, and a smaller fraction holds out some of a larger one's: a
+    fork with another seed must not validate on samples that its weights were trained on.
+    """
+    order, count = permutation(0, _HOLDOUT, samples), held_out(samples, fraction)
     return np.sort(order[count:]), np.sort(order[:count])
 
 

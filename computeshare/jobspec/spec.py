@@ -132,8 +132,8 @@ class JobSpec(Part):
         ge=0,
         le=0.5,
         title="Validation split",
-        description="fraction of the training set to hold out, drawn by the seed: versions are scored on it, the best "
-        "and the last version also on the test set; 0: every version is scored on the test set",
+        description="fraction of the training set to hold out, the same samples whatever the seed: versions are scored "
+        "on it, the best and the last version also on the test set; 0: every version is scored on the test set",
     )
     strategy: registry.Named = registry.DEFAULT
     micro_batch: Annotated[int, Control(ROUND)] = Field(32, ge=1, le=65_536, title="Samples per micro-batch")

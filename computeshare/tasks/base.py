@@ -153,13 +153,13 @@ class Task(ABC):
             return modules.layout_of(self.module(0))
 
     def instance(self, seed: int, part: Part, data_dir: Path) -> "TaskInstance":
-        """The module built and a part of the data opened, downloaded before if need be; the seed decides which samples
-        are held out. Raises SpecError, DatasetError.
+        """The module built and a part of the data opened, downloaded before if need be. Raises SpecError,
+        DatasetError.
         """
         self.prepare(data_dir)
         split = self.open("test" if part == "test" else "train", data_dir)
         if part == "validation" or (part == "train" and self.validation):
-            training, validating = parted(seed, len(split), self.validation)
+            training, validating = parted(len(split), self.validation)
             split = Subset(split, training if part == "train" else validating)
         return self._with(seed, split)
 

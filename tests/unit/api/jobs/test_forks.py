@@ -61,6 +61,24 @@ def test_weights_fit_the_model_and_the_input_they_are_for(changes: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seed": 5}, None),  # holds out the same samples
+        ({"validation": 0.1}, None),
+        ({"validation": 0.0}, None),
+        ({"validation": 0.3}, "validation"),
+        ({"dataset": "mnist", "input": [1, 8, 8], "validation": 0.3}, None),
+    ],
+)
+def test_a_fork_does_not_validate_on_samples_that_its_weights_were_trained_on(
+    changes: dict[str, Any], field: str | None
+) -> None:
+    parent = spec(validation=0.2, seed=4)
+    found = misfit(parent, spec(**{"validation": 0.2, "seed": 4} | changes))
+    assert (found and found[0]) == field
+
+
+@pytest.mark.parametrize(
     ("args", "field"), [({"n_layer": 2}, None), ({"n_layer": 3}, "model_args"), ({"dropout": 0.1}, "model_args")]
 )
 def test_a_language_model_keeps_its_size(args: dict[str, Any], field: str | None) -> None:
