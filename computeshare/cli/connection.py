@@ -99,6 +99,13 @@ def output_option(default: str) -> Any:
     return typer.Option("--output", "-o", metavar="FILE", show_default=False, help=told)
 
 
+def keep_existing(path: Path, force: bool) -> None:
+    """Raises typer.BadParameter: the file to write exists, and `force` does not allow to replace it."""
+    if path.exists() and not force:
+        message = f"{path} already exists: choose another folder or name, or give --force"
+        raise typer.BadParameter(message, param_hint="--output")
+
+
 Version = Annotated[str, typer.Option(metavar="latest|best|N", help="Version of the job.")]
 Worker = Annotated[
     str,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from computeshare.cli.connection import Home, JobId, Json, Url, Version, output_option
+from computeshare.cli.connection import Home, JobId, Json, Url, Version, keep_existing, output_option
 from computeshare.cli.jobs.export import opened
 from computeshare.client import ComputeShare
 from computeshare.client.exports import SUFFIXES, Format
@@ -36,11 +36,7 @@ def export(
         checkpoint = job.checkpoint(version)
         path = target(output, f"{job_id}-v{checkpoint['version']}{SUFFIXES[form]}")
         for existing in (path, *([path.with_name(CARD)] if card else [])):
-            if existing.exists() and not force:
-                raise typer.BadParameter(
-                    f"{existing} already exists: choose another folder or name, or give --force",
-                    param_hint="--output",
-                )
+            keep_existing(existing, force)
         with console(stderr=True).status(f"exporting version {checkpoint['version']}"):
             text = job.model_card(path.name, checkpoint["version"]) if card else ""
             job.export(path, form, checkpoint["version"])

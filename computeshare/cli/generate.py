@@ -26,15 +26,10 @@ def generate(
 ) -> None:
     """Continue a text with a job's language model."""
     with ComputeShare(url, home=home) as cs, console(stderr=True).status("loading the model"):
-        job = cs.jobs.get(job_id)
-        checkpoint = job.checkpoint(version)
-        from computeshare.tasks import trained  # imports torch
-
-        task = trained.task_of_job(job.spec)
-        module = trained.module_of(task, job.load(checkpoint["version"]))
-        characters = itertools.islice(task.generate(module, prompt, temperature, seed), tokens)
+        model = cs.jobs.get(job_id).trained(version)
+        characters = itertools.islice(model.generate(prompt, temperature, seed), tokens)
     if as_json:
-        about = {"id": job_id, "version": checkpoint["version"], "prompt": prompt}
+        about = {"id": job_id, "version": model.version, "prompt": prompt}
         print_json({**about, "text": "".join(characters)})
         return
     for character in itertools.chain(prompt, characters):

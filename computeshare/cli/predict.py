@@ -30,16 +30,11 @@ def predict(
     """
     screen = console(stderr=True)
     with ComputeShare(url, home=home) as cs, screen.status("loading the model"):
-        job = cs.jobs.get(job_id)
-        checkpoint = job.checkpoint(version)
-        from computeshare.tasks import trained  # imports torch
-
-        task = trained.task_of_job(job.spec)
-        module = trained.module_of(task, job.load(checkpoint["version"]))
+        model = cs.jobs.get(job_id).trained(version)
     items: list[dict[str, Any]] = []
     for file in files:
         try:
-            guesses = task.guess(module, file, top)
+            guesses = model.guess(file, top)
         except InputError as error:
             report(f"{file}: {error}")
             items.append({"file": str(file), "error": str(error)})
@@ -48,7 +43,7 @@ def predict(
         if not as_json:
             console().print(f"{file}: {', '.join(map(told, guesses))}", markup=False, soft_wrap=True)
     if as_json:
-        print_json({"id": job_id, "version": checkpoint["version"], "items": items})
+        print_json({"id": job_id, "version": model.version, "items": items})
     if any("error" in item for item in items):
         raise typer.Exit(FAILED)
 

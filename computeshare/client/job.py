@@ -34,6 +34,9 @@ from computeshare.types import ENDED, JobStatus
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from computeshare.tasks.trained import TrainedModel
+    from computeshare.tasks.usage import Guess
+
 _LOOK_S = 60.0
 Told = TypeVar("Told")
 
@@ -194,9 +197,33 @@ class Job:
             version: as for `load`.
         Raises: ArtifactError: as `load`. SpecError, ShapeError: this release cannot build the job's model.
         """
+        return self.trained(version).module
+
+    def trained(self, version: int | str = "latest") -> "TrainedModel":
+        """A version's model with what the job knows of its use: `guess` for image files, `generate` for texts.
+
+        Args, Raises: as `module`.
+        """
         from computeshare.tasks import trained
 
-        return trained.module_of(trained.task_of_job(self.spec), self.load(version))
+        checkpoint = self.checkpoint(version)
+        task = trained.task_of_job(self.spec)
+        return trained.TrainedModel(
+            checkpoint["version"], task, trained.module_of(task, weights.read(self._fetch(checkpoint)))
+        )
+
+    def predict(self, *files: str | Path, top: int = 3, version: int | str = "latest") -> "list[list[Guess]]":
+        """Classify image files: for each file its likeliest classes, the likeliest first.
+
+        Args:
+            files: images, of any size and mode.
+            top: most classes for each file.
+            version: as for `load`.
+        Raises: InputError: a file cannot be read as an image. SpecError: the job trains no classifier of images; and as
+            `module`.
+        """
+        model = self.trained(version)
+        return [model.guess(Path(file), top) for file in files]
 
     def export(self, path: str | Path, format: Format = "safetensors", version: int | str = "latest") -> None:
         """Write a version's model to a file, complete or not at all.

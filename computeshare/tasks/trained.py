@@ -1,6 +1,8 @@
 """A trained job's task and module, from its specification and a version's weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,24 @@ from computeshare.errors import ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import Task
 from computeshare.tasks.registry import task_of
+from computeshare.tasks.usage import Guess
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A job's model with the weights of `version`: the task, and its module on the CPU, in eval mode."""
+
+    version: int
+    task: Task
+    module: nn.Module
+
+    def guess(self, file: Path, most: int) -> list[Guess]:
+        """As `Task.guess`. Raises: InputError, SpecError."""
+        return self.task.guess(self.module, file, most)
+
+    def generate(self, prompt: str, temperature: float, seed: int) -> Iterator[str]:
+        """As `Task.generate`. Raises: InputError, SpecError."""
+        return self.task.generate(self.module, prompt, temperature, seed)
 
 
 def task_of_job(spec: Mapping[str, Any]) -> Task:

@@ -17,6 +17,7 @@ from computeshare.cli.connection import (
     Yes,
     confirm,
     connect,
+    keep_existing,
     output_option,
     page,
     queues,
@@ -261,10 +262,7 @@ def download(
     with connect(url, home) as client:
         chosen = pick(client.checkpoints(job_id), version, job_id)
         path = target(output, f"{job_id}-v{chosen['version']}.safetensors")
-        if path.exists() and not force:
-            raise typer.BadParameter(
-                f"{path} already exists: choose another name, or give --force", param_hint="--output"
-            )
+        keep_existing(path, force)
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         screen = console(stderr=True)
         with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:

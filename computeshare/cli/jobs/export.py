@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
-from computeshare.cli.connection import Home, JobId, Url, connect
+from computeshare.cli.connection import Home, JobId, Url, connect, keep_existing
 from computeshare.client import Client, Metrics
 from computeshare.client.api.models import Submission
 from computeshare.client.metrics import SERIES
@@ -49,8 +49,8 @@ def export(
     computeshare jobs export csv ab12cd34 -o ab12cd34.csv
     """
     path = target(output, f"{job_id}.{form}") if output else None
-    if path and path.exists() and not force:
-        raise typer.BadParameter(f"{path} already exists: choose another name, or give --force", param_hint="-o")
+    if path:
+        keep_existing(path, force)
     with connect(url, home) as client:
         client.show(job_id)  # before a file is begun
         rows = map(submission_row, client.submissions(job_id, None)) if submissions else series_rows(client, job_id)
