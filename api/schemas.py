@@ -12,6 +12,7 @@ from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.jobspec.tasks.facts import Metric
 from computeshare.runtime.log_lines import Level
+from computeshare.tasks.class_counts import MOST_IN_MATRIX
 from computeshare.types import JobStatus, Kind, Outcome
 
 
@@ -21,6 +22,9 @@ def instant(value: object) -> object:
 
 
 Instant = Annotated[datetime, BeforeValidator(instant)]
+
+
+ScoredPart = Literal["validation", "test"]
 
 
 class _Answer(BaseModel):
@@ -431,6 +435,47 @@ class CheckpointPublic(_Answer):
     tested: OnTestSet | None = Field(description="score on the test set, if the others are on a validation split")
     best: bool
     url: str
+
+
+class ClassPublic(_Answer):
+    """A class of a classifier, with fractions of samples."""
+
+    number: int
+    name: str | None
+    precision: float | None = Field(description="of the samples that were given this class, those of it; null if none")
+    recall: float | None = Field(description="of the samples of this class, those that were given it; null if none")
+    f1: float | None = Field(description="harmonic mean of precision and recall; null if no sample is of this class")
+    support: int = Field(description="samples of this class")
+
+
+class ConfusedPublic(_Answer):
+    """Two classes that a classifier confuses, by number: `samples` of class `actual` were given class `predicted`."""
+
+    actual: int
+    predicted: int
+    samples: int
+
+
+class ClassScoresPublic(_Answer):
+    """A version's scores by class on a part of the data."""
+
+    part: ScoredPart
+    samples: int
+    classes: list[ClassPublic]
+    confusion: list[list[int]] | None = Field(
+        description="row i, column j: samples of class i that were given class j; null with more than "
+        f"{MOST_IN_MATRIX} classes"
+    )
+    confused: list[ConfusedPublic] = Field(description="the most frequent mistakes, the most frequent first")
+
+
+class ClassesPublic(_Answer):
+    """A version's scores by class: on the part of the data that versions are compared by and, for the last version of a
+    job with a validation split, on the test set too.
+    """
+
+    version: int
+    parts: list[ClassScoresPublic]
 
 
 class CheckpointList(_Answer):

@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import select
 from sqlmodel import col
 
@@ -18,6 +19,10 @@ from api.jobs.versions import versions
 from api.schemas import (
     CheckpointList,
     CheckpointPublic,
+    ClassesPublic,
+    ClassPublic,
+    ClassScoresPublic,
+    ConfusedPublic,
     EpochPublic,
     EventPublic,
     JobWorkerList,
@@ -40,6 +45,7 @@ from computeshare.checkpoints.store import AVERAGE, STATE, WEIGHTS, Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.registry import stored
+from computeshare.tasks.class_counts import ClassCounts
 from computeshare.types import ENDED, Token
 
 EPOCH = table(EpochStat)
@@ -197,6 +203,21 @@ class History:
             raise NotFound(f"the state of version {row.version} of job {job_id} is missing: use another checkpoint")
         return path
 
+    def classes(self, job_id: str, which: str) -> ClassesPublic:
+        """The scores by class of a version; `which` as for `checkpoint`. Raises NotFound."""
+        _, row = self.checkpoint(job_id, which)
+        found = Artifacts(self._artifacts_dir, job_id).classes(Token.parse(row.token))
+        try:
+            parts = [_class_scores(part, ClassCounts.model_validate(counts)) for part, counts in found.items()]
+        except ValidationError:
+            parts = []
+        if not parts:
+            raise NotFound(
+                f"version {row.version} of job {job_id} has no scores by class: it has not been scored, or it does not "
+                f"classify"
+            )
+        return ClassesPublic(version=row.version, parts=parts)
+
     def weights_path(self, row: Any) -> Path:
         """The path of a checkpoint's weights; `row` is a row of the table `checkpoint`."""
         return self._artifacts_dir / str(row.job_id) / str(row.token) / WEIGHTS
@@ -263,4 +284,20 @@ def _checkpoint(row: Any, best: int | None, sha256: str) -> CheckpointPublic:
         tested=row.tested,
         best=row.version == best,
         url=f"/v1/jobs/{row.job_id}/checkpoints/{row.version}",
+    )
+
+
+def _class_scores(part: str, counts: ClassCounts) -> ClassScoresPublic:
+    names = counts.names or [None] * len(counts.support)
+    scored = zip(counts.metrics, names, strict=True)
+    classes = [ClassPublic(number=n, name=name, **asdict(one)) for n, (one, name) in enumerate(scored)]
+    confused = [ConfusedPublic(actual=a, predicted=p, samples=samples) for a, p, samples in counts.confused]
+    return ClassScoresPublic.model_validate(
+        {
+            "part": part,
+            "samples": sum(counts.support),
+            "classes": classes,
+            "confusion": counts.confusion,
+            "confused": confused,
+        }
     )

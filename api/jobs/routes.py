@@ -11,6 +11,7 @@ from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit, SubmissionsDe
 from api.jobs.job_list import Chosen
 from api.schemas import (
     CheckpointList,
+    ClassesPublic,
     EstimatePublic,
     ForkRequest,
     JobChange,
@@ -220,6 +221,12 @@ def download_checkpoint(
         return Response(status_code=304, headers=headers)
     name = f"{job_id}-v{version}.safetensors"
     return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)
+
+
+@router.get("/{job_id}/checkpoints/{which}/classes")
+def checkpoint_classes(job_id: JobId, which: Which, service: HistoryDep) -> ClassesPublic:
+    """A classifier's precision, recall, F1 and support by class at a version, and its confusion matrix."""
+    return service.classes(job_id, which)
 
 
 @router.get("/{job_id}/checkpoints/{which}/state", response_class=FileResponse)

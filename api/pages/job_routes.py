@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api import text_format
@@ -36,6 +36,7 @@ PARTS = {
 }
 """The parts of a job's page that the browser fetches again after an event: element id to template."""
 TABLE = {"values-table": "parts/values.html"}
+CLASSES = {"classes": "parts/classes.html"}
 
 
 @router.get("/jobs/{job_id}")
@@ -69,11 +70,26 @@ def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job_id}/parts")
-def show_parts(request: Request, views: ViewsDep, job_id: str, table: bool = False) -> HTMLResponse:
+def show_parts(
+    request: Request, views: ViewsDep, job_id: str, table: bool = False, classes: bool = False
+) -> HTMLResponse:
     """The changing parts of a job's page, as HTML; the page's script replaces the old parts with them."""
     with views.snapshot():
-        view = views.job(job_id, table)
-    return render(request, "job_parts.html", view=view, parts=PARTS | TABLE if table else PARTS)
+        view = views.job(job_id, table, classes)
+    parts = PARTS | (TABLE if table else {}) | (CLASSES if classes else {})
+    return render(request, "job_parts.html", view=view, parts=parts)
+
+
+@router.get("/jobs/{job_id}/classes")
+def show_classes(
+    request: Request,
+    services: ServicesDep,
+    job_id: str,
+    version: Annotated[str, Query(pattern=r"^([0-9]{1,15}|latest|best)$")] = "best",
+) -> HTMLResponse:
+    """The page of a version's scores by class."""
+    job, classes = services.jobs.show(job_id), services.history.classes(job_id, version)
+    return render(request, "classes.html", job=job, classes=classes)
 
 
 @router.get("/jobs/{job_id}/submissions")

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from api.jobs.service import Jobs
 from api.jobs.submissions import Spent, Submissions
 from api.schemas import (
     CheckpointPublic,
+    ClassesPublic,
     EpochPublic,
     EstimatePublic,
     EventPublic,
@@ -89,6 +90,7 @@ class JobView:
     parent: str | None
     spent: Sequence[Spent]
     estimate: EstimatePublic | None
+    classes: ClassesPublic | None = None
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -158,8 +160,10 @@ class Views:
         page = self._jobs.list(rest, cursor, PER_PAGE, sort or "newest")
         return JobsView(ahead + page.items, page.next_cursor, self._counts(chosen), cursor is None)
 
-    def job(self, job_id: str, table: bool) -> JobView:
-        """The text and tables of a job's page; `rows`, the table "Plot data", is filled only if `table` is true."""
+    def job(self, job_id: str, table: bool, classes: bool = False) -> JobView:
+        """The text and tables of a job's page; `rows`, the table "Plot data", and the scores by class of the best
+        version are read only if asked for.
+        """
         job = self._jobs.show(job_id)
         spent = self._submissions.spent(job_id)
         workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id).items
@@ -174,7 +178,13 @@ class Views:
             parent=self._parent(job),
             spent=spent,
             estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,
+            classes=self._classes(job_id) if classes else None,
         )
+
+    def _classes(self, job_id: str) -> ClassesPublic | None:
+        with suppress(NotFound):
+            return self._history.classes(job_id, "best")
+        return None
 
     def _parent(self, job: JobPublic) -> str | None:
         try:

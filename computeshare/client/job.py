@@ -11,6 +11,7 @@ from computeshare.client import exports, weights
 from computeshare.client.api.calls import Client
 from computeshare.client.api.models import (
     Checkpoint,
+    ClassScores,
     EpochLedger,
     Estimate,
     Event,
@@ -315,6 +316,14 @@ class Job:
     def checkpoint(self, version: int | str = "latest") -> Checkpoint:
         """The entry of `checkpoints` for a number, `latest` or `best`. Raises Problem: there is none."""
         return weights.pick(self.checkpoints(), str(version), self.id)
+
+    def classes(self, version: int | str = "latest") -> list[ClassScores]:
+        """A classifier's precision, recall, F1 and support by class, and its confusion matrix, at a version.
+
+        Returns: an entry for each part of the data that the version was scored on: `validation` or `test`.
+        Raises: Problem: it has not been scored, or does not classify.
+        """
+        return self._client.classes(self.id, str(version))
 
     def ledger(self) -> list[EpochLedger]:
         """For each epoch, how many samples were counted, missing, reassigned or refused as duplicates."""

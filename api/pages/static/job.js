@@ -18,7 +18,8 @@ const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back"
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
-const refresh = refresher(() => `/jobs/${page.job.id}/parts${values.open ? "?table=true" : ""}`, 2000);
+const byClass = document.getElementById("by-class"); // null: it does not classify
+const refresh = refresher(() => `/jobs/${page.job.id}/parts?table=${values.open}&classes=${byClass?.open ?? false}`, 2000);
 let job = page.job;
 const { part } = page; // of the data: versions are scored on it
 let lastEventId = job.last_event_id;
@@ -256,6 +257,7 @@ notes(job.id, (snapshot) => HANDLERS.job(snapshot));
 logs(document.getElementById("logs"), job.id);
 values.open = false; // it is there for those without plots
 values.addEventListener("toggle", () => values.open && refresh(true));
+byClass?.addEventListener("toggle", () => byClass.open && refresh(true));
 everySecond(() => setText(field("elapsed"), FIELDS.elapsed()));
 show();
 document.addEventListener("visibilitychange", follow);

@@ -14,6 +14,7 @@ from computeshare.client.api.address import NoServer
 from computeshare.client.api.invites import Invites
 from computeshare.client.api.models import (
     Checkpoint,
+    ClassScores,
     Comparison,
     EpochLedger,
     Estimate,
@@ -191,6 +192,13 @@ class Client:
     def state(self, job_id: str, version: int) -> bytes:
         """The reducer's state that belongs to a checkpoint's weights: optimizer state and full-precision parameters."""
         return self._requests.repeatable("GET", _path(job_id, "checkpoints", str(version), "state")).content
+
+    def classes(self, job_id: str, which: str) -> list[ClassScores]:
+        """A version's scores by class, for each part of the data that it was scored on; `which`: a number, `latest` or
+        `best`.
+        """
+        response = self._requests.repeatable("GET", _path(job_id, "checkpoints", which, "classes"))
+        return cast(list[ClassScores], document(response)["parts"])
 
     def metrics(
         self, job_id: str, since: int = 0, until: int | None = None, points: int = 1000

@@ -153,6 +153,35 @@ class Checkpoint(TypedDict):
     best: bool
 
 
+class ClassScore(TypedDict):
+    """A class of a classifier: fractions, None where there is nothing to divide by, and its number of samples."""
+
+    number: int
+    name: str | None
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    support: int
+
+
+class Confused(TypedDict):
+    """So many samples of one class, by number, that were given another."""
+
+    actual: int
+    predicted: int
+    samples: int
+
+
+class ClassScores(TypedDict):
+    """A version's scores by class on a part of the data; `confusion` is None with more than 100 classes."""
+
+    part: str
+    samples: int
+    classes: list[ClassScore]
+    confusion: list[list[int]] | None
+    confused: list[Confused]
+
+
 class JobWorker(TypedDict):
     """A worker's part in a job; `share` is a fraction of all counted samples, `banned` the reason for a ban."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -13,7 +14,10 @@ from api import text_format
 from api.database import now_ms
 from api.pages.views import elapsed_s
 from api.stored_specs import plan_of
+from computeshare.checkpoints.store import Artifacts
 from computeshare.queue import WorkerInfo, register
+from computeshare.tasks import class_counts
+from computeshare.tasks.images.datasets.class_names import class_names
 from tests.support.browser import SCREENSHOTS, Site, Window, forgive, in_every_window, picture
 from tests.support.job_feed import Feed
 from tests.support.staged_jobs import arrived, start, under_way
@@ -160,6 +164,34 @@ def test_the_score_on_the_test_set_is_shown_when_it_comes(site: Site, opened: An
     expect(page.locator("#timeline")).to_contain_text("Version 40 scored 50.00 % on the test set")
     page.reload()
     expect(page.locator("[data-field=tested_of]")).to_have_text("best (version 40); last 12.50 %")
+
+
+def by_class(site: Site, feed: Feed, seed: int = 0) -> None:
+    """Give the newest version scores by class, a confusion matrix among them."""
+    rng = np.random.default_rng(seed)
+    actual = rng.integers(0, 10, 10_000)
+    given = np.where(rng.random(10_000) < 0.8, actual, rng.integers(0, 10, 10_000))
+    counts = class_counts.count(actual, given, 10, class_names("cifar10"))
+    Artifacts(site.settings.artifacts_dir, feed.job_id).save_classes(feed.token(), "test", counts.model_dump())
+
+
+def test_the_scores_by_class_are_read_when_they_are_opened(site: Site, opened: Any) -> None:
+    feed = under_way(site, 20)
+    feed.checkpoint()
+    feed.scored()
+    by_class(site, feed)
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#classes")).to_contain_text("Scores by class and confusion matrix")
+    page.locator("#by-class summary").click()
+    expect(page.locator("#classes .matrix tbody tr")).to_have_count(10)
+    expect(page.locator("#classes .matrix td.right").first).to_have_text(re.compile("[0-9]{3}"))
+    shade = "one => getComputedStyle(one).backgroundColor"
+    right, wrong = page.locator("#classes td.right").first, page.locator("#classes .matrix tbody td:not(.right)").first
+    assert right.evaluate(shade) != wrong.evaluate(shade)
+    page.locator(f"#checkpoints a[href$='version={feed.version}']").click()
+    expect(page.get_by_role("heading", name="Classes")).to_be_visible()
+    expect(page.get_by_role("region", name="Scores by class, test").locator("tbody tr")).to_have_count(10)
 
 
 def test_stream_resumes_where_it_was_cut(site: Site, opened: Any) -> None:
@@ -434,7 +466,7 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
     expect(page.locator("#values tbody tr").first).to_be_visible()
     expect(page.locator("#values tbody tr").first).to_contain_text("40")
     expect(page.locator("#workers tbody tr")).to_have_count(2)
-    expect(page.locator("#checkpoints a")).to_have_attribute("href", f"/v1/jobs/{feed.job_id}/checkpoints/40")
+    expect(page.locator("#checkpoints a[download]")).to_have_attribute("href", f"/v1/jobs/{feed.job_id}/checkpoints/40")
     page.locator("#more").click()
     commands = page.locator("#menu noscript code")
     expect(commands).to_have_text(
@@ -537,6 +569,7 @@ def showcase(site: Site) -> dict[str, str]:
         "compare": f"/compare?job={running.job_id}&job={failed.job_id}&smooth=0.7",
         "submissions": f"/jobs/{running.job_id}/submissions",
         "timeline": f"/jobs/{running.job_id}/timeline",
+        "classes": f"/jobs/{running.job_id}/classes?version=latest",
         "join": f"/join/{site.services.invites.create('mnist', 15)[1]}",
         "missing": "/jobs/nosuchid",
     }
@@ -555,6 +588,7 @@ def long_under_way(site: Site) -> Feed:
         feed.versions(20)
         feed.checkpoint()
         feed.scored()
+    by_class(site, feed)
     feed.submission("w3minimac", 2401, "stale")
     refused = {"nonce": "w4labgpu-2399-accepted", "micro_batch": 2399, "base": "", "reason": "checksum differs"}
     feed.tell("refused", worker="w4labgpu", **refused)

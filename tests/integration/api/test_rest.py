@@ -30,6 +30,7 @@ from computeshare.protocol.handshake import PROTOCOL
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register
 from computeshare.settings import Settings, login_path
+from computeshare.tasks import class_counts
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
 from tests.support.event_stream import WORKERS, Feed, token
@@ -263,6 +264,35 @@ def test_checkpoints_are_listed_and_downloaded(client: TestClient, job: str, che
         assert np.array_equal(load(answer.content)["w"], np.full(1000, version, np.float32))
     assert client.get(items[0]["url"]).content == checkpoints[3]
     assert client.get(f"/v1/jobs/{job}/checkpoints/9").status_code == 404
+
+
+def test_a_version_tells_its_scores_by_class_only_when_asked(
+    client: TestClient, job: str, checkpoints: dict[int, bytes], tmp_path: Path
+) -> None:
+    url, artifacts = f"/v1/jobs/{job}/checkpoints", Artifacts(tmp_path / "artifacts", job)
+    missing = client.get(f"{url}/2/classes")
+    assert missing.status_code == 404 and "no scores by class" in missing.json()["detail"]
+    actual, given = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 1])
+    counts = class_counts.count(actual, given, 4, ("cat", "<dog>", "fish", "newt"))
+    artifacts.save_classes(Token.parse(token(2)), "test", counts.model_dump())
+    found = client.get(f"{url}/best/classes").json()
+    (part,) = found["parts"]
+    assert (found["version"], part["part"], part["samples"]) == (2, "test", 6)
+    cat = {"number": 0, "name": "cat", "precision": 1.0, "recall": 2 / 3, "f1": 0.8, "support": 3}
+    newt = {"number": 3, "name": "newt", "precision": None, "recall": None, "f1": None, "support": 0}
+    assert (part["classes"][0], part["classes"][3]) == (cat, newt)
+    assert part["confusion"][:3] == [[2, 1, 0, 0], [0, 2, 0, 0], [0, 1, 0, 0]]
+    assert part["confused"][0] == {"actual": 0, "predicted": 1, "samples": 1}
+    page = client.get(f"/jobs/{job}/classes").text
+    assert "&lt;dog&gt;" in page and 'class="heat-6 right">2<' in page and "66.67 %" in page
+    assert client.get(f"/jobs/{job}/classes?version=1").status_code == 404
+    assert "confusion" not in client.get(f"/v1/jobs/{job}").text + client.get(url).text
+    many = class_counts.count(actual, given, 1000, None)
+    artifacts.save_classes(Token.parse(token(3)), "test", many.model_dump())
+    assert client.get(f"{url}/3/classes").json()["parts"][0]["confusion"] is None
+    assert "Most frequent mistakes" in client.get(f"/jobs/{job}/classes?version=3").text
+    artifacts.path(Token.parse(token(3)), "classes.json").write_text('{"test": {"support": "x"}}')
+    assert client.get(f"{url}/3/classes").status_code == 404
 
 
 def test_the_moving_average_is_downloaded_unless_the_version_itself_is_asked_for(
