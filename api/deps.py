@@ -41,7 +41,7 @@ class Services:
         allowed = networks_of(settings.webhook_networks)
         notifier = Notifier(self.database, self.notices, Poster(allowed))
         self.webhooks = WebhookService(self.database, self.notices, allowed, hurry=notifier.hurry)
-        self.control = Background(self.database, self.broker, settings.artifacts_dir, notifier)
+        self.control = Background(self.database, self.broker, settings.artifacts_dir, notifier, settings.copy_to)
         wake, spread = self.control.wake, self.notices.spread
         self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir)
         self.bans = Bans(self.database, self.control.wake)

@@ -434,6 +434,7 @@ class CheckpointPublic(_Answer):
     loss: float | None
     tested: OnTestSet | None = Field(description="score on the test set, if the others are on a validation split")
     best: bool
+    copied: bool = Field(description="whether it has been copied to the address of COMPUTESHARE_COPY_TO")
     url: str
 
 
@@ -480,6 +481,7 @@ class ClassesPublic(_Answer):
 
 class CheckpointList(_Answer):
     items: list[CheckpointPublic]
+    copy_error: str | None = Field(description="why the newest attempt to copy checkpoints failed; null: it did not")
 
 
 class Point(_Answer):

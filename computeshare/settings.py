@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
     webhook_networks: str = Field("", description="private networks that webhooks may reach: 192.168.1.0/24,127.0.0.1")
+    copy_to: str | None = Field(None, description="where checkpoints are copied, by fsspec: s3://BUCKET/FOLDER")
     appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")
     name: str | None = Field(None, description="what the pages call a worker; default its host name")
     device: str | None = Field(None, description="what a worker computes with: cuda:1, mps, cpu; default the best")

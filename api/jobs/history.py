@@ -41,6 +41,7 @@ from api.tables import (
     WorkerStat,
     table,
 )
+from computeshare.checkpoints.copies import Record
 from computeshare.checkpoints.store import AVERAGE, STATE, WEIGHTS, Artifacts
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
@@ -151,7 +152,9 @@ class History:
             best = find(session, job_id).best_version
             rows = session.execute(query).all()
         there = [row for row in rows if self.weights_path(row).is_file()]
-        return CheckpointList(items=[_checkpoint(row, best, self._digest(row)) for row in there])
+        record = Record.read(self._artifacts_dir / job_id)
+        items = [_checkpoint(row, best, self._digest(row), row.token in record.files) for row in there]
+        return CheckpointList(items=items, copy_error=record.error or None)
 
     def _digest(self, row: Any) -> str:
         """The digest of the weights to use of a checkpoint, as by `weights`."""
@@ -272,7 +275,7 @@ def _event(row: Event) -> EventPublic:
     return EventPublic(id=row.id or 0, type=row.type, at=row.at_ms, data=row.data)
 
 
-def _checkpoint(row: Any, best: int | None, sha256: str) -> CheckpointPublic:
+def _checkpoint(row: Any, best: int | None, sha256: str, copied: bool) -> CheckpointPublic:
     return CheckpointPublic(
         version=row.version,
         token=row.token,
@@ -283,6 +286,7 @@ def _checkpoint(row: Any, best: int | None, sha256: str) -> CheckpointPublic:
         loss=row.loss,
         tested=row.tested,
         best=row.version == best,
+        copied=copied,
         url=f"/v1/jobs/{row.job_id}/checkpoints/{row.version}",
     )
 

@@ -85,6 +85,7 @@ class JobView:
     epochs: list[EpochPublic]
     timeline: list[EventPublic]
     checkpoints: list[CheckpointPublic]
+    copy_error: str | None
     names: dict[str, str]
     rows: list[Row]
     parent: str | None
@@ -166,13 +167,14 @@ class Views:
         """
         job = self._jobs.show(job_id)
         spent = self._submissions.spent(job_id)
-        workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id).items
+        workers, saved = self._history.workers(job_id).items, self._history.checkpoints(job_id)
         return JobView(
             job=job,
             workers=workers,
             epochs=self._history.ledger(job_id, EPOCHS_SHOWN).epochs[::-1],
             timeline=sorted(self._history.timeline(job_id), key=lambda event: (event.at, event.id), reverse=True),
-            checkpoints=[c for n, c in enumerate(saved) if n < CHECKPOINTS_SHOWN or c.best],
+            checkpoints=[c for n, c in enumerate(saved.items) if n < CHECKPOINTS_SHOWN or c.best],
+            copy_error=saved.copy_error,
             names={worker.id: worker.name for worker in workers if worker.name},
             rows=self.table(job_id) if table else [],
             parent=self._parent(job),

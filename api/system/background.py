@@ -20,6 +20,7 @@ from api.logs.collector import Collector
 from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
 from api.system.backups import Backups
+from api.system.copies import Copies
 from api.webhooks.notifier import Notifier
 from computeshare.errors import ComputeShareError
 from computeshare.protocol.keys import CONTROL_LOCK
@@ -28,12 +29,12 @@ LOCK_S = 5.0
 DISPATCH_S = 1.0
 PROJECT_S = 0.25
 COLLECT_S = NOTIFY_S = 0.5
-BACKUP_S = 5.0
+BACKUP_S = COPY_S = 5.0
 LONGEST_PAUSE_S = 5.0
 SILENT_S = 15.0
 """Seconds without a finished turn after which a loop counts as stuck."""
 BACKUP_SILENT_S = 3600.0
-"""The same limit for the loop `backup`: copying a large database takes minutes."""
+"""The same limit for the loops `backup` and `copies`: copying much takes minutes."""
 
 log = structlog.get_logger()
 
@@ -61,7 +62,10 @@ class Loop:
 class Background:
     """Starts, runs and stops the background loops, a thread each."""
 
-    def __init__(self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier) -> None:
+    def __init__(
+        self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier, copy_to: str | None = None
+    ) -> None:
+        """`copy_to`: the address to which checkpoints are copied; None: nowhere."""
         self._broker = broker
         self._notifier = notifier
         self._dispatcher = Dispatcher(database, artifacts_dir)
@@ -69,6 +73,7 @@ class Background:
         self._collector = Collector(database)
         self._stop = threading.Event()
         self._backups = Backups(database.file, self._stop)
+        self._copies = Copies(database, artifacts_dir, copy_to, self._stop)
         self._wake = threading.Event()
         self._leading = threading.Event()
         self._lock: Lock | None = None
@@ -78,6 +83,7 @@ class Background:
             Loop("logs", COLLECT_S, self._collect),
             Loop("notifier", NOTIFY_S, self._notify),
             Loop("backup", BACKUP_S, self._back_up, BACKUP_SILENT_S),
+            Loop("copies", COPY_S, self._copy, BACKUP_SILENT_S),
         )
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=loop.name, daemon=True) for loop in self.loops
@@ -155,6 +161,10 @@ class Background:
     def _back_up(self) -> None:
         if self.leading:
             self._backups.step()
+
+    def _copy(self) -> None:
+        if self.leading:
+            self._copies.step()
 
     def _lead(self, redis: Redis) -> bool:
         """Keep or acquire the lock; returns whether this process holds it. (The lock only saves work: correctness does

@@ -292,7 +292,7 @@ class Artifacts:
 
     def save_score(self, token: Token, score: Mapping[str, Any]) -> None:
         """Write the evaluator's score into the checkpoint's folder."""
-        _replace(self.path(token, SCORE), json.dumps(score).encode())
+        replace_file(self.path(token, SCORE), json.dumps(score).encode())
 
     def classes(self, token: Token) -> dict[str, Any]:
         """A classifier's counts by class (`tasks.class_counts`), for each part of the data that the checkpoint was
@@ -305,7 +305,7 @@ class Artifacts:
 
     def save_classes(self, token: Token, part: str, counts: Mapping[str, Any]) -> None:
         """Add the counts by class on a part of the data to the checkpoint's folder."""
-        _replace(self.path(token, CLASSES), json.dumps(self.classes(token) | {part: counts}).encode())
+        replace_file(self.path(token, CLASSES), json.dumps(self.classes(token) | {part: counts}).encode())
 
     def remove(self, token: Token) -> None:
         """Remove a checkpoint."""
@@ -367,7 +367,7 @@ class Artifacts:
     def keep_choice(self, choice: dict[str, Any]) -> None:
         """Durably store the choices made for the job, such as its codecs. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _replace(self.folder / CHOICE, json.dumps(choice).encode())
+        replace_file(self.folder / CHOICE, json.dumps(choice).encode())
         flush(self.folder)
 
     def choice(self) -> dict[str, Any] | None:
@@ -448,7 +448,7 @@ def _create(path: Path, content: bytes) -> None:
             raise
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace a small file in one step; after an error the old file is unchanged."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:

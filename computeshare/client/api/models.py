@@ -151,6 +151,7 @@ class Checkpoint(TypedDict):
     loss: NotRequired[float | None]
     tested: NotRequired[OnTestSet | None]
     best: bool
+    copied: NotRequired[bool]
 
 
 class ClassScore(TypedDict):

@@ -1,0 +1,42 @@
+"""A control plane copies checkpoints to another address, beside what it does for jobs."""
+
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from api.system import background, copies
+from computeshare.client import ComputeShare
+from computeshare.settings import Settings
+from tests.support.served_api import serving
+from tests.support.trained_job import trained_job
+from tests.support.wait import wait_until
+
+
+def test_a_checkpoint_is_copied_once_the_address_is_there(
+    settings: Settings, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "RETRY_S", 0.1)
+    monkeypatch.setattr(background, "COPY_S", 0.1)
+    target = tmp_path / "disk"
+    target.write_text("in the way")
+    settings = settings.model_copy(update={"copy_to": f"file://{target}/copies"})
+    with serving(settings) as (url, _), ComputeShare(url, "secret", cache=tmp_path / "cache") as cs:
+        job = trained_job(cs, redis, settings, dataset="digits", model="mlp", queue="nobody")
+        address = f"/v1/jobs/{job.id}/checkpoints"
+        told = cs.client._requests.repeatable
+
+        def listed() -> dict[str, object]:
+            return dict(told("GET", address).json())
+
+        wait_until(lambda: listed()["copy_error"])
+        assert "disk" in str(listed()["copy_error"])
+        assert "could not be copied" in told("GET", f"/jobs/{job.id}").text
+        assert cs.client.show(job.id)["status"] == "running" and not job.checkpoint()["copied"]
+        target.unlink()
+        wait_until(lambda: job.checkpoint()["copied"])
+        assert listed()["copy_error"] is None
+        (own,) = settings.artifacts_dir.glob(f"{job.id}/*/weights.safetensors")
+        (copied,) = target.glob(f"copies/{job.id}/*/weights.safetensors")
+        assert copied.parent.name == own.parent.name and copied.read_bytes() == own.read_bytes()
+        assert "Copied to COMPUTESHARE_COPY_TO: version 1." in told("GET", f"/jobs/{job.id}").text
