@@ -1,7 +1,7 @@
--- announce.lua: append an event to a job that still exists, if the sender's fence (where it has one) still holds.
--- Returns 1, or 0 if the job is gone or the fence had moved on (nothing is changed).
+-- announce.lua: append an event to a job that still exists, if the given fence is still the newest.
+-- Returns 1, or 0 if the job is gone or the fence is outdated (nothing is changed).
 local spec_key, fence_key, events_key = KEYS[1], KEYS[2], KEYS[3]
-local fence = ARGV[1] -- may be empty
+local fence = ARGV[1] -- empty: not checked
 local kind, event = ARGV[2], ARGV[3] -- the event is JSON
 
 if redis.call("EXISTS", spec_key) == 0 then return 0 end

@@ -1,10 +1,10 @@
--- claim.lua: become the active reducer of a job that has none, under a new fence: one more than the last, and no less
--- than the clock (in microseconds), so that it grows even after the broker lost everything.
--- Returns the fence, or 0 if another reducer is active or the job is gone. Nothing is changed then, except that a claim
--- lasts no longer from now than a life: it would if the broker's clock was set back.
+-- claim.lua: become the active reducer of a job without one, under a new fence. The new fence is larger than the last
+-- one and at least the clock in microseconds, so that fences grow even after the broker lost everything.
+-- Returns the fence, or 0 if another reducer is active or the job is gone. Then nothing is changed, except that the
+-- other claim's remaining time is cut to `life_ms`, which it exceeds if the broker's clock was set back.
 local spec_key, reducer_key, fence_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local identity = ARGV[1] -- host|pid|id of this reducer
-local life_ms = ARGV[2] -- of the claim
+local life_ms = ARGV[2] -- duration of the claim
 local host, pid = ARGV[3], tonumber(ARGV[4])
 
 if redis.call("EXISTS", spec_key) == 0 then return 0 end

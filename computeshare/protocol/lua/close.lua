@@ -1,6 +1,6 @@
--- close.lua: freeze what a round has received, so that it is reduced without the rest.
--- Returns 1 if closed, 0 if the version, the fence or the job had moved on, if too few were received, or if it was
--- closed before (nothing is changed). A refusal opens it again.
+-- close.lua: close a round, so that it is reduced with the micro-batches received so far.
+-- Returns 1 if closed; 0 if the version or the fence is outdated, the job is not running, too few micro-batches were
+-- received, or the round was closed before (nothing is changed). A refusal reopens the round.
 local round_key, fence_key, received_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, fence = ARGV[1], ARGV[2]
 local at_least = tonumber(ARGV[3]) -- micro-batches that must have been received

@@ -1,27 +1,27 @@
--- commit.lua: publish the next version, unless the version or the fence has moved on.
--- Where the next round is the same window of micro-batches, what is leased or received of it and not counted stays.
--- Returns 1 if published, 0 if the version, the fence or the job had moved on, or if the broker went back and
--- does not hold what was reduced, or the state to repeat it from, any more (nothing is changed).
+-- commit.lua: publish the next version, unless the version or the fence is outdated.
+-- If the next round has the same window of micro-batches, their leases and uncounted updates stay.
+-- Returns 1 if published; 0 if the version or the fence is outdated, the rounds have ended, or the broker lost the
+-- reduced updates or the state from which to repeat the step (nothing is changed).
 local round_key, fence_key, staged_weights_key = KEYS[1], KEYS[2], KEYS[3]
-local next_weights_key, outdated_weights_key = KEYS[4], KEYS[5] -- outdated: of the version before the base
+local next_weights_key, outdated_weights_key = KEYS[4], KEYS[5] -- outdated: those of the version before the base
 local leases_key, backups_key, received_key, free_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local versions_key, events_key, full_key, arrivals_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local base_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17]
 local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
 local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
-local outdated_keys = slice(KEYS, 22) -- what the chain lets go of
-local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: the version that the round started from
-local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and how many
-local event = ARGV[7] -- JSON object with any key; which micro-batches were leased a second time is added here
-local counted = ARGV[8] -- micro-batches that made the version, by commas
-local entries_sha1 = ARGV[9] -- of their entries in `received`, one after the other
-local carried = ARGV[10] -- micro-batches carried into the next round, by commas
-local next_total = ARGV[11] -- leases that the next round gives out in all; 0 after the last
-local next_needed = ARGV[12] -- how many of them make the version after the next
-local bases = ARGV[13] -- tokens that the counted micro-batches were computed on, by commas; empty: the base
-local published_as = ARGV[14] -- `delta` if what is staged is the difference from the base, else `whole`
-local kept = ARGV[15] -- versions of the chain that stay before this one, where it is published whole, too; else empty
-local has_news = ARGV[16] -- 1 if what is staged is to be news, too; else 0
+local outdated_keys = slice(KEYS, 22) -- snapshots and differences to delete
+local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
+local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
+local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
+local counted = ARGV[8] -- micro-batches that made the version, separated by commas
+local entries_sha1 = ARGV[9] -- SHA-1 of their concatenated entries in `received`
+local carried = ARGV[10] -- micro-batches carried into the next round, separated by commas
+local next_total = ARGV[11] -- number of micro-batches in the next round; 0 after the last round
+local next_needed = ARGV[12] -- how many of them the version after the next needs
+local bases = ARGV[13] -- tokens on which the counted micro-batches were computed, separated by commas; empty: the base
+local published_as = ARGV[14] -- `delta` if the staged weights are the difference from the base, else `whole`
+local kept = ARGV[15] -- number of earlier versions that stay in the chain, if this one is also a snapshot; else empty
+local has_news = ARGV[16] -- 1 if the staged weights are also published as news; else 0
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end
 local status, first, count, recent, needed, total, doubled = unpack(redis.call("HMGET", round_key, "status", "first",
@@ -35,14 +35,14 @@ local entries = redis.call("HMGET", received_key, unpack(units))
 for i, entry in ipairs(entries) do entries[i] = entry or "" end
 if redis.sha1hex(table.concat(entries)) ~= entries_sha1 or redis.call("EXISTS", base_state_key) == 0 then return 0 end
 
-local function deadline() -- of the next round, milliseconds after its opening: median plus four deviations; 0: unknown
+local function deadline() -- of the next round, in ms after its opening: median plus four median deviations; 0: unknown
   local arrivals = redis.call("SORT", arrivals_key) -- table.sort takes five times as long
   if #arrivals < 8 then return 0 end
   for i, arrival in ipairs(arrivals) do arrivals[i] = tonumber(arrival) end
   local upper = math.floor(#arrivals / 2) + 1
   local odd = #arrivals % 2 == 1
   local median = odd and arrivals[upper] or (arrivals[upper - 1] + arrivals[upper]) / 2
-  local below, above = upper - 1, upper -- the deviations from it grow from here to both sides
+  local below, above = upper - 1, upper -- deviations from the median grow from here in both directions
   local before, deviation = 0, 0
   for _ = 1, upper do
     before = deviation
@@ -55,7 +55,7 @@ local function deadline() -- of the next round, milliseconds after its opening: 
   return median + 4 * math.max(deviation, 0.1 * median, 5)
 end
 
--- these raise, with no effect that matters, if the staging expired
+-- these raise if the staged data expired; nothing that matters has changed by then
 if kept ~= "" then keep_staged(staged_snapshot_key, snapshot_key) end
 keep_staged(staged_weights_key, next_weights_key)
 redis.call("UNLINK", base_news_key)

@@ -1,8 +1,8 @@
--- discard.lua: give up a round that the broker went back to, or that cannot be, so that the job is restored.
--- Returns 1, or 0 if the version or the fence had moved on (nothing is changed).
+-- discard.lua: delete a round that is outdated or invalid, so that the job is restored from a checkpoint.
+-- Returns 1, or 0 if the version or the fence is outdated (nothing is changed).
 local round_key, fence_key = KEYS[1], KEYS[2]
-local dropped_keys = slice(KEYS, 3) -- what belongs to the round
-local token, fence = ARGV[1], ARGV[2] -- the token is empty where the round has none
+local dropped_keys = slice(KEYS, 3) -- the keys of the round
+local token, fence = ARGV[1], ARGV[2] -- the token is empty if the round has none
 
 if has_moved_on(round_key, fence_key, token, fence) then return 0 end
 redis.call("DEL", round_key)

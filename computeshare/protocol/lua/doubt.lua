@@ -1,15 +1,15 @@
--- doubt.lua: tell that a worker read weights of the current version that do not match the digest in its token; it hands
--- its leases back. Where reading them again gave the same, the reducer is asked to publish the version again.
--- Returns 1, or 0 if the version has moved on, or the session is not the worker's any more (nothing is changed).
+-- doubt.lua: report that a worker read weights of the current version that do not match the digest in the token; the
+-- worker's leases are handed back. After a second mismatch, the reducer is asked to publish the version again.
+-- Returns 1, or 0 if the version is outdated or the worker has a newer session (nothing is changed).
 local round_key, sessions_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local free_key, full_key, events_key = KEYS[5], KEYS[6], KEYS[7]
 local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
-local again = ARGV[4] -- 1 if it is the second time in a row; else 0
+local again = ARGV[4] -- 1 after the second mismatch in a row; else 0
 
 if redis.call("HGET", round_key, "token") ~= token then return 0 end
 if redis.call("HGET", sessions_key, worker) ~= session then return 0 end
 free_leases(leases_key, backups_key, free_key, session)
-if redis.call("HGET", round_key, "doubted") == token then return 1 end -- told, and the reducer is at it
+if redis.call("HGET", round_key, "doubted") == token then return 1 end -- the reducer has been asked already
 if again == "1" then
   redis.call("HSET", round_key, "doubted", token)
   redis.call("RPUSH", full_key, token)

@@ -1,12 +1,12 @@
--- extend.lua: keep leases, and what has been staged of their updates, for as long as their session works on them.
--- Returns the job's status; `lost` if that is running, but the session has no lease on any of the micro-batches: others
--- were faster; `gone` if it is not open, or `fenced` if the session is not the worker's any more (nothing is changed in
--- these two cases).
+-- extend.lua: extend a session's leases and the life of its staged updates.
+-- Returns the job's status; `lost` if the job is running, but the session has no lease on any of the micro-batches,
+-- because other workers were faster; `gone` if the job is not open; `fenced` if the worker has a newer session (in the
+-- last two cases, nothing is changed).
 local round_key, sessions_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local staged_keys = slice(KEYS, 5)
 local worker, session = ARGV[1], ARGV[2]
-local least_ms = tonumber(ARGV[3]) -- that the leases have left from now on
-local staged_s = ARGV[4] -- life of the staged messages from now on
+local least_ms = tonumber(ARGV[3]) -- remaining time of each lease, at least
+local staged_s = ARGV[4] -- remaining time of the staged messages
 local micro_batches = slice(ARGV, 5)
 
 local status = redis.call("HGET", round_key, "status")

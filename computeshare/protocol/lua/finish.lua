@@ -1,4 +1,4 @@
--- finish.lua: stop a job's rounds for good and wake everyone who waits on it.
+-- finish.lua: end a job's rounds and wake all its waiting workers.
 -- Returns 1, or 0 if the job is not open (nothing is changed).
 local round_key, versions_key = KEYS[1], KEYS[2]
 local status = ARGV[1]

@@ -1,12 +1,12 @@
--- fold.lua: where no control plane takes a job's events, move the oldest to its backlog, their submissions folded into
--- counts; all other events as they are.
--- A submission is moved as it is where a control plane may have read it (and stored it, and died before it trimmed),
--- where it lay there when the broker was started (which may have forgotten what was read), where a part of it may still
--- be refused, and where it is not as it should be.
--- Returns the number of events moved; 0 if there are too few, or the fence had moved on.
+-- fold.lua: while no control plane reads a job's events, move the oldest to the backlog, with submissions folded into
+-- counts. All other events are moved unchanged.
+-- A submission is moved unchanged if a control plane may have read it (and stored it, and died before it trimmed), if
+-- it was there when the broker started (the broker may have forgotten how far was read), if a part of it may still be
+-- refused, or if it is malformed.
+-- Returns the number of events moved; 0 if there are too few, or the fence is outdated.
 local fence_key, events_key, backlog_key, taken_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local fence = ARGV[1]
-local kept, moved = tonumber(ARGV[2]), tonumber(ARGV[3]) -- events that are left where they are, and moved at a time
+local kept, moved = tonumber(ARGV[2]), tonumber(ARGV[3]) -- events to leave in the stream, and to move at a time
 
 if redis.call("GET", fence_key) ~= fence then return 0 end
 local run = redis.call("INFO", "server"):match("run_id:(%w+)")
@@ -15,18 +15,18 @@ local upto = taken[2] or "0-0"
 if taken[1] ~= run then
   local newest = redis.call("XREVRANGE", events_key, "+", "-", "COUNT", 1)
   upto = newest[1] and newest[1][1] or upto
-  redis.call("HDEL", taken_key, "run") -- needs no memory, so that the next goes through where there is none left
+  redis.call("HDEL", taken_key, "run") -- frees memory, so that the next command works in a full broker
   redis.call("HSET", taken_key, "run", run, "upto", upto)
 end
 if redis.call("XLEN", events_key) < kept + moved then return 0 end
 
 local entries = redis.call("XRANGE", events_key, "-", "+", "COUNT", 4 * (kept + moved))
-local before = redis.pcall("XINFO", "STREAM", backlog_key) -- an error where there is none yet
+local before = redis.pcall("XINFO", "STREAM", backlog_key) -- an error if the stream does not exist yet
 for i = 1, #before, 2 do
   if before[i] == "last-generated-id" and not is_after(entries[1][1], before[i + 1]) then return 0 end
 end
 
-local function read(entry) -- its type, its data if that is JSON, and its fields
+local function read(entry) -- an event's type, its data if it is JSON, and its fields
   local fields = {}
   for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
   local kind = fields.type
@@ -59,7 +59,7 @@ local function is_token(value)
   return value == "" or type(value) == "string" and #(value:match("^%d+%.%d+%.([0-9a-f]+)$") or "") == 16
 end
 
-local function is_whole(data, fields) -- what the control plane would store a row of; of a size that can be added up
+local function is_whole(data, fields) -- whether the control plane would store a row, and the sizes can be added
   for _, bytes in ipairs({data.bytes_up or -1, data.bytes_down or -1}) do
     if not is_count(bytes) or bytes >= 2 ^ 30 then return false end
   end
@@ -80,7 +80,7 @@ local function is_whole(data, fields) -- what the control plane would store a ro
   return false
 end
 
-local folded, workers, again = {count = 0}, {}, {} -- again: micro-batch to how often it came for nothing
+local folded, workers, again = {count = 0}, {}, {} -- again: micro-batch to the number of uncounted submissions
 
 local function fold(entry, data, fields)
   local outcome = data.outcome
@@ -100,7 +100,7 @@ local function fold(entry, data, fields)
   folded = {count = folded.count + 1, first = folded.first or entry[1], last = entry[1], at = fields.at}
 end
 
-local stays = {} -- of what is moved, what is not folded
+local stays = {} -- moved events that are not folded
 for i = 1, moved do
   local kind, data, fields = read(entries[i])
   local is_new = is_after(entries[i][1], upto)
@@ -111,7 +111,7 @@ for i = 1, moved do
   end
 end
 
-local function counts() -- JSON; numbers are written whole, which cjson would not beyond 14 digits
+local function counts() -- JSON with all digits of numbers; cjson would write only 14
   local by_worker, by_micro_batch = {}, {}
   for worker, of in pairs(workers) do
     local each = {}
@@ -126,7 +126,7 @@ local function counts() -- JSON; numbers are written whole, which cjson would no
 end
 
 local last_ms, last_number = entries[moved][1]:match("^(%d+)-(%d+)$")
--- first, as it frees memory: what follows goes through though none is left
+-- first, because it frees memory for the following writes
 redis.call("XTRIM", events_key, "MINID", last_ms .. "-" .. string.format("%.0f", last_number + 1))
 local function append_counts()
   redis.call("XADD", backlog_key, folded.last, "type", "folded", "at", folded.at, "data", counts())

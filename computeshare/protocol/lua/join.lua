@@ -1,12 +1,11 @@
--- join.lua: begin a worker's session in a job; an older session of the same worker is fenced and its leases freed,
--- which an event tells.
--- Returns {status, last id of the versions stream}; status is `unopened` if the job is not open,
--- `fenced` if the worker was given no seat, or another by now, `banned` if its updates were refused too often (in these
--- cases nothing is changed).
+-- join.lua: begin a worker's session in a job. An older session of the worker is fenced and its leases are freed, with
+-- an event.
+-- Returns {status, last id of the stream `versions`}. Without any change, status is `unopened` (the job is not open),
+-- `fenced` (this seat is not the worker's current seat) or `banned`.
 local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, versions_key, events_key, banned_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
-local event = ARGV[4] -- JSON object: what the worker says of itself
+local event = ARGV[4] -- JSON object: the worker's description of itself
 
 local said = fields_of(event)
 if not said then return redis.error_reply("a session's event is a JSON object") end

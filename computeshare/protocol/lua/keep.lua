@@ -1,8 +1,8 @@
--- keep.lua: keep a staged state under its name and drop what it could have been recomputed from.
--- Returns 1, or 0 if the version or the fence had moved on or the job is gone (only the staged state goes).
+-- keep.lua: store a staged state, and delete the data from which it could be recomputed.
+-- Returns 1, or 0 if the version or the fence is outdated or the job is gone (only the staged state is deleted).
 local round_key, fence_key, staged_state_key, state_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local dropped_keys = slice(KEYS, 5)
-local token, fence = ARGV[1], ARGV[2] -- the token is that of the state
+local token, fence = ARGV[1], ARGV[2] -- the token is the state's
 
 if has_moved_on(round_key, fence_key, token, fence) then
   redis.call("UNLINK", staged_state_key)

@@ -1,10 +1,10 @@
--- leave.lua: end a worker's session and free what it had leased.
--- Returns the number of micro-batches freed, or -1 if the session was not (any more) the worker's (nothing is changed).
+-- leave.lua: end a worker's session and free its leases.
+-- Returns the number of micro-batches freed, or -1 if the session is not the worker's current one (nothing is changed).
 local round_key, sessions_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local free_key, versions_key, events_key = KEYS[5], KEYS[6], KEYS[7]
 local worker = ARGV[1]
-local session = ARGV[2] -- or * for whichever it has
-local event = ARGV[3] -- JSON object; worker, session and micro-batches freed are not the caller's to say
+local session = ARGV[2] -- *: the worker's current session
+local event = ARGV[3] -- JSON object; worker, session and freed micro-batches are added below
 
 local newest = redis.call("HGET", sessions_key, worker)
 if not newest or (session ~= "*" and session ~= newest) then return -1 end

@@ -1,7 +1,7 @@
--- log.lua: append lines to the log of a job that still exists; of a log that nobody reads the oldest give way.
+-- log.lua: append lines to the log of a job that still exists. If nobody reads the log, the oldest lines are dropped.
 -- Returns how many were appended, or 0 if the job is gone (nothing is changed).
 local spec_key, logs_key = KEYS[1], KEYS[2]
-local kept, kept_bytes = ARGV[1], tonumber(ARGV[2]) -- how many lines are kept, and the bytes they may take, both about
+local kept, kept_bytes = ARGV[1], tonumber(ARGV[2]) -- about how many lines, and bytes of lines, to keep
 local lines = slice(ARGV, 3) -- JSON
 
 if redis.call("EXISTS", spec_key) == 0 then return 0 end

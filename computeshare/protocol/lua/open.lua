@@ -1,16 +1,16 @@
--- open.lua: publish a job's first weights, initial or restored, unless it is open already.
--- Returns 1 if opened, 0 if the job is open or gone or the fence had moved on (nothing is changed).
+-- open.lua: publish a job's first weights, new or restored, unless the job is open already.
+-- Returns 1 if opened, 0 if the job is open or gone or the fence is outdated (nothing is changed).
 local round_key, fence_key, staged_weights_key, weights_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local staged_state_key, state_key, versions_key, events_key = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local spec_key, free_key, recent_key, chain_key = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local fence, token, version = ARGV[1], ARGV[2], ARGV[3]
-local first, count = ARGV[4], ARGV[5] -- the round's first micro-batch, and how many
+local first, count = ARGV[4], ARGV[5] -- the round's first micro-batch, and their number
 local event = ARGV[6] -- JSON
-local carried = ARGV[7] -- micro-batches carried into this round, by commas
-local total = ARGV[8] -- leases that it gives out in all; 0 if all rounds are done
-local needed = ARGV[9] -- how many of them make the next version
-local recent = ARGV[10] -- from how many versions, the current one among them, updates count
-local term_names, term_values = slice(ARGV, 11, 2), slice(ARGV, 12, 2) -- of the job's leases and submissions
+local carried = ARGV[7] -- micro-batches carried into this round, separated by commas
+local total = ARGV[8] -- number of micro-batches in the round; 0 if all rounds are done
+local needed = ARGV[9] -- how many of them the next version needs
+local recent = ARGV[10] -- number of versions, with the current one, whose updates count
+local term_names, term_values = slice(ARGV, 11, 2), slice(ARGV, 12, 2) -- rules for leases and submissions
 
 if redis.call("EXISTS", round_key) == 1 or redis.call("EXISTS", spec_key) == 0 then return 0 end
 if redis.call("GET", fence_key) ~= fence then return 0 end

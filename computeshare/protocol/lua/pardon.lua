@@ -1,4 +1,4 @@
--- pardon.lua: let a banned worker join a job again, its strikes forgotten.
+-- pardon.lua: lift a worker's ban from a job and clear its strikes.
 -- Returns 1, or 0 if it was not banned or the job is gone (nothing is changed).
 local spec_key, banned_key, strikes_key, events_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker = ARGV[1]

@@ -1,4 +1,4 @@
--- pause.lua: hold a job's rounds and wake everyone who waits on it; what was accepted stays.
+-- pause.lua: pause a job's rounds and wake all its waiting workers; accepted updates stay.
 -- Returns 1, or 0 if the rounds are not running (nothing is changed).
 local round_key, versions_key = KEYS[1], KEYS[2]
 

@@ -1,18 +1,18 @@
--- refuse.lua: take back an accepted micro-batch whose blob failed the reducer's checks; it is free again, and a
--- closed round open. A submission is one strike, however many of its micro-batches are refused. A worker with too
--- many strikes is banned from the job: its session ends, and it cannot join until somebody lifts that.
--- Returns {sessions that sent this micro-batch not finite, times it was sent so, sessions that sent any of the round
--- so, sessions there are}, or {-1, -1, -1, -1} if the version or the fence had moved on or another submission took its
--- place (nothing is changed).
+-- refuse.lua: refuse an accepted micro-batch whose update failed the reducer's checks. The micro-batch is free again,
+-- and a closed round is reopened. A submission is one strike, however many of its micro-batches are refused. A worker
+-- with too many strikes is banned from the job: its session ends, and it cannot join until a user lifts the ban.
+-- Returns {number of sessions that sent NaN or infinity for this micro-batch, how often it was sent with such values,
+-- number of sessions that sent such values for any micro-batch of the round, number of sessions in the job}, or
+-- {-1, -1, -1, -1} if the version or the fence is outdated or another submission was accepted (nothing is changed).
 local round_key, fence_key, received_key, free_key, update_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local strikes_key, suspects_key, versions_key, events_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local banned_key, sessions_key, leases_key, backups_key = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local answers_key = KEYS[14]
 local token, fence = ARGV[1], ARGV[2]
-local micro_batch, worker, session = ARGV[3], ARGV[4], ARGV[5] -- of the submission that is refused
-local event = ARGV[6] -- JSON object, to which whether it is a strike is added here
-local fault = ARGV[7] -- damaged (the sender's), not_finite (the sender's where others are there, until one of them
--- agrees, which takes the strikes for it back) or lost (nobody's)
+local micro_batch, worker, session = ARGV[3], ARGV[4], ARGV[5] -- of the refused submission
+local event = ARGV[6] -- JSON object; `strike` (true or false) is added below
+local fault = ARGV[7] -- damaged: a strike; not_finite: a strike if other workers are there, until one of them sends
+-- such values, too (then the strikes are taken back); lost: no strike
 local banning_strikes = tonumber(ARGV[8])
 local reason, nonce = ARGV[9], ARGV[10]
 

@@ -1,7 +1,7 @@
--- renew.lua: keep a claim that is still one's own.
--- Returns 1, or 0 if it is somebody else's by now (nothing is changed).
+-- renew.lua: renew a reducer's claim, or give it up.
+-- Returns 1, or 0 if another reducer has the claim (nothing is changed).
 local claim_key = KEYS[1]
-local holder = ARGV[1] -- what the claim must hold
+local holder = ARGV[1] -- the expected value of the claim
 local life_ms = ARGV[2] -- 0 gives it up
 
 if redis.call("GET", claim_key) ~= holder then return 0 end

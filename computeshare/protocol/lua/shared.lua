@@ -1,6 +1,6 @@
--- shared.lua: functions that several scripts call; it is put before the source of each script that calls one.
+-- shared.lua: functions for several scripts, prepended to the source of each script that calls one.
 
-local function slice(values, from, step) -- the values from index `from` on: all, or every `step`-th
+local function slice(values, from, step) -- the values from index `from` on, or every `step`-th of them
   local found = {}
   for i = from, #values, step or 1 do found[#found + 1] = values[i] end
   return found
@@ -11,11 +11,11 @@ local function now_ms() -- milliseconds since the epoch by the server's clock
   return clock[1] * 1000 + math.floor(clock[2] / 1000)
 end
 
-local function has_moved_on(round_key, fence_key, token, fence) -- whether the version or the reducer is another by now
+local function has_moved_on(round_key, fence_key, token, fence) -- whether the version or the fence is outdated
   return (redis.call("HGET", round_key, "token") or "") ~= token or redis.call("GET", fence_key) ~= fence
 end
 
-local function keep_staged(staged_key, key) -- raises, with no effect, if the staging expired
+local function keep_staged(staged_key, key) -- raises, without any change, if the staged data expired
   redis.call("RENAME", staged_key, key)
   redis.call("PERSIST", key)
 end
@@ -24,20 +24,20 @@ local function append_event(events_key, kind, data) -- data is JSON
   redis.call("XADD", events_key, "*", "type", kind, "at", now_ms(), "data", data)
 end
 
-local function wake(versions_key, field, value) -- everyone who waits on the job
+local function wake(versions_key, field, value) -- all waiting workers of the job
   redis.call("XADD", versions_key, "MAXLEN", "16", "*", field, value)
 end
 
-local function fields_of(event) -- of a JSON object, as text; nil if it is another value; raises if it is not JSON
+local function fields_of(event) -- a JSON object's text inside its braces; nil for another value; raises if not JSON
   cjson.decode(event)
   return event:match("^%s*{(.*)}%s*$")
 end
 
-local function object_of(said, known) -- a JSON object; `known` comes last, so that it holds whatever the sender said
+local function object_of(said, known) -- a JSON object; `known` comes last, so that it overrides the sender's fields
   return "{" .. said .. (said:match("%S") and "," or "") .. known .. "}"
 end
 
-local function free_leases(leases_key, backups_key, free_key, session) -- returns the micro-batches that are free then
+local function free_leases(leases_key, backups_key, free_key, session) -- returns the freed micro-batches
   local freed = {}
   for _, key in ipairs({leases_key, backups_key}) do
     local held = redis.call("HGETALL", key)
@@ -54,7 +54,7 @@ local function free_leases(leases_key, backups_key, free_key, session) -- return
   return freed
 end
 
-local function is_after(a, b) -- of two ids of a stream
+local function is_after(a, b) -- whether a stream's id `a` is later than `b`
   local a_ms, a_number = a:match("^(%d+)-(%d+)$")
   local b_ms, b_number = b:match("^(%d+)-(%d+)$")
   if a_ms ~= b_ms then return tonumber(a_ms) > tonumber(b_ms) end

@@ -1,19 +1,19 @@
--- submit.lua: accept a worker's updates, each micro-batch once, that were computed on the current version or on one
--- that will still be recent enough when the version is made that they become part of.
--- The terms stand in the round, where its reducer wrote them: `sharers` (fewest workers that may make a round, each of
--- them its share at most; 0: any), `limit` (bytes of an update; one that is larger is not kept, so that nobody reads
--- it, but its size is: the reducer refuses it).
--- Returns {outcome, current token, status, answer to the nonce before (empty: none)}; the outcome is `accepted` (with
--- at least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (a staged message is not whole, or
--- expired) or `gone`. Only `accepted` changes what the round has received; what comes too late, or is not whole, is
--- handed back; the answer is remembered under the nonce, as long as not very many others came after it.
+-- submit.lua: accept a worker's updates, each micro-batch once. An update must be computed on the current version, or
+-- on one that will still be recent enough for the version of which the update becomes a part.
+-- The reducer wrote the terms into the round: `sharers` (workers that must share the round, none with more than an
+-- equal share; 0: no limit), `limit` (bytes of an update; of a larger one only the size is kept, and the reducer
+-- refuses it).
+-- Returns {outcome, current token, status, earlier outcome for this nonce (empty: none)}. The outcome is `accepted` (at
+-- least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (staged messages expired or are
+-- incomplete) or `gone`. Only `accepted` adds to the round's updates. Late and incomplete micro-batches are handed
+-- back. The outcome is stored under the nonce, until about 2,048 later ones have been stored.
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local arrivals_key, recent_key = KEYS[11], KEYS[12]
 local staged_keys, update_keys = slice(KEYS, 13, 2), slice(KEYS, 14, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local event = ARGV[5] -- JSON object: what the worker says of the submission
-local parts = tonumber(ARGV[6]) -- of a message
+local event = ARGV[5] -- JSON object: the worker's description of the submission
+local parts = tonumber(ARGV[6]) -- number of parts of each message
 local micro_batches, losses = slice(ARGV, 7, 2), slice(ARGV, 8, 2)
 
 local status, current, opened, total, needed, closed, recent, sharers, limit = unpack(redis.call("HMGET", round_key,
@@ -23,12 +23,12 @@ parts = math.max(1, parts)
 local clock = redis.call("TIME")
 local now = now_ms()
 local counted, late = {}, {}
-local ANSWERS = 2048 -- that are remembered at least; twice as many at most
-local nonce_sha1 = redis.sha1hex(nonce) -- of a length that the sender does not choose
+local ANSWERS = 2048 -- stored outcomes: at least this many, at most twice as many
+local nonce_sha1 = redis.sha1hex(nonce) -- a fixed length, whatever the sender chose
 local said = fields_of(event)
 if not said then return redis.error_reply("a submission's event is a JSON object") end
 
-local function weigh(message) -- bytes of all its parts; nothing if it has others than these
+local function weigh(message) -- bytes of all parts; nil if the parts are not 0 to `parts` - 1
   local bytes = 0
   for part = 0, parts - 1 do
     local length = redis.call("HSTRLEN", message, part)
@@ -38,15 +38,15 @@ local function weigh(message) -- bytes of all its parts; nothing if it has other
   return redis.call("HLEN", message) == parts and bytes or nil
 end
 
-local function entry(i, bytes, place) -- what is kept of a micro-batch; who sent it is not the sender's to say
+local function entry(i, bytes, place) -- the record of a received micro-batch; the script sets the sender
   local loss = tonumber(losses[i]) or 0 / 0
   loss = loss ~= loss and "NaN" or math.abs(loss) == math.huge and "Infinity" or string.format("%.17g", loss)
   return string.format('{"worker":%s,"session":%s,"nonce":%s,"base":%s,"loss":%s,"size":%d,"at":%.3f}',
     cjson.encode(worker), cjson.encode(session), cjson.encode(nonce), cjson.encode(token), loss, bytes,
-    clock[1] * 1000 + (clock[2] + place) / 1000) -- no two are alike, so that all agree on their order
+    clock[1] * 1000 + (clock[2] + place) / 1000) -- all times differ, so that the order is unambiguous
 end
 
-local function drop_staged() -- what was accepted has another name by now
+local function drop_staged() -- accepted messages have been renamed before
   for _, key in ipairs(staged_keys) do redis.call("UNLINK", key) end
 end
 
@@ -55,7 +55,7 @@ if not status then
   return {"gone", "", "gone", ""}
 end
 
-local function remember(outcome) -- with its place among all answers, so that the oldest can give way
+local function remember(outcome) -- with a running number, so that the oldest can be deleted
   local place = redis.call("HINCRBY", answers_key, "places", 1)
   redis.call("HSET", answers_key, nonce_sha1, place .. "|" .. outcome)
   if redis.call("HLEN", answers_key) <= 2 * ANSWERS then return end
@@ -81,7 +81,7 @@ end
 if redis.call("HEXISTS", answers_key, nonce_sha1) == 1 then return answer("duplicate") end
 if redis.call("HGET", sessions_key, worker) ~= session then return answer("fenced") end
 
-local function mine(i) -- the lease on a micro-batch, if the sender holds it; and the hash it stands in
+local function mine(i) -- the sender's lease on a micro-batch, and the key that holds the lease
   for _, key in ipairs({leases_key, backups_key}) do
     local lease = redis.call("HGET", key, micro_batches[i])
     if lease and lease:match("^[^|]*") == session then return lease, key end
@@ -100,7 +100,7 @@ if status ~= "running" or not behind then
   return answer("stale")
 end
 
-local function measure(who, each, at_least) -- what a unit takes it; one slow unit is no slow machine
+local function measure(who, each, at_least) -- update a worker's time per unit; a single slow unit has little weight
   local known = tonumber((redis.call("HGET", speeds_key, who) or ""):match("^[^|]+"))
   if known and at_least then each = math.max(each, known) end
   if known then each = known * (each / known) ^ (each > known and 0.2 or 0.5) end
@@ -108,8 +108,8 @@ local function measure(who, each, at_least) -- what a unit takes it; one slow un
 end
 
 local accepted, named, already, expired, leased = {}, {}, 0, 0, now
-local waiting = redis.call("HLEN", received_key) -- what has come before makes versions before
-local room = closed and 0 or total -- a closed round takes no more
+local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
+local room = closed and 0 or total -- a closed round accepts no more
 if sharers > 0 then
   room = math.min(room, math.ceil(total / sharers))
   for _, entry in ipairs(redis.call("HVALS", received_key)) do
@@ -138,7 +138,7 @@ if #accepted == 0 then
   return answer(expired > 0 and "refused" or already > 0 and "duplicate" or "lease_lost")
 end
 
-local overtaken = {} -- how many of them others hold, by their lease
+local overtaken = {} -- other workers' lease to the number of accepted micro-batches that it holds
 for place, one in ipairs(accepted) do
   local i, bytes = one[1], one[2]
   local micro_batch = micro_batches[i]
@@ -149,13 +149,13 @@ for place, one in ipairs(accepted) do
     if holder and holder ~= session then overtaken[lease] = (overtaken[lease] or 0) + 1 end
     redis.call("HDEL", key, micro_batch)
   end
-  redis.call("LREM", free_key, 0, micro_batch) -- where a backup came after the first lease was handed back
+  redis.call("LREM", free_key, 0, micro_batch) -- it is there if the first lease was handed back before a backup arrived
   counted[#counted + 1] = micro_batch
   redis.call("LPUSH", arrivals_key, now - tonumber(opened))
 end
 redis.call("LTRIM", arrivals_key, 0, 63)
 measure(worker, (now - leased) / #accepted)
-for lease, units in pairs(overtaken) do -- whoever has not done them by now is at least so slow
+for lease, units in pairs(overtaken) do -- the other worker takes at least this long
   local since, holder = lease:match("^(.-)|(.*)$")
   measure(holder, (now - since) / units, true)
 end
