@@ -422,6 +422,22 @@ class VersionPage(_Answer):
     next_since: int | None = Field(description="`since` of the next page; null on the last page")
 
 
+class SamplePublic(_Answer):
+    """A short text by a version of a language model: what follows a line break, with the same draws for all."""
+
+    version: int
+    at: Instant
+    loss: float | None
+    text: str
+
+
+class SamplePage(_Answer):
+    """Samples, newest version first."""
+
+    items: list[SamplePublic]
+    next_cursor: str | None
+
+
 class CheckpointPublic(_Answer):
     """A version whose weights can be downloaded; `sha256` is that of the moving average, if the job keeps one."""
 

@@ -327,6 +327,8 @@ class Score(_OfVersion, table=True):
     samples: int
     tested: dict[str, Any] | None = _json()
     """The `version`, `loss`, `accuracy` and `samples` on the test set, where the score is on the validation split."""
+    sample: str | None = None
+    """A short text by a language model."""
 
 
 TELLING = text("type NOT IN ('version', 'folded')")

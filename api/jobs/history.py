@@ -29,6 +29,8 @@ from api.schemas import (
     JobWorkerPublic,
     LedgerPublic,
     Metrics,
+    SamplePage,
+    SamplePublic,
     VersionPage,
 )
 from api.stored_specs import plan_of
@@ -156,6 +158,22 @@ class History:
         items = [_checkpoint(row, best, self._digest(row), row.token in record.files) for row in there]
         return CheckpointList(items=items, copy_error=record.error or None)
 
+    def samples(self, job_id: str, cursor: str | None = None, limit: int = 50) -> SamplePage:
+        """Texts by a language model's versions, newest version first. Raises BadCursor."""
+        with self._database.read() as session:
+            find(session, job_id)
+            rows = page(session, _samples(job_id), (int, int), cursor, limit)
+            return SamplePage(items=[_sample(row) for row in rows], next_cursor=next_cursor(rows))
+
+    def samples_over_time(self, job_id: str, most: int) -> list[SamplePublic]:
+        """At most `most` samples, newest first: the newest, the first and some evenly between them."""
+        with self._database.read() as session:
+            versions = [row.version for row in session.execute(_samples(job_id).with_only_columns(col(Score.version)))]
+            last = len(versions) - 1
+            chosen = {versions[last * place // max(1, most - 1)] for place in range(most)} if versions else set()
+            rows = session.execute(_samples(job_id).where(col(Score.version).in_(chosen))) if chosen else ()
+            return [_sample(row) for row in rows]
+
     def _digest(self, row: Any) -> str:
         """The digest of the weights to use of a checkpoint, as by `weights`."""
         with contextlib.suppress(ArtifactError):  # damaged: the download says so
@@ -273,6 +291,16 @@ def _job_worker(row: WorkerStat, total: int, active: bool) -> JobWorkerPublic:
 
 def _event(row: Event) -> EventPublic:
     return EventPublic(id=row.id or 0, type=row.type, at=row.at_ms, data=row.data)
+
+
+def _samples(job_id: str) -> Any:
+    columns = (col(Score.version), col(Score.incarnation), col(Score.at_ms), col(Score.loss), col(Score.sample))
+    mine = (col(Score.job_id) == job_id, ~col(Score.voided), col(Score.sample).is_not(None))
+    return select(*columns).where(*mine).order_by(col(Score.version).desc(), col(Score.incarnation).desc())
+
+
+def _sample(row: Any) -> SamplePublic:
+    return SamplePublic(version=row.version, at=row.at_ms, loss=row.loss, text=row.sample)
 
 
 def _checkpoint(row: Any, best: int | None, sha256: str, copied: bool) -> CheckpointPublic:

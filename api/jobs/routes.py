@@ -20,6 +20,7 @@ from api.schemas import (
     JobWorkerList,
     LedgerPublic,
     Metrics,
+    SamplePage,
     SubmissionPage,
     VersionPage,
 )
@@ -194,6 +195,12 @@ def job_versions(
 def job_workers(job_id: JobId, service: HistoryDep) -> JobWorkerList:
     """The workers that take or took part in the job, active workers first."""
     return service.workers(job_id)
+
+
+@router.get("/{job_id}/samples")
+def job_samples(job_id: JobId, service: HistoryDep, cursor: Cursor = None, limit: Limit = 50) -> SamplePage:
+    """Short texts by the scored versions of a language model, newest version first; empty for other models."""
+    return service.samples(job_id, cursor, limit)
 
 
 @router.get("/{job_id}/checkpoints")

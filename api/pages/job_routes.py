@@ -27,6 +27,7 @@ PARTS = {
     "menu-actions": "parts/menu.html",
     "state": "parts/state.html",
     "started": "parts/started.html",
+    "samples": "parts/samples.html",
     "workers": "parts/workers.html",
     "estimate": "parts/estimate.html",
     "submissions": "parts/submissions.html",

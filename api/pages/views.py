@@ -26,6 +26,7 @@ from api.schemas import (
     JobPublic,
     JobWorkerPublic,
     Metrics,
+    SamplePublic,
 )
 from api.stored_specs import plan_of
 from api.tables import Job
@@ -41,6 +42,7 @@ PLOT_POINTS = 1000
 EPOCHS_SHOWN = 100
 CHECKPOINTS_SHOWN = 100
 TABLE_POINTS = 40
+SAMPLES_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class JobView:
     copy_error: str | None
     names: dict[str, str]
     rows: list[Row]
+    samples: list[SamplePublic]
     parent: str | None
     spent: Sequence[Spent]
     estimate: EstimatePublic | None
@@ -177,6 +180,7 @@ class Views:
             copy_error=saved.copy_error,
             names={worker.id: worker.name for worker in workers if worker.name},
             rows=self.table(job_id) if table else [],
+            samples=self._history.samples_over_time(job_id, SAMPLES_SHOWN) if job.metric == "loss" else [],
             parent=self._parent(job),
             spent=spent,
             estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,

@@ -178,7 +178,7 @@ def _drop_repeated(connection: Connection, job_id: str, changes: Changes) -> Non
 
 
 def _shown(row: Row, kind: str) -> Row:
-    data = {name: row[name] for name in row.keys() - {"job_id", "at_ms", "voided", "incarnation"}}
+    data = {name: row[name] for name in row.keys() - {"job_id", "at_ms", "voided", "incarnation", "sample"}}
     return {"job_id": row["job_id"], "stream_id": None, "type": kind, "at_ms": row["at_ms"], "data": data}
 
 

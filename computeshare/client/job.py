@@ -18,6 +18,7 @@ from computeshare.client.api.models import (
     JobWorker,
     LogLine,
     OnTestSet,
+    Sample,
     Submission,
     trouble,
 )
@@ -308,6 +309,15 @@ class Job:
             worker: only submissions of the worker with this id.
         """
         return self._client.submissions(self.id, limit, outcome, worker)
+
+    def samples(self, limit: int | None = 100) -> Iterator[Sample]:
+        """Yield short texts by the scored versions of a language model, newest first: what follows a line break, with
+        the same draws for each version.
+
+        Args:
+            limit: most samples to yield; None: all.
+        """
+        return self._client.samples(self.id, limit)
 
     def checkpoints(self) -> list[Checkpoint]:
         """The versions whose weights can be loaded, newest first."""

@@ -244,6 +244,12 @@ class Evaluator:
         tensors = artifacts.tensors(token, averaged=True)
         scored = self._scored(artifacts, spec, token, spec.scored_part, tensors)
         metrics = {name: round(value, 4) for name, value in scored.items() if name not in ("loss", "samples")}
+        instance = self._instance(rounds.job_id, spec, spec.scored_part)  # whose module has the weights now
+        try:
+            if (sample := instance.task.sample(instance.module, spec.seed)) is not None:
+                scored["sample"] = sample
+        except Exception as error:  # weights that are not finite, for example: the score stands all the same
+            log.warning("no sample", job=rounds.job_id, version=token.version, error=str(error))
         if spec.validation and token.version == spec.rounds_total:
             scores = {each: score for each in artifacts.tokens() if (score := artifacts.score(each))}
             if (best := best_of(scores | {token: scored})) != token:

@@ -143,6 +143,12 @@ class Task(ABC):
         """
         raise SpecError(f"{self.name} does not generate text: choose a job that trains a language model")
 
+    def sample(self, module: nn.Module, seed: int) -> str | None:
+        """A short text that shows what a version has learnt, from the same prompt with the same draws for all; None:
+        the model does not generate text. The module is in eval mode.
+        """
+        return None
+
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """The batch on a device, in the order in memory that the model computes with fastest."""
         return moved(batch, device)

@@ -1,5 +1,7 @@
 """Checkpoints for an evaluator."""
 
+from torch import nn
+
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks import modules
@@ -9,7 +11,10 @@ from tests.support.checkpoints import write_checkpoint
 
 
 def save(artifacts: Artifacts, spec: JobSpec, version: int) -> Token:
-    module = models.build(spec.model, spec.shape, 10, version)
+    return save_module(artifacts, models.build(spec.model, spec.shape, 10, version), version)
+
+
+def save_module(artifacts: Artifacts, module: nn.Module, version: int) -> Token:
     layout = modules.layout_of(module)
     weights = modules.weights_of(module, layout)
     token = Token(1, version, layout.digest(weights)[:16])

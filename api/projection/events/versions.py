@@ -109,7 +109,8 @@ def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
     state, token = projection.state, projection.token(data["token"])
     score, version = _score_of(data), token.version
     about = projection.version_columns(token)
-    projection.changes.scores.append({**about, **score, "at_ms": at_ms, "voided": False})
+    sample = text_of(data["sample"]) if "sample" in data else None
+    projection.changes.scores.append({**about, **score, "sample": sample, "at_ms": at_ms, "voided": False})
     tested = None
     if "test" in data:
         shown = {"version": version, **_score_of(data["test"])}

@@ -23,6 +23,7 @@ from computeshare.client.api.models import (
     JobWorker,
     LogLine,
     Problem,
+    Sample,
     Submission,
     Version,
     document,
@@ -234,6 +235,10 @@ class Client:
             worker: only submissions of the worker with this id.
         """
         return self._requests.listed(_path(job_id, "submissions"), {"outcome": outcome, "worker": worker}, limit)
+
+    def samples(self, job_id: str, limit: int | None = PAGE) -> Iterator[Sample]:
+        """Yield short texts by a language model's scored versions, newest first, `limit` of them or all."""
+        return self._requests.listed(_path(job_id, "samples"), {}, limit)
 
     def release(self) -> dict[str, Any]:
         """The control plane's `version` and the `protocol` that it speaks."""

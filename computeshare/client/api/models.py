@@ -183,6 +183,15 @@ class ClassScores(TypedDict):
     confused: list[Confused]
 
 
+class Sample(TypedDict):
+    """A short text by a version of a language model."""
+
+    version: int
+    at: str
+    loss: float | None
+    text: str
+
+
 class JobWorker(TypedDict):
     """A worker's part in a job; `share` is a fraction of all counted samples, `banned` the reason for a ban."""
 

@@ -82,6 +82,27 @@ def test_a_language_models_page_follows_its_loss_and_perplexity(site: Site, open
     expect(page.locator("[data-plot=perplexity]")).to_have_attribute("data-points", "4")
 
 
+@in_every_window
+def test_samples_of_a_language_model_come_with_its_scores(site: Site, opened: Any) -> None:
+    feed = start(site, name="shakespeare", dataset="tinyshakespeare", model="gpt")
+    feed.opened()
+    feed.joined("w1studio", "mac-studio", "Apple M2 Ultra (MPS)")
+    arrived(site, feed)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("#samples")).to_contain_text("No samples yet")
+    line = "Whan that Aprill, with his shoures soote,\nThe droghte of March hath perced to the roote,\n"
+    for number in range(1, 8):
+        feed.versions(20)
+        feed.scored(sample=f"\n{number}. {line}{HOSTILE}\n{'x' * 90}")
+    newest = page.locator("#samples figure").first
+    expect(newest).to_contain_text("Version 140")
+    expect(newest.locator("pre")).to_contain_text("7. Whan that Aprill, with his shoures soote,")
+    expect(newest.locator("pre")).to_contain_text(HOSTILE)
+    expect(page.locator("#samples figure")).to_have_count(6)
+    assert newest.locator("pre").text_content() == f"\n7. {line}{HOSTILE}\n{'x' * 90}"
+    page.locator("#samples").scroll_into_view_if_needed()
+
+
 def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves(site: Site, opened: Any) -> None:
     feed = under_way(site, 20)
     page = opened(f"/jobs/{feed.job_id}")

@@ -353,6 +353,28 @@ def test_scores_on_a_validation_split_are_called_so_and_the_test_set_comes_at_th
     assert "test 62.50 %" in client.get("/").text
 
 
+def test_a_language_models_samples_stay_when_its_checkpoints_go_and_are_only_text(
+    client: TestClient, redis: Redis
+) -> None:
+    job = client.post("/v1/jobs", json={"dataset": "tinyshakespeare", "model": "gpt", "rounds": 20}).json()["id"]
+    feed = Feed(redis, job, JobSpec(dataset="tinyshakespeare", model="gpt", rounds=20).plan)
+    feed.open()
+    feed.join()
+    for version in range(1, 13):
+        feed.commit(submissions=False)
+        feed.score(version=version, sample=f"<b>text {version}</b>")
+    project(client, redis)
+    url = f"/v1/jobs/{job}/samples"
+    page = client.get(f"{url}?limit=5").json()
+    rest = client.get(f"{url}?limit=50&cursor={page['next_cursor']}").json()
+    samples = page["items"] + rest["items"]
+    assert [one["version"] for one in samples] == list(range(12, 0, -1)) and rest["next_cursor"] is None
+    assert (samples[0]["text"], samples[0]["loss"]) == ("<b>text 12</b>", 0.5)
+    html = client.get(f"/jobs/{job}").text
+    shown = [version for version in range(1, 13) if f"&lt;b&gt;text {version}&lt;/b&gt;" in html]
+    assert shown == [1, 4, 6, 8, 10, 12] and "<b>text" not in html
+
+
 def test_download_can_be_resumed_and_is_not_repeated(
     client: TestClient, job: str, checkpoints: dict[int, bytes]
 ) -> None:

@@ -1,6 +1,7 @@
 """The evaluator scores the versions that a job asks for, each once, and no other."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from computeshare.protocol.keys import EVALUATOR
 from computeshare.protocol.round_store import RoundStore
 from computeshare.tasks.metrics import score as score_of
 from computeshare.tasks.registry import task_of
-from tests.support.evaluated_job import save, save_average
+from tests.support.evaluated_job import save, save_average, save_module
 from tests.support.rounds import events
 
 
@@ -115,6 +116,34 @@ def test_the_last_version_waits_while_another_evaluator_scores_one_before_it(
     while evaluator._turn():
         pass
     assert "test" in (artifacts.score(last) or {})
+    store.purge()
+
+
+def test_a_language_models_versions_come_with_a_sample_that_the_jobs_seed_decides(
+    start: Callable[..., tuple[Evaluator, RoundStore, Artifacts]], shakespeare_dir: Path
+) -> None:
+    size = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 2048}
+    fields = {"dataset": "tinyshakespeare", "model": "gpt", "model_args": size, "rounds": 3, "evaluate_every": 1}
+    spec = JobSpec.model_validate({**fields, "seed": 7})
+    evaluator, store, artifacts = start(spec)
+    evaluator.data_dir = shakespeare_dir
+    task = task_of(spec)
+    modules = [task.module(version) for version in (1, 2, 3)]
+    for parameter in modules[1].parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    tokens = [save_module(artifacts, module, version) for version, module in enumerate(modules, 1)]
+    while evaluator._turn():
+        pass
+    first, diverged, last = (artifacts.score(token) or {} for token in tokens)
+    assert [len(score["sample"]) for score in (first, last)] == [200, 200]
+    assert first["sample"] == task.sample(modules[0].eval(), 7) != task.sample(modules[0], 8)
+    assert first["sample"] != last["sample"]
+    assert math.isnan(diverged["loss"]) and "sample" not in diverged
+    assert {one["version"]: one.get("sample") for one in events(store, "scored")} == {
+        1: first["sample"],
+        2: None,
+        3: last["sample"],
+    }
     store.purge()
 
 
