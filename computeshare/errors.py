@@ -45,6 +45,10 @@ class DatasetError(ComputeShareError):
     """A data set is missing, incomplete or damaged."""
 
 
+class RecipeError(ComputeShareError):
+    """A recipe cannot be read, or its code fails; the message names the file and the line."""
+
+
 class InputError(ComputeShareError):
     """A file that a user gave to a model is not what the model takes."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,10 @@ class Task(ABC):
     validation: float = 0.0
     """The fraction of the training samples that is held out to validate."""
 
-    metrics: ClassVar[Mapping[str, Better]]
-    """Every metric beside the loss, with the direction that is better."""
+    @property
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Better]:
+        """Every metric beside the loss, with the direction that is better."""
 
     @property
     @abstractmethod

@@ -112,11 +112,13 @@ def parse(text: str, source: str) -> Document:
     return document
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse `FIELD=VALUE`; a value that is not JSON is taken as text. Raises SpecError."""
+def parse_setting(
+    text: str, option: str = "--set", form: str = "FIELD=VALUE, for example optimizer.weight_decay=0.0005"
+) -> tuple[str, Any]:
+    """Parse `FIELD=VALUE`; a value that is not JSON is taken as text. Raises SpecError, which names the option."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
-        raise SpecError(f"--set {text}: give FIELD=VALUE, for example optimizer.weight_decay=0.0005")
+        raise SpecError(f"{option} {text}: give {form}")
     try:
         return path, json.loads(value, parse_constant=_refuse)
     except ValueError:

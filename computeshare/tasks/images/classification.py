@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,9 @@ class ImageClassification(Task):
     validation: float = 0.0
     hub: HubArgs | None = None
 
-    metrics: ClassVar[Mapping[str, Better]] = {"accuracy": "higher"}
+    @property
+    def metrics(self) -> Mapping[str, Better]:
+        return {"accuracy": "higher"}
 
     @property
     def classes(self) -> int:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -43,7 +43,9 @@ class LanguageModel(Task):
     label_smoothing: float = 0.0
     validation: float = 0.0
 
-    metrics: ClassVar[Mapping[str, Better]] = {}
+    @property
+    def metrics(self) -> Mapping[str, Better]:
+        return {}
 
     @property
     def name(self) -> str:

@@ -1,0 +1,96 @@
+"""The functions of a recipe, imported from its files, with their errors told by the recipe's own lines."""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from computeshare.errors import RecipeError
+from computeshare.tasks.recipes.bundle import MAIN
+
+REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """A recipe's functions, as they are imported from `folder`."""
+
+    folder: Path
+    model: Callable[..., Any]
+    data: Callable[..., Any]
+    loss: Callable[..., Any] | None = None
+    metrics: Callable[..., Any] | None = None
+
+    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Call a function. Raises RecipeError with the line of the recipe that failed, and the cause."""
+        with told(self.folder, f"{name}()"):
+            return getattr(self, name)(*arguments, **named)
+
+    def taken(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a job's `recipe_args` that a function takes by name; all of them if it has `**`."""
+        parameters = inspect.signature(getattr(self, name)).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return dict(arguments)
+        given = [p.name for p in list(parameters.values())[2 if name == "data" else 0 :]]
+        return {key: value for key, value in arguments.items() if key in given}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raises RecipeError: neither `model` nor `data` takes one of the arguments."""
+        known = self.taken("model", arguments).keys() | self.taken("data", arguments).keys()
+        for name in arguments:
+            if name not in known:
+                raise RecipeError(f"neither model() nor data() takes an argument {name}: mend --arg, or the recipe")
+
+
+def load(folder: Path) -> Functions:
+    """Import the recipe whose files are in `folder`, in a process that serves this recipe alone.
+
+    Runs the recipe's code: call it only where the machine's owner agreed to that. Raises RecipeError.
+    """
+    sys.path.insert(0, str(folder))  # for good: functions may import when they are called
+    with told(folder, "the import"):
+        spec = importlib.util.spec_from_file_location("recipe", folder / MAIN)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["recipe"] = module  # dataclasses look a class's module up by its name
+        spec.loader.exec_module(module)
+    found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
+    for name, function in found.items():
+        if function is None and name in REQUIRED:
+            raise RecipeError(f"{MAIN} defines no function {name}: {_FORMS[name]}")
+        if function is not None and not callable(function):
+            raise RecipeError(f"{MAIN}: {name} is a {type(function).__name__}, not a function: {_FORMS[name]}")
+    return Functions(folder, **found)  # type: ignore[arg-type]
+
+
+_FORMS = {
+    "model": "define model(**args), which returns a torch.nn.Module",
+    "data": "define data(split, folder, **args), which returns a Dataset with a length",
+    "loss": "define loss(model, batch), which returns the mean loss over the batch",
+    "metrics": "define metrics(model, batch), which returns a dict of sums over the batch",
+}
+
+
+@contextmanager
+def told(folder: Path, doing: str) -> Iterator[None]:
+    """Turn any error within the block into a RecipeError that names the last of the recipe's lines it came through."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the recipe raises
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_in(frame.filename, folder)]
+        where = f"{Path(frames[-1].filename).relative_to(folder)}, line {frames[-1].lineno}" if frames else MAIN
+        if isinstance(error, SyntaxError) and error.filename and _is_in(error.filename, folder):
+            where = f"{Path(error.filename).relative_to(folder)}, line {error.lineno}"
+        message = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
+        raise RecipeError(f"{where}: {doing} failed: {message}") from error
+
+
+def _is_in(file: str, folder: Path) -> bool:
+    return Path(file).is_relative_to(folder)

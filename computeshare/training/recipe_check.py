@@ -1,0 +1,187 @@
+"""A trial of a recipe: build it twice, take two steps, find out its facts, and say in words what is wrong."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from computeshare.errors import ComputeShareError, RecipeError
+from computeshare.jobspec.part import Part
+from computeshare.jobspec.tasks.recipe_facts import RecipeFacts, TensorEntry
+from computeshare.tasks.recipes.bundle import Bundle
+
+if TYPE_CHECKING:
+    from computeshare.tasks.base import TaskInstance
+    from computeshare.tasks.recipes.task import RecipeTask
+
+BATCH = 8
+"""Most samples of a step of the trial."""
+PATIENCE_S = 600.0
+
+
+class Report(Part):
+    """The result of a trial."""
+
+    digest: str
+    facts: RecipeFacts
+    parameters: int
+    """Values that are trained."""
+    frozen: int
+    """Values of parameters that need no gradient."""
+    is_deterministic: bool
+    """Whether the same steps, taken twice, gave the same bits."""
+    loss: float
+    """After the first step, as a mean over the batch."""
+    step_s: float
+    """Seconds of the second step."""
+    remarks: tuple[str, ...]
+    """Findings that do not keep the recipe from training, as sentences."""
+
+
+def check(
+    bundle: Bundle, arguments: Mapping[str, Any], folder: Path | None = None, patience_s: float = PATIENCE_S
+) -> Report:
+    """Try a recipe in a process of its own, which runs the recipe's code with this user's rights.
+
+    Args:
+        arguments: the job's `recipe_args`.
+        folder: with the data that the recipe reads; None: it needs none.
+    Raises: RecipeError: the recipe cannot train, with the reason; its process died, or took longer than `patience_s`.
+    """
+    request = {"files": dict(bundle.files), "arguments": dict(arguments), "folder": str(folder) if folder else None}
+    read, write = os.pipe()
+    with open(read, "rb") as answer, tempfile.TemporaryDirectory(prefix="recipe-") as scratch:
+        command = [sys.executable, "-m", __name__, str(write), scratch]
+        try:  # what the recipe prints goes to standard error: standard output is for the report
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[write])
+        finally:
+            os.close(write)
+        try:
+            process.communicate(json.dumps(request).encode(), patience_s)
+        except subprocess.TimeoutExpired as error:
+            raise RecipeError(
+                f"the trial took more than {patience_s:.0f} s: try a smaller model or less data"
+            ) from error
+        finally:
+            process.kill()
+            process.wait()
+        found = answer.read()
+    if process.returncode:
+        raise RecipeError(
+            f"the recipe's process ended with exit code {process.returncode}: "
+            "look for a call that ends the process, or for too little memory"
+        )
+    if found.startswith(_ERROR):
+        raise RecipeError(found.removeprefix(_ERROR).decode(errors="replace"))
+    return Report.model_validate_json(found)
+
+
+_ERROR = b"error: "
+
+
+def main() -> None:
+    """In the process of the trial: write the report as JSON to the pipe, or `error: ` and why there is none."""
+    answer, scratch = int(sys.argv[1]), Path(sys.argv[2]).resolve()
+    request = json.load(sys.stdin.buffer)
+    folder = Path(request["folder"]) if request["folder"] else None
+    try:
+        found = _tried(Bundle(request["files"]), request["arguments"], folder, scratch).model_dump_json().encode()
+    except ComputeShareError as error:
+        found = _ERROR + str(error).encode()
+    with open(answer, "wb") as file:
+        file.write(found)
+
+
+def _tried(bundle: Bundle, arguments: dict[str, Any], folder: Path | None, scratch: Path) -> Report:
+    from computeshare.tasks.recipes.functions import load
+    from computeshare.tasks.recipes.task import RecipeTask
+
+    bundle.write(scratch)
+    task = RecipeTask(load(scratch), bundle.digest, arguments, folder)
+    train, test = (task.open(split, scratch) for split in ("train", "test"))
+    first, second = _Steps(task), _Steps(task)
+    if first.initial != second.initial:
+        raise RecipeError(
+            "model() gave two different modules from the same seed: draw initial weights from torch's, NumPy's or "
+            "Python's global generator, and from no other source"
+        )
+    losses, gradients = zip(*first.taken(), strict=True)
+    is_deterministic = gradients == tuple(gradient for _, gradient in second.taken())
+    instance = first.instance
+    if not all(map(math.isfinite, losses)):
+        raise RecipeError(f"the loss was {losses[-1]} after {len(losses)} steps: check inputs, model and loss")
+    batch = instance.split.batch(first.indices)
+    entries = [TensorEntry(name=t.name, shape=t.shape, kind=t.kind) for t in instance.layout.tensors]
+    frozen = sum(p.numel() for p in instance.module.parameters() if not p.requires_grad)
+    facts = RecipeFacts(
+        train=len(train),
+        test=len(test),
+        tensors=tuple(entries),
+        metric="accuracy" if task.classifies else "loss",
+        metrics=task.found_metrics(instance.module, batch),
+        classes=task.found_classes(instance.module, batch),
+    )
+    return Report(
+        digest=bundle.digest,
+        facts=facts,
+        parameters=instance.layout.parameters,
+        frozen=frozen,
+        is_deterministic=is_deterministic,
+        loss=losses[-1],
+        step_s=first.step_s,
+        remarks=tuple(_remarks(instance, is_deterministic)),
+    )
+
+
+class _Steps:
+    """A module of a recipe's, and steps of plain SGD on its first training samples, as a worker computes them."""
+
+    def __init__(self, task: "RecipeTask") -> None:
+        import numpy as np
+
+        from computeshare.tasks.modules import weights_of
+
+        self.instance = task.instance(0, "train", Path())
+        self.indices = np.arange(min(BATCH, len(self.instance.split)))
+        self.initial = self.instance.layout.digest(weights_of(self.instance.module, self.instance.layout))
+        self.step_s = 0.0
+
+    def taken(self, count: int = 2) -> Iterator[tuple[float, bytes]]:
+        """The loss before each step, and the gradient's bytes."""
+        import torch
+
+        from computeshare.jobspec.sampling_plan import Plan
+        from computeshare.training.replica import Replica
+
+        size = len(self.indices)
+        replica = Replica(self.instance, Plan(0, size, size, 1), torch.device("cpu"))
+        weights = replica.parameters.read()
+        for number in range(count):
+            began = time.monotonic()
+            update = replica.compute(number)
+            self.step_s = time.monotonic() - began
+            weights -= 0.01 * update.vector
+            replica.parameters.fill(weights)
+            yield update.loss, update.vector.tobytes()
+
+
+def _remarks(instance: "TaskInstance", is_deterministic: bool) -> Iterator[str]:
+    if not is_deterministic:
+        yield (
+            "The same step gave other bits the second time: results then depend on which machines train, and a replay "
+            "does not match. Look for randomness with a source of its own, or for sets iterated over."
+        )
+    idle = [n for n, p in instance.module.named_parameters() if p.requires_grad and not bool(p.grad.any())]  # type: ignore[union-attr]
+    if idle:
+        some = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
+        yield f"{len(idle)} parameters got no gradient ({some}): freeze those that the loss does not depend on."
+
+
+if __name__ == "__main__":
+    main()

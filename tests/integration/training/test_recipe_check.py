@@ -1,0 +1,90 @@
+"""A trial of a recipe, in a process of its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from computeshare.cli.main import app
+from computeshare.errors import RecipeError
+from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.training.recipe_check import Report, check
+
+GOOD = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def model(width=8):
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 2))
+
+def data(split, folder, count=20):
+    draw = torch.Generator().manual_seed(len(split))
+    inputs = torch.randn(count if split == "train" else 6, 3, generator=draw)
+    return TensorDataset(inputs, (inputs.sum(1) > 0).long())
+"""
+
+
+def tried(text: str, **arguments: Any) -> Report:
+    return check(Bundle({"recipe.py": text}), arguments)
+
+
+def test_a_good_recipe_is_reported_with_its_facts() -> None:
+    report = tried(GOOD, width=4, count=30)
+    assert (report.parameters, report.frozen, report.facts.train, report.facts.test) == (26, 0, 30, 6)
+    assert report.is_deterministic and report.remarks == () and report.facts.metric == "accuracy"
+    assert [(t.name, t.shape) for t in report.facts.tensors][:2] == [("0.weight", (4, 3)), ("0.bias", (4,))]
+
+
+def test_randomness_with_a_source_of_its_own_and_idle_parameters_are_remarked_upon() -> None:
+    noisy = (
+        GOOD.replace("import torch\n", "import os\nimport torch\n", 1)
+        + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.frozen = nn.Parameter(torch.zeros(5), requires_grad=False)
+
+    def forward(self, x):
+        return self.used(x) * (1 + os.urandom(1)[0])
+
+model = Net
+"""
+    )
+    report = tried(noisy)
+    assert not report.is_deterministic and report.frozen == 5
+    assert ["other bits" in report.remarks[0], "idle.weight, idle.bias" in report.remarks[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("addition", "told"),
+    [
+        ("import nothing_of_this_name", r"recipe\.py, line 13: the import failed: ModuleNotFoundError"),
+        ("import os; os._exit(7)", "process ended with exit code 7"),
+        ("raise SystemExit(3)", "the import failed: SystemExit: 3"),
+        (
+            "import secrets, torch\ndef model(): return nn.Linear(3, 2 + secrets.randbelow(1000))",
+            "two different modules",
+        ),
+        ("def loss(model, batch): return model(batch[0]).sum() * float('nan')", "the loss was nan"),
+    ],
+)
+def test_a_recipe_that_cannot_train_ends_with_the_reason(addition: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        tried(GOOD + addition + "\n")
+
+
+def test_a_trial_that_hangs_is_ended() -> None:
+    with pytest.raises(RecipeError, match="took more than 1 s"):
+        check(Bundle({"recipe.py": "import time\ntime.sleep(600)\n"}), {}, patience_s=1)
+
+
+def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(GOOD)
+    run = CliRunner().invoke(app, ["recipes", "check", str(tmp_path / "net.py"), "--arg", "width=4", "--json"])
+    assert run.exit_code == 0 and json.loads(run.stdout)["parameters"] == 26
+    run = CliRunner().invoke(app, ["recipes", "check", str(tmp_path / "net.py")])
+    assert "20 to train, 6 to test" in run.stdout and "Same bits twice  yes" in run.stdout
