@@ -30,6 +30,9 @@ BROKER = (
     "computeshare/up/embedded_broker.py",
     "computeshare/transport/connections.py",
 )
+SUITE = (*TRAINING, *CONTROL, *BROKER, "tests/support/*.py")
+TIERS = ("e2e", "integration", "unit")
+"""Folders of tests of which `make test` runs a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,7 @@ class Part:
 
 
 PARTS: dict[str, Part] = {
-    "all cases of e2e": Part("tests/e2e", 1, 1, (*TRAINING, *CONTROL, *BROKER, "tests/support/*.py"), "", "failures"),
-    "all cases of training": Part("tests/integration/training", 1, 1, TRAINING, "", "failures"),
-    "all memory estimates": Part("tests/unit/jobspec/test_memory_estimate.py", 1, 1, TRAINING, "", "failures"),
+    **{f"all cases of {tier}": Part(f"tests/{tier}", 1, 1, SUITE, "", "failures") for tier in TIERS},
     "script mutants": Part(
         "tests/integration/protocol/test_script_mutants.py",
         1000,  # more than there are mutants
