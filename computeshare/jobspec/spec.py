@@ -199,6 +199,16 @@ class JobSpec(Part):
         description="bfloat16: workers compute with torch.autocast, weights and gradients stay float32; auto: bfloat16 "
         "if the first workers measure that it is at least 5 % faster, or float32 does not fit their memory",
     )
+    compile: bool = Field(
+        False,
+        description="workers compile the model by torch.compile, which takes a minute or two before they join; without "
+        "a C++ compiler (on a GPU: Triton) they train it as it is",
+    )
+    channels_last: bool = Field(
+        False,
+        description="workers hold weights and images in the order of torch.channels_last: often faster for "
+        "convolutions on a GPU; without effect on a CPU",
+    )
     workers: WorkerRange = WorkerRange()
     checkpoint_every: Annotated[Count, Control(MORE)] = Field(
         100, title="Versions between checkpoints", description="0: only at the end"

@@ -148,6 +148,7 @@ class Replay:
         """
         with _using(self._threads):
             machine = _Machine(self.spec, self._data_dir, self._device)
+            self.here = machine.kind
             model = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
                 model = machine.step(version["version"], model, _parts(version), version.get("staleness", ()))
@@ -198,13 +199,14 @@ class _Machine:
         from computeshare.tasks.registry import task_of
         from computeshare.training import devices
         from computeshare.training.server_step import ServerStep
-        from computeshare.training.work_units import replica_of
+        from computeshare.training.work_units import kind_of, replica_of
 
         devices.make_deterministic(device)
         instance = task_of(spec).instance(spec.seed, "train", data_dir)
         self.layout = instance.layout
         self.initial: Weights = weights_of(instance.module, self.layout)
         self._replica = replica_of(spec, instance, device)
+        self.kind = kind_of(device, self._replica)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
         self._strategy = spec.strategy
         self._before: deque[Weights] = deque(maxlen=spec.strategy.recent)

@@ -3,7 +3,7 @@ on layouts and on flat vectors.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -192,11 +192,21 @@ class TaskInstance:
 
 def moved(batch: Batch, device: torch.device) -> Batch:
     """A batch with all its tensors on `device`."""
+    return changed(batch, lambda tensor: tensor.to(device))
+
+
+def channels_last(batch: Batch) -> Batch:
+    """A batch with its tensors of four dimensions in the order of `torch.channels_last`."""
+    return changed(batch, lambda one: one.contiguous(memory_format=torch.channels_last) if one.ndim == 4 else one)
+
+
+def changed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """A batch with each of its tensors replaced."""
     if isinstance(batch, Tensor):
-        return batch.to(device)
+        return change(batch)
     if isinstance(batch, dict):
-        return {name: moved(part, device) for name, part in batch.items()}
-    return type(batch)(moved(part, device) for part in batch)
+        return {name: changed(part, change) for name, part in batch.items()}
+    return type(batch)(changed(part, change) for part in batch)
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:

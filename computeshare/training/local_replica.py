@@ -14,6 +14,7 @@ from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Weights
+from computeshare.training.compilation import Compilation
 from computeshare.training.execution import PLAIN, Execution
 from computeshare.training.optimizers import build, clip, dump_state, load_state, set_rate, try_out
 from computeshare.training.replica import Replica, Take, Update
@@ -47,6 +48,11 @@ class LocalReplica:
         self._base: Vector = self._replica.parameters.read()
         self._plan, self._buckets, self._inner, self._keep = plan, instance.layout.buckets, inner, kept
         self._state: torch.optim.Optimizer | None = None
+
+    @property
+    def compilation(self) -> Compilation:
+        """As `Replica.compilation`."""
+        return self._replica.compilation
 
     @property
     def kept(self) -> "LocalReplica | None":

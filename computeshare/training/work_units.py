@@ -8,10 +8,12 @@ import torch
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
 from computeshare.tensors.layout import Weights
+from computeshare.training import devices
+from computeshare.training.compilation import Compilation
 from computeshare.training.execution import execution_of
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.replica import Replica, Take, Update
-from computeshare.types import Blob, Vector
+from computeshare.types import Blob, Kind, Vector
 
 
 class InnerState(Protocol):
@@ -32,6 +34,10 @@ class AnyReplica(Protocol):
     def kept(self) -> InnerState | None:
         """The inner state, if the strategy keeps it."""
 
+    @property
+    def compilation(self) -> Compilation:
+        """By what the module is compiled."""
+
     def load(self, weights: Weights) -> None: ...
 
     def prefetch(self, micro_batches: Iterable[int]) -> None: ...
@@ -49,7 +55,13 @@ class AnyReplica(Protocol):
 
 def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> AnyReplica:
     """Build the replica for this job's strategy; it takes over the module of `instance`."""
-    strategy, execution = spec.strategy, execution_of(spec)
+    strategy, execution = spec.strategy, execution_of(spec, device)
     if strategy.inner is None:
         return Replica(instance, spec.plan, device, strategy.sent, execution)
     return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner, spec.inner_rules, execution)
+
+
+def kind_of(device: torch.device, replica: AnyReplica) -> Kind:
+    """The kind of this machine as it computes with the replica: as `devices.kind`, and the compiler if one is used."""
+    compiler = replica.compilation.compiler
+    return devices.kind(device) | ({"compiler": compiler} if compiler else {})

@@ -130,7 +130,7 @@ class SeatSession:
 
         from computeshare.training import devices
         from computeshare.training.execution import execution_of
-        from computeshare.training.work_units import replica_of
+        from computeshare.training.work_units import kind_of, replica_of
 
         log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
         if self.spec.threads:
@@ -143,15 +143,16 @@ class SeatSession:
         if self.spec.is_open:
             self._measure(instance, device, memory)
             self.spec = self._chosen()
-            memory.check(execution_of(self.spec).precision)
+            memory.check(execution_of(self.spec, device).precision)
         codecs, layout = self.spec.codecs, instance.layout
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
         replica, outbox = replica_of(self.spec, instance, device), UpdateQueue(self.session, encoder)
+        self._tell_compilation(replica)
         inbox = Inbox(self.session, codecs.down, layout, replica.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
-        self._join({"kind": devices.kind(device), "memory_bytes": memory.needed_bytes})
+        self._join({"kind": kind_of(device, replica), "memory_bytes": memory.needed_bytes})
         self._take_over(replica)
         loop = SeatLoop(
             self.spec, self.session, self.keeper, replica, feedback, inbox, outbox, memory, self.status, self.stop
@@ -160,6 +161,14 @@ class SeatSession:
             reason = loop.run()
         self._hand_over(replica)
         return reason
+
+    def _tell_compilation(self, replica: "AnyReplica") -> None:
+        """Log by what the model is compiled, or why it is not, if the job asks for it."""
+        found = replica.compilation
+        if found.compiler:
+            log.info("compiled", job=self.seat.job, compiler=found.compiler)
+        elif self.spec.compile:
+            log.warning("torch.compile failed: computing without it", job=self.seat.job, error=found.trouble)
 
     def _measure(self, instance: "TaskInstance", device: "torch.device", memory: SeatMemory) -> None:
         """Measure this machine and its link, and report the measurement, by which the reducer chooses what is open."""

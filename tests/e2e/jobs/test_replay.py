@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -122,6 +123,7 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
             "validation": 0.1,
             "optimizer": {"name": "AdamW", "lr": 0.01, "weight_decay": 0.1},
         },
+        {"compile": True},
         {**BUCKETS, "codec": {"up": "float16", "down": "float32"}},
         {**BUCKETS, "codec": {"up": "int8", "down": "int8"}},
     ],
@@ -132,6 +134,7 @@ def test_a_replay_of_every_version_matches_and_says_so(plane: ControlPlane, done
         "differences",
         "bfloat16",
         "every field of training",
+        "compiled",
         "several buckets",
         "differences of several buckets",
     ],
@@ -141,6 +144,9 @@ def test_every_kind_of_job_matches_from_its_seed_and_from_a_checkpoint(
 ) -> None:
     job = plane.finish(plane.create(**{**DIGITS, **spec}))
     total, middle = job["rounds_total"], job["spec"]["checkpoint_every"]
+    kinds = [kind for worker in plane.get(f"/v1/jobs/{job['id']}/workers")["items"] for kind in worker["kinds"]]
+    has_compiler = any(map(shutil.which, ("g++", "clang++")))
+    assert {"compiler" in kind for kind in kinds} == {"compile" in spec and has_compiler}
     versions, verdict = recomputed(plane, job["id"])
     assert (versions, verdict.outcome) == ([*range(1, total + 1)], "matches")
     versions, verdict = recomputed(plane, job["id"], middle)

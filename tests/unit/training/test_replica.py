@@ -18,6 +18,7 @@ from computeshare.tasks.images.models import build
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
+from computeshare.training.execution import Execution
 from computeshare.training.replica import FlatTensors, Replica, Update
 from computeshare.types import Vector
 
@@ -281,6 +282,28 @@ def test_buckets_of_parameters_that_the_loss_does_not_touch_are_taken_too() -> N
 @pytest.mark.usefixtures("small_buckets", "apart")
 def test_buckets_of_tensors_with_storage_of_their_own_are_taken_after_the_pass() -> None:
     assert taken(replica(), 3)[1] == replica().compute(3).vector.tobytes()
+
+
+def test_channels_last_changes_the_order_in_memory_alone() -> None:
+    def two() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(1152, 10))
+
+    module, seen = two(), list[tuple[int, ...]]()
+    module[0].register_forward_hook(lambda _, __, outputs: seen.append(outputs.stride()))  # type: ignore[index]
+    r, plain = (
+        Replica(instance_of(module), PLAN, CPU, execution=Execution(channels_last=True)),
+        Replica(instance_of(two()), PLAN, CPU),
+    )
+    weights = weights_of(two(), layout_of(two()))
+    weights.parameters[:] *= 1.5
+    for one in (r, plain):
+        one.load(weights)
+    assert module[2].weight.stride() == module[2].weight.grad.stride() == (36, 1, 12, 4)  # type: ignore[index,union-attr]
+    assert np.array_equal(r.parameters.read(), weights.parameters)
+    np.testing.assert_allclose(r.compute(1).vector, plain.compute(1).vector, rtol=0, atol=1e-6)
+    assert seen == [(784, 1, 56, 4)]
+    assert bits(r.compute(1)) == bits(r.compute(1))
 
 
 def test_a_convolution_of_many_weights_takes_images_in_torchs_order_and_yields_the_same() -> None:
