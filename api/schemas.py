@@ -16,12 +16,12 @@ from computeshare.tasks.class_counts import MOST_IN_MATRIX
 from computeshare.types import JobStatus, Kind, Outcome
 
 
-def instant(value: object) -> object:
+def from_milliseconds(value: object) -> object:
     """Convert milliseconds since the epoch, as in the tables, to a time in UTC; leave other types to pydantic."""
     return datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else value
 
 
-Instant = Annotated[datetime, BeforeValidator(instant)]
+Instant = Annotated[datetime, BeforeValidator(from_milliseconds)]
 
 
 ScoredPart = Literal["validation", "test"]

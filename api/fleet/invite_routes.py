@@ -33,7 +33,7 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
     return InviteCreated(
         **invite.model_dump(),
         url=url,
-        command=command(invite.queue, url),
+        command=join_command(invite.queue, url),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
         note="; and ".join(filter(None, obstacles)) or None,
     )
@@ -64,7 +64,7 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
         invite = service.find(code)
     except NotFound as error:
         return missing(request, "There is no such invite", str(error))
-    made = command(invite.queue, _link(request, code))
+    made = join_command(invite.queue, _link(request, code))
     return render(request, "join.html", invite=invite, command=made, version=__version__)
 
 
@@ -79,6 +79,6 @@ def _link(request: Request, code: str) -> str:
     return str(request.url_for("show_invite", code=code))
 
 
-def command(queue: str, url: str) -> str:
+def join_command(queue: str, url: str) -> str:
     """The shell command for the invited machine; `queue` and `url` hold no characters that are special to a shell."""
     return f"computeshare-worker --queue {queue} --join {url}"

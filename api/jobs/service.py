@@ -223,7 +223,7 @@ class Jobs:
             job = find(session, job_id)
             if job.status in ENDED:
                 raise Conflict(f"job {job_id} is already {job.status}: only a job that has not ended can be cancelled")
-            end(session, job, "cancelled", reason="Cancelled by a user", error=None)
+            end_job(session, job, "cancelled", reason="Cancelled by a user", error=None)
             session.flush()
             answer = _show(session, job_id)
         self._wake()
@@ -300,7 +300,7 @@ def find(session: Session, job_id: str) -> Job:
     return job
 
 
-def end(session: Session, job: Job, status: JobStatus, reason: str | None, error: str | None) -> None:
+def end_job(session: Session, job: Job, status: JobStatus, reason: str | None, error: str | None) -> None:
     """Store that a job has ended, with an event and the outbox entry `end`."""
     now = now_ms()
     job.stopped_ms += _stopped_ms(job, now)

@@ -111,7 +111,7 @@ def _ends(versions: Iterable[Mapping[Any, Any]]) -> dict[str, list[int]]:
     return found
 
 
-def unpack(connection: Connection, job_id: str, per_epoch: int, since: int, branch: Branch | None = None) -> int:
+def unpack_rows(connection: Connection, job_id: str, per_epoch: int, since: int, branch: Branch | None = None) -> int:
     """Put back the packed rows of all versions from the epoch of `since` on; with a branch, from the epoch of the first
     block that disagrees with the branch, if that is earlier. Returns the number of blocks unpacked.
     """

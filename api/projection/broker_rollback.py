@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from api.projection.archive import samples_of_workers, unpack
+from api.projection.archive import samples_of_workers, unpack_rows
 from api.projection.epochs import recount
 from api.projection.events.job_projection import JobState
 from api.tables import WORKER, Event, LedgerEntry, Submission, VersionRow, table
@@ -18,7 +18,7 @@ def goes_back(state: JobState, token: Token) -> bool:
 
 def rewind(connection: Connection, state: JobState, token: Token, at_ms: int) -> None:
     """Void the rows from this version on and rename their tokens: versions committed again may have the same tokens."""
-    unpack(connection, state.id, state.plan.rounds_per_epoch, token.version)
+    unpack_rows(connection, state.id, state.plan.rounds_per_epoch, token.version)
     for rows in (table(VersionRow), LEDGER):
         lost = (rows.c.version >= token.version) & (rows.c.incarnation == token.incarnation) & rows.c.voided.is_(False)
         renamed = rows.c.token + f"~{at_ms}"

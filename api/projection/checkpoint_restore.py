@@ -8,7 +8,7 @@ import structlog
 from pydantic_core import to_json
 from sqlalchemy import Connection, func, insert, select, update
 
-from api.projection.archive import unpack
+from api.projection.archive import unpack_rows
 from api.projection.broker_rollback import recount_workers
 from api.projection.epochs import recount
 from api.projection.events.handlers import apply
@@ -61,7 +61,7 @@ def restore(
     token = restored.token
     led = lineage(saved, token)
     told = [Token.parse(entry["data"]["token"]).version for entry in led[:1]]  # the first of them
-    unpack(connection, state.id, state.plan.rounds_per_epoch, min([token.version, *told]), branch)
+    unpack_rows(connection, state.id, state.plan.rounds_per_epoch, min([token.version, *told]), branch)
     first = _align(connection, state, branch)
     submissions = table(Submission).c
     connection.execute(

@@ -35,7 +35,7 @@ class Publisher:
 
     def look(self, redis: Redis, jobs: Sequence[Any]) -> dict[str, Published]:
         """Each job's state in the broker, by id, `no_room` included."""
-        found = look_up(redis, [job.id for job in jobs])
+        found = broker_states(redis, [job.id for job in jobs])
         self._needed = {_key(job): self._bytes(job) for job in jobs}  # without the jobs that have ended
         memory, promised = Memory.of(redis), self._promised(jobs, found)
         full = exhausted(memory)
@@ -96,7 +96,7 @@ def _key(job: Any) -> tuple[str, str]:
     return job.id, str(job.spec["codec"])
 
 
-def look_up(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
+def broker_states(redis: Redis, job_ids: Sequence[str]) -> dict[str, Published]:
     """Each job's state in the broker, by id, without `no_room`."""
     members: Any = redis.smembers(keys.JOBS)
     known = [job_id for job_id in job_ids if job_id.encode() in members]

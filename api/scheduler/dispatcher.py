@@ -22,7 +22,7 @@ from api.projection.archive import compact
 from api.projection.disk_reconcile import contradiction, give_up, reconcile
 from api.projection.row_retention import thin
 from api.publication.outbox import SEAT, Courier
-from api.publication.publication import Published, Publisher, look_up
+from api.publication.publication import Published, Publisher, broker_states
 from api.scheduler.demand import Stored, demands_of, is_finished
 from api.scheduler.eligibility import Excluded, excluded
 from api.scheduler.machines import DISMISSED, Roll
@@ -94,7 +94,7 @@ class Dispatcher:
     def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
         """Pause the rounds of paused jobs, and of no others: a reducer may have opened rounds after the pause."""
         wrong = [job_id for job_id, its in jobs.items() if its.status == "paused"]
-        paused = look_up(redis, stored.paused)
+        paused = broker_states(redis, stored.paused)
         wrong += [job_id for job_id, its in paused.items() if its.status == "running"]
         for job_id in wrong:
             with contextlib.suppress(ResponseError):  # for example out of memory: the next turn tries again

@@ -60,7 +60,7 @@ def nothing_to_spare(_job_id: str) -> int:
     return 0
 
 
-def route(taker: str, graph: Graph, owners: Owners, spare: Spare = nothing_to_spare) -> list[Step]:
+def transfer_path(taker: str, graph: Graph, owners: Owners, spare: Spare = nothing_to_spare) -> list[Step]:
     """The fewest steps that give `taker` one more worker, where only a job that can spare a worker ends with fewer.
 
     Breadth-first search for an augmenting path in the bipartite graph.
@@ -138,7 +138,7 @@ def _gets_minimum(want: Want, graph: Graph, owners: Owners, refused: Refused) ->
     if want.fewest >= refused.get(want.serving, want.fewest + 1):
         return False
     for _ in range(want.fewest):
-        steps = route(want.job_id, graph, owners)
+        steps = transfer_path(want.job_id, graph, owners)
         if not steps:
             for worker in [worker for worker, job in owners.items() if job == want.job_id]:
                 del owners[worker]
@@ -156,7 +156,7 @@ def _fill(wants: Sequence[Want], graph: Graph, owners: Owners) -> None:
     hungry = list(wants)
     while hungry:
         want = min(hungry, key=lambda want: (counts[want.job_id], want.holds <= counts[want.job_id]))
-        steps = route(want.job_id, graph, owners) if counts[want.job_id] < want.seats else []
+        steps = transfer_path(want.job_id, graph, owners) if counts[want.job_id] < want.seats else []
         if not steps:  # nor later, as given workers are not taken back; nor will other jobs of the same workers
             full = want.serving if counts[want.job_id] < want.seats else None
             hungry = [other for other in hungry if other is not want and other.serving != full]
@@ -186,7 +186,7 @@ def settle(
 
     for want in sorted(wants, key=lambda want: -want.priority):
         while has[want.job_id] < counts[want.job_id]:
-            steps = route(want.job_id, graph, owners, spare)
+            steps = transfer_path(want.job_id, graph, owners, spare)
             givers = {step.giver for step in steps if step.giver}
             concerned = {want.job_id, *givers} if givers else set()
             if not steps or concerned & changed or (givers and not may(steps)):

@@ -9,7 +9,7 @@ from sqlmodel import col
 
 from api.broker import Broker
 from api.database import Database, now_ms
-from api.publication.publication import Published, look_up
+from api.publication.publication import Published, broker_states
 from api.schemas import DependencyPublic, Readiness
 from api.system.background import Background
 from api.tables import Job
@@ -56,7 +56,7 @@ class HealthService:
         with self._database.read() as session:
             job_ids = list(session.scalars(query))
         # Jobs unknown to the broker wait for workers, not for a reducer.
-        found = look_up(self._broker.client(), job_ids)
+        found = broker_states(self._broker.client(), job_ids)
         without = [its for its in job_ids if found[its].known and not _is_looked_after(found[its])]
         if without:
             jobs = ", ".join(without[:5])

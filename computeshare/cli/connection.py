@@ -52,7 +52,7 @@ def job_ids(context: typer.Context, incomplete: str) -> Words:
     )
 
 
-def workers(context: typer.Context, incomplete: str) -> Words:
+def complete_workers(context: typer.Context, incomplete: str) -> Words:
     """Completions: workers by name, or by id where the name is not unique or holds special characters."""
 
     def ask(client: Client) -> Words:
@@ -109,11 +109,13 @@ def keep_existing(path: Path, force: bool) -> None:
 Version = Annotated[str, typer.Option(metavar="latest|best|N", help="Version of the job.")]
 Worker = Annotated[
     str,
-    typer.Argument(metavar="WORKER", help="The worker's id or name.", show_default=False, autocompletion=workers),
+    typer.Argument(
+        metavar="WORKER", help="The worker's id or name.", show_default=False, autocompletion=complete_workers
+    ),
 ]
 
 
-def page(client: Client, job_id: str) -> str:
+def page_url(client: Client, job_id: str) -> str:
     """The address of a job's page."""
     return f"{client.url}/jobs/{job_id}"
 

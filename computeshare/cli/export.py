@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from computeshare.cli.connection import Home, JobId, Json, Url, Version, keep_existing, output_option
-from computeshare.cli.jobs.export import opened
+from computeshare.cli.jobs.export import open_output
 from computeshare.client import ComputeShare
 from computeshare.client.exports import SUFFIXES, Format
 from computeshare.terminal.output import console, print_json, size, target
@@ -41,7 +41,7 @@ def export(
             text = job.model_card(path.name, checkpoint["version"]) if card else ""
             job.export(path, form, checkpoint["version"])
             if card:
-                with opened(path.with_name(CARD)) as file:
+                with open_output(path.with_name(CARD)) as file:
                     file.write(text)
     written = path.stat().st_size
     if as_json:

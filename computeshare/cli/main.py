@@ -121,7 +121,7 @@ def doctor(
     """Check this machine and its connections, and give advice."""
     if selftest:
         _selftest(settings(url, home), as_json)
-    from computeshare.doctor import Surroundings, diagnose, table
+    from computeshare.doctor import Surroundings, checks_table, diagnose
 
     screen = console(stderr=True)
     with screen.status("checking this machine"):
@@ -129,7 +129,7 @@ def doctor(
     if as_json:
         print_json({"ok": all(c.status != "fail" for c in checks), "checks": [c.as_dict() for c in checks]})
     else:
-        console().print(table(checks))
+        console().print(checks_table(checks))
     raise typer.Exit(FAILED if any(check.status == "fail" for check in checks) else 0)
 
 

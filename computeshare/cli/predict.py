@@ -39,20 +39,20 @@ def predict(
             report(f"{file}: {error}")
             items.append({"file": str(file), "error": str(error)})
             continue
-        items.append({"file": str(file), "classes": [document(guess) for guess in guesses]})
+        items.append({"file": str(file), "classes": [guess_document(guess) for guess in guesses]})
         if not as_json:
-            console().print(f"{file}: {', '.join(map(told, guesses))}", markup=False, soft_wrap=True)
+            console().print(f"{file}: {', '.join(map(guess_line, guesses))}", markup=False, soft_wrap=True)
     if as_json:
         print_json({"id": job_id, "version": model.version, "items": items})
     if any("error" in item for item in items):
         raise typer.Exit(FAILED)
 
 
-def told(guess: Guess) -> str:
+def guess_line(guess: Guess) -> str:
     """A class with its probability, as text."""
     return f"{guess.name or f'class {guess.index}'} {percent(guess.probability)}"
 
 
-def document(guess: Guess) -> dict[str, Any]:
+def guess_document(guess: Guess) -> dict[str, Any]:
     """A class with its probability, as JSON data."""
     return {"class": guess.index, "name": guess.name, "probability": guess.probability}

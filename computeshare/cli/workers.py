@@ -10,7 +10,7 @@ from rich.text import Text
 
 from computeshare.cli.connection import Home, Json, Url, Worker, Yes, confirm, connect, queues
 from computeshare.client.api.models import Problem
-from computeshare.terminal.output import NOTHING, age, console, how_to_help, instant, plain, print_json, size
+from computeshare.terminal.output import NOTHING, age, console, how_to_help, parse_time, plain, print_json, size
 
 app = typer.Typer(no_args_is_help=True, help="See workers; invite, drain and remove them.")
 
@@ -82,7 +82,7 @@ def invite(
     if as_json:
         print_json(made)
         return
-    until = instant(made["expires_at"])
+    until = parse_time(made["expires_at"])
     when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
     lines = [plain(made["command"]), f"run this on the other machine; the link works once{when}"]
     if made["note"]:

@@ -36,7 +36,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + " …"
 
 
-def table(jobs: Sequence[tuple[Job, str]]) -> str:
+def jobs_table(jobs: Sequence[tuple[Job, str]]) -> str:
     """A table of jobs, one per row. Each job comes with the address of its page."""
     heads = "".join(f'<th style="{_CELL}">{name}</th>' for name in ("Job", "State", "Progress", "Score"))
     rows = "".join(f"<tr>{_row(job, url)}</tr>" for job, url in jobs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from computeshare.client.api.calls import Client
-from computeshare.client.card import table
+from computeshare.client.card import jobs_table
 from computeshare.client.job import Job
 from computeshare.client.weights import WeightsCache
 from computeshare.types import JobSort
@@ -27,7 +27,7 @@ class JobList:
         return self.items[index]
 
     def _repr_html_(self) -> str:
-        return table([(job.document, job.url) for job in self.items])
+        return jobs_table([(job.document, job.url) for job in self.items])
 
 
 class Jobs:

@@ -13,7 +13,7 @@ from computeshare.doctor import here, services
 from computeshare.doctor.machine import Check, Surroundings
 from computeshare.terminal.output import plain
 
-__all__ = ["CHECKS", "Check", "Surroundings", "diagnose", "table"]
+__all__ = ["CHECKS", "Check", "Surroundings", "checks_table", "diagnose"]
 
 _LOOKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
 CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
@@ -42,7 +42,7 @@ def diagnose(machine: Surroundings) -> list[Check]:
     return [check(machine) for check in CHECKS]
 
 
-def table(checks: list[Check]) -> Table:
+def checks_table(checks: list[Check]) -> Table:
     """The checks as a table for a terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)

@@ -204,7 +204,7 @@ def sleep(_: Ground) -> Outcome:
 
 
 def _keeps_awake() -> tuple[Status, str]:
-    tool = awake.command()[:1]
+    tool = awake.awake_command()[:1]
     name = "caffeinate" if sys.platform == "darwin" else "systemd-inhibit"
     if not tool or not shutil.which(name):
         return ("failed" if sys.platform == "darwin" else "not on this machine"), f"no {name}: nothing keeps it awake"

@@ -11,7 +11,7 @@ _WEAKLY = 'systemd-inhibit --mode=block-weak "$@" || exec systemd-inhibit "$@"'
 """`block-weak` lets the owner put the machine to sleep; systemd before 257 has only the strong lock."""
 
 
-def command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
+def awake_command(platform: str = sys.platform, pid: int | None = None) -> list[str]:
     """The command that keeps a machine awake: on macOS until process `pid` ends, on Linux until standard input closes.
 
     Empty on other platforms.
@@ -29,7 +29,7 @@ def stay_awake() -> subprocess.Popen[bytes] | None:
 
     To let the machine sleep earlier, close the standard input of the returned process and terminate it.
     """
-    wanted = command()
+    wanted = awake_command()
     if not wanted or not shutil.which(wanted[0]):
         return None
     quiet = subprocess.DEVNULL

@@ -117,7 +117,7 @@ def catalog() -> Catalog:
     return Catalog.model_validate(json.loads(text))
 
 
-def plain(name: str) -> str:
+def normalized_name(name: str) -> str:
     """A name of a data set without what makes no difference: capitals, hyphens, underscores."""
     return re.sub(r"[-_ ]", "", name.lower())
 
@@ -125,7 +125,7 @@ def plain(name: str) -> str:
 @lru_cache(maxsize=1)
 def dataset_names() -> dict[str, str]:
     """The names of the catalog's data sets by their `plain` form."""
-    return {plain(name): name for name in catalog().datasets}
+    return {normalized_name(name): name for name in catalog().datasets}
 
 
 def lacking_packages(packages: Iterable[str], extra: str = "data") -> str:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from computeshare.jobspec.catalog import ArgumentEntry, catalog
 from computeshare.jobspec.controls import OPTIMIZER, Control
-from computeshare.jobspec.part import wrong
+from computeshare.jobspec.part import error_at
 
 LARGEST_NUMBER = 1e300
 LARGEST_ARGUMENT = 1e8
@@ -43,17 +43,17 @@ class OptimizerSpec(BaseModel):
     def _known(self) -> Self:
         known = catalog().optimizers
         if self.name not in known:
-            raise wrong("optimizer", "name", f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
+            raise error_at("optimizer", "name", f"unknown optimizer {self.name!r}; allowed: {', '.join(sorted(known))}")
         arguments = known[self.name].arguments
         for name, value in self.arguments.items():
             if name not in arguments:
                 allowed = ", ".join(sorted(arguments))
-                raise wrong("optimizer", name, f"{self.name} has no argument {name!r}; allowed: {allowed}")
+                raise error_at("optimizer", name, f"{self.name} has no argument {name!r}; allowed: {allowed}")
             if problem := _problem(arguments[name], value):
-                raise wrong("optimizer", name, f"{self.name}'s {name} must be {problem}, not {value!r}"[:500])
+                raise error_at("optimizer", name, f"{self.name}'s {name} must be {problem}, not {value!r}"[:500])
         given = {name: entry.default for name, entry in arguments.items()} | self.arguments
         if given.get("nesterov") and not (given["momentum"] > 0 and given["dampening"] == 0):
-            raise wrong("optimizer", "nesterov", "nesterov needs momentum above 0 and dampening 0")
+            raise error_at("optimizer", "nesterov", "nesterov needs momentum above 0 and dampening 0")
         return self
 
 

@@ -10,7 +10,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def wrong(title: str, field: str | tuple[str, ...], message: str) -> ValidationError:
+def error_at(title: str, field: str | tuple[str, ...], message: str) -> ValidationError:
     """An error that names a field (or one within it) where pydantic would name the whole object."""
     kind = PydanticCustomError("value_error", "{text}", {"text": message})
     loc = (field,) if isinstance(field, str) else field

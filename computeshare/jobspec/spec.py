@@ -12,11 +12,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
-from computeshare.jobspec.catalog import DatasetEntry, catalog, dataset_names, plain
+from computeshare.jobspec.catalog import DatasetEntry, catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
-from computeshare.jobspec.part import Part, wrong
+from computeshare.jobspec.part import Part, error_at
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
 from computeshare.jobspec.tasks import facts, hugging_face
@@ -263,9 +263,9 @@ class JobSpec(Part):
         if info.field_name == "dataset":
             if hugging_face.is_hub_name(value):
                 return value
-            value = dataset_names().get(plain(value), value)
+            value = dataset_names().get(normalized_name(value), value)
         if value not in known:
-            if why := catalog().not_offered.get(plain(value)):
+            if why := catalog().not_offered.get(normalized_name(value)):
                 raise ValueError(f"{value} cannot be trained on: {why}")
             raise ValueError(f"unknown {info.field_name} {value!r}; allowed: {', '.join(sorted(known))}")
         return value
@@ -310,18 +310,20 @@ class JobSpec(Part):
         texts = catalog().texts
         if self.reads_text and self.dataset not in texts:
             message = f"{self.dataset} has images, but model {self.model} reads text: choose {', '.join(texts)}"
-            raise wrong("JobSpec", "dataset", message)
+            raise error_at("JobSpec", "dataset", message)
         if not self.reads_text and self.dataset in texts:
             message = f"{self.model} classifies images, but {self.dataset} is text: choose {', '.join(LANGUAGE_MODELS)}"
-            raise wrong("JobSpec", "model", message)
+            raise error_at("JobSpec", "model", message)
         if self.reads_text and self.input:
-            raise wrong("JobSpec", "input", "is for images only: leave it out, and set model_args.block_size")
+            raise error_at("JobSpec", "input", "is for images only: leave it out, and set model_args.block_size")
         if self.reads_text and self.augment:
-            raise wrong("JobSpec", "augment", "is for images only: leave it out")
+            raise error_at("JobSpec", "augment", "is for images only: leave it out")
         if self.model_args and not self.reads_text:
-            raise wrong("JobSpec", "model_args", f"model {self.model} has no arguments: leave model_args out")
+            raise error_at("JobSpec", "model_args", f"model {self.model} has no arguments: leave model_args out")
         if self.dataset_args and not hugging_face.is_hub_name(self.dataset):
-            raise wrong("JobSpec", "dataset_args", f"data set {self.dataset} has no arguments: leave dataset_args out")
+            raise error_at(
+                "JobSpec", "dataset_args", f"data set {self.dataset} has no arguments: leave dataset_args out"
+            )
 
     def _fits_images(self) -> None:
         """Raises ValueError: the images do not suit the model, or a batch has too few samples for batch norm."""
@@ -350,27 +352,31 @@ class JobSpec(Part):
         for name, value in strategy.implied.items():
             if getattr(self, name) != value:
                 message = f"strategy {strategy.kind} sets {name} itself: leave {name} out; {strategy.instead[name]}"
-                raise wrong("JobSpec", name, message)
+                raise error_at("JobSpec", name, message)
         trained = strategy.inner or self.optimizer
         if self.decay != "all" and "weight_decay" not in catalog().optimizers[trained.name].arguments:
-            raise wrong("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
+            raise error_at("JobSpec", "decay", f"{trained.name} has no weight_decay: leave decay out")
         if self.validation and not held_out(self.facts.train, self.validation):
-            raise wrong(
+            raise error_at(
                 "JobSpec", "validation", "is too small to hold out a sample of this data set: raise it, or leave it out"
             )
         if self.stop and not self.evaluate_every:
-            raise wrong("JobSpec", "stop", "needs evaluations during training: set evaluate_every above 0")
+            raise error_at("JobSpec", "stop", "needs evaluations during training: set evaluate_every above 0")
         if self.stop and self.stop.metric == "accuracy" and self.reads_text:
-            raise wrong("JobSpec", ("stop", "metric"), f"{self.model} has no accuracy: set metric to loss")
+            raise error_at("JobSpec", ("stop", "metric"), f"{self.model} has no accuracy: set metric to loss")
         if self.stop and self.stop.patience and not self.keep.best:
-            raise wrong("JobSpec", ("stop", "patience"), "needs the best version's checkpoint: set keep.best above 0")
+            raise error_at(
+                "JobSpec", ("stop", "patience"), "needs the best version's checkpoint: set keep.best above 0"
+            )
         if self.micro_batch % self.accumulate:
             message = (
                 f"must divide micro_batch ({self.micro_batch}), so that all pieces have the same number of samples"
             )
-            raise wrong("JobSpec", "accumulate", message)
+            raise error_at("JobSpec", "accumulate", message)
         if self.plan.units_per_round > LARGEST_ROUND:
-            raise wrong("JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}")
+            raise error_at(
+                "JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}"
+            )
 
     def _shared_out(self) -> None:
         """Raises ValidationError: the job would wait for more workers than a round has work for."""
@@ -381,7 +387,7 @@ class JobSpec(Part):
         if self.workers.min > units:
             cause = f"{whole} has {units:,} {strategy.units}, one for each worker"
             message = f"must be at most {units:,}, because {cause}: lower workers.min, or {remedy}"
-            raise wrong("JobSpec", ("workers", "min"), message)
+            raise error_at("JobSpec", ("workers", "min"), message)
 
     @property
     def codecs(self) -> CodecSpec:

@@ -43,7 +43,7 @@ class Share:
     reason: str
 
 
-def share(left: int, unit_ms: float, others: Sequence[Peer], idle_ms: float = 0.0) -> Share:
+def lease_share(left: int, unit_ms: float, others: Sequence[Peer], idle_ms: float = 0.0) -> Share:
     """How many of the `left` free units a worker gets when it asks. Applies where units take `SHORT_MS` or longer.
 
     Args:

@@ -13,7 +13,7 @@ from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.errors import LostClaim
 from computeshare.jobspec.spec import CodecSpec, JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
-from computeshare.reducer.codec_policy import choose
+from computeshare.reducer.codec_policy import choose_codecs
 from computeshare.reducer.precision_policy import choose_precision
 
 GRACE_S = 2.0
@@ -82,7 +82,7 @@ def chosen_for(spec: JobSpec, measured: Sequence[MeasuredLink]) -> dict[str, Any
         reasons.append(reason)
     choice: dict[str, Any] = {"precision": precision, "inner_steps": None}
     if spec.codec == "auto":
-        found = choose(spec, measured)
+        found = choose_codecs(spec, measured)
         choice |= asdict(found) | {"codec": found.codec.model_dump(), "slowest": found.slowest.model_dump()}
         reasons.append(found.reason)
     else:

@@ -47,7 +47,7 @@ class Choice:
         )
 
 
-def choose(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
+def choose_codecs(spec: JobSpec, measured: Sequence[MeasuredLink]) -> Choice:
     """Choose the first pair of codecs whose communication takes at most the planned share of every worker's time; if
     there is none, the choice with the smallest share.
 

@@ -104,13 +104,13 @@ def judge(checked: Sequence[Checked], kinds: Kinds, here: Kind, reducing: Kind) 
         suspects = frozenset() if one.recorded == one.computed else suspects | one.workers
         if one.differs:
             break
-    found = {line: None for kind in kinds.of(suspects) for line in differences(here, kind)}
+    found = {line: None for kind in kinds.of(suspects) for line in kind_differences(here, kind)}
     if kinds.reducer:
-        found |= dict.fromkeys(f"reducer's {line}" for line in differences(reducing, kinds.reducer))
+        found |= dict.fromkeys(f"reducer's {line}" for line in kind_differences(reducing, kinds.reducer))
     return Verdict("other kind" if found else "mismatch", matched, unrecorded, mismatches, tuple(found))
 
 
-def differences(here: Kind, there: Kind) -> list[str]:
+def kind_differences(here: Kind, there: Kind) -> list[str]:
     """The properties in which two kinds differ, as a line of text each."""
     names = sorted(here.keys() | there.keys())
     return [

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 from pydantic import BeforeValidator, ValidationError
 from pydantic_core import InitErrorDetails
 
-from computeshare.jobspec.part import wrong
+from computeshare.jobspec.part import error_at
 from computeshare.strategies.base import Strategy
 from computeshare.strategies.buffered_async import AsyncStrategy
 from computeshare.strategies.local import LocalStrategy
@@ -19,7 +19,7 @@ KINDS: Mapping[str, type[AnyStrategy]] = {one.model_fields["kind"].default: one 
 DEFAULT = SyncStrategy()
 
 
-def parse(value: Any) -> AnyStrategy:
+def parse_strategy(value: Any) -> AnyStrategy:
     """Parse a strategy from an object with a `kind` (by default the default strategy's), or return a parsed one.
 
     Raises: ValidationError, ValueError: the kind or one of its fields is invalid.
@@ -36,11 +36,13 @@ def parse(value: Any) -> AnyStrategy:
     known = KINDS[kind].model_fields
     for name in value:
         if name not in known:
-            raise wrong("strategy", str(name), f"unknown field; fields of strategy {kind}: {', '.join(sorted(known))}")
+            raise error_at(
+                "strategy", str(name), f"unknown field; fields of strategy {kind}: {', '.join(sorted(known))}"
+            )
     return KINDS[kind].model_validate(value)
 
 
-Named: TypeAlias = Annotated[AnyStrategy, BeforeValidator(parse)]
+Named: TypeAlias = Annotated[AnyStrategy, BeforeValidator(parse_strategy)]
 """A pydantic field for a strategy. Errors mention the fields of the named kind only."""
 
 
@@ -48,7 +50,7 @@ def stored(spec: Mapping[str, Any]) -> Strategy:
     """The strategy of a stored job's specification; not validated if this release rejects it but another wrote it."""
     document = spec.get("strategy", {})
     try:
-        return parse(document)
+        return parse_strategy(document)
     except ValueError:
         return KINDS.get(document.get("kind"), type(DEFAULT)).model_construct(**document)
 
@@ -56,6 +58,6 @@ def stored(spec: Mapping[str, Any]) -> Strategy:
 def implied_by(document: Any) -> dict[str, Any]:
     """The fields of the JobSpec that a strategy determines; empty if this release does not know the strategy."""
     try:
-        return parse(document).implied
+        return parse_strategy(document).implied
     except ValueError:
         return {}

@@ -12,7 +12,7 @@ from torch import nn
 
 import computeshare.jobspec.catalog
 from computeshare.errors import SpecError
-from computeshare.jobspec.catalog import plain
+from computeshare.jobspec.catalog import normalized_name
 from computeshare.tasks import modules
 from computeshare.tasks.images import models
 from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFERED
@@ -27,7 +27,7 @@ _TINY = 1e-3
 """The distance from a candidate bound at which torch is tried."""
 
 
-def generate() -> dict[str, Any]:
+def build_catalog() -> dict[str, Any]:
     """The whole table, in the format of `computeshare.jobspec.catalog.Catalog`. Takes about a minute."""
     import torchvision
 
@@ -35,7 +35,7 @@ def generate() -> dict[str, Any]:
         "torch": _release(torch.__version__),
         "torchvision": _release(torchvision.__version__),
         "datasets": dataset_entries(),
-        "not_offered": {plain(name): why for name, why in NOT_OFFERED.items()},
+        "not_offered": {normalized_name(name): why for name, why in NOT_OFFERED.items()},
         "texts": text_entries(),
         "models": {name: {"min_size": min_size(name), **model_facts(name)} for name in model_names()},
         "optimizers": optimizer_entries(),
@@ -184,4 +184,4 @@ def path() -> Path:
 
 
 if __name__ == "__main__":
-    path().write_text(json.dumps(generate(), indent=1) + "\n")
+    path().write_text(json.dumps(build_catalog(), indent=1) + "\n")

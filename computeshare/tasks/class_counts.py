@@ -52,7 +52,7 @@ class ClassCounts(BaseModel):
         ]
 
 
-def count(
+def count_classes(
     classes: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], number: int, names: Sequence[str] | None
 ) -> ClassCounts:
     """Count samples by their true classes (n,) and the classes that they were given (n,), of `number` classes."""

@@ -50,5 +50,5 @@ def score(instance: TaskInstance, weights: Weights, batch: int = 0) -> SplitScor
     classes = None
     if all(answers.values()):
         by_sample = {name: torch.cat(found).numpy() for name, found in answers.items()}
-        classes = class_counts.count(by_sample[CLASSES], by_sample[PREDICTED], task.classes, task.class_names)
+        classes = class_counts.count_classes(by_sample[CLASSES], by_sample[PREDICTED], task.classes, task.class_names)
     return SplitScore(means.pop("loss"), means, count, classes)

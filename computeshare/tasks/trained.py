@@ -44,11 +44,11 @@ def task_of_job(spec: Mapping[str, Any]) -> Task:
 def module_of(task: Task, state: Mapping[str, Tensor]) -> nn.Module:
     """The task's module with these weights, on the CPU and in eval mode. Raises SpecError, ShapeError."""
     module = task.module(0)
-    load(module, state)
+    load_weights(module, state)
     return module.eval()
 
 
-def load(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy `state` into the module, on the module's device and in its types. A name may be missing if its tensor is
     shared with one that is present.
 

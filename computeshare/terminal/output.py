@@ -82,7 +82,7 @@ def duration(seconds: float | None) -> str:
     return f"{total} s"
 
 
-def instant(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """Parse an ISO 8601 time from the API, as UTC if it has no zone; None if it cannot be parsed."""
     try:
         found = datetime.fromisoformat(text or "")
@@ -93,16 +93,16 @@ def instant(text: str | None) -> datetime | None:
 
 def age(text: str | None, now: datetime) -> str:
     """The time that has passed since an ISO 8601 time from the API."""
-    moment = instant(text)
+    moment = parse_time(text)
     return duration((now - moment).total_seconds() if moment else None)
 
 
 def elapsed(job: Job, now: datetime) -> str:
     """The job's running time so far or in all, without its pauses."""
-    started = instant(job["started_at"])
+    started = parse_time(job["started_at"])
     if started is None:
         return duration(None)
-    until = instant(job["finished_at"]) or instant(job.get("paused_at")) or now
+    until = parse_time(job["finished_at"]) or parse_time(job.get("paused_at")) or now
     return duration((until - started).total_seconds() - job.get("stopped_s", 0.0))
 
 

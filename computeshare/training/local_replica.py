@@ -16,7 +16,7 @@ from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Weights
 from computeshare.training.compilation import Compilation
 from computeshare.training.execution import PLAIN, Execution
-from computeshare.training.optimizers import build, clip, dump_state, load_state, set_rate, try_out
+from computeshare.training.optimizers import build_optimizer, clip, dump_state, load_state, set_rate, try_out
 from computeshare.training.replica import Replica, Take, Update
 from computeshare.types import Blob, Vector
 
@@ -130,7 +130,7 @@ class LocalReplica:
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         for copy in copies:
             copy.grad = torch.zeros_like(copy)
-        stepped = build(self._inner, self._rules, copies, self._decayed)
+        stepped = build_optimizer(self._inner, self._rules, copies, self._decayed)
         stepped.step()
         for parameter, copy in zip(self._parameters, copies, strict=True):
             state = optimizer.state.get(parameter, {})
@@ -147,7 +147,7 @@ class LocalReplica:
 
     def _fresh(self) -> torch.optim.Optimizer:
         # built anew, not cleared: some optimizers create state in their constructor
-        return build(self._inner, self._rules, self._parameters, self._decayed)
+        return build_optimizer(self._inner, self._rules, self._parameters, self._decayed)
 
 
 def _forms(state: dict[str, Any]) -> dict[str, object]:

@@ -51,7 +51,7 @@ class ServerOptimizer:
             self._places, decayed, self._turns = _pieces(layout, self._tensors, decayed)
         self._parameters = [nn.Parameter(_NOTHING) for _ in self._places]
         with self._bound(torch.empty(self._shape)):  # some optimizers create state in their constructor
-            self._optimizer = build(spec, rules, self._parameters, decayed)
+            self._optimizer = build_optimizer(spec, rules, self._parameters, decayed)
 
     def step(
         self,
@@ -173,7 +173,7 @@ def _placed(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
     }
 
 
-def build(
+def build_optimizer(
     spec: OptimizerSpec, rules: StepRules, parameters: Sequence[nn.Parameter], decayed: Sequence[bool]
 ) -> torch.optim.Optimizer:
     """Build the `torch.optim` optimizer over these parameters; `decayed`: whether weight decay applies to each."""
@@ -218,7 +218,7 @@ def try_out(spec: OptimizerSpec, rules: StepRules) -> None:
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     try:
-        build(spec, rules, [parameter], [True]).step()
+        build_optimizer(spec, rules, [parameter], [True]).step()
     except Exception as error:  # torch checks few arguments; others fail with any exception
         raise SpecError(f"optimizer {spec.name} refuses its arguments {spec.arguments}: {error}") from error
 

@@ -109,7 +109,7 @@ def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -
             error, trouble = repeated(compute, reference, subject.layout)
         else:
             del compute
-            error, trouble = compared(subject, device, reference, make)
+            error, trouble = compare_gradients(subject, device, reference, make)
     told = f"its {devices.describe(device)} computes {subject.task.name} wrongly: {trouble}" if trouble else ""
     return Trial(error, time.perf_counter() - started, saved_bytes, told)
 
@@ -149,7 +149,7 @@ def repeated(compute: Compute, first: Vector, layout: Layout) -> tuple[float, st
     return 0.0, ""
 
 
-def compared(subject: TaskInstance, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
+def compare_gradients(subject: TaskInstance, device: torch.device, reference: Vector, make: Make) -> tuple[float, str]:
     """Compare a device's gradients with the CPU's. Returns the distance and the fault, empty if none.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 
-from computeshare.client.api.address import is_loopback
+from computeshare.client.api.address import is_loopback_url
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.settings import Settings, derive, write_private
 
@@ -53,7 +53,7 @@ def broker_url(settings: Settings) -> str:
 def _exchange(url: str, introduction: dict[str, str]) -> str:
     try:
         # A proxy from the environment cannot reach this machine's loopback.
-        answer = httpx2.post(url, json=introduction, timeout=TIMEOUT_S, trust_env=not is_loopback(url))
+        answer = httpx2.post(url, json=introduction, timeout=TIMEOUT_S, trust_env=not is_loopback_url(url))
     except (httpx2.InvalidURL, ValueError) as error:
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}") from error
     except httpx2.HTTPError as error:

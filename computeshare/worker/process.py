@@ -53,7 +53,7 @@ HASTE_S = 1.0
 log = structlog.get_logger()
 
 
-def describe(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0) -> WorkerInfo:
+def worker_info(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0) -> WorkerInfo:
     """A description of this machine as a worker, with a new random id."""
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
     return WorkerInfo(
@@ -222,7 +222,7 @@ def command(
     if device:
         devices.check(device)
     computing = settings.device or devices.guess()
-    serve(url, describe(str(settings.name), computing, tuple(queue or ["default"]), max_memory_bytes), minder)
+    serve(url, worker_info(str(settings.name), computing, tuple(queue or ["default"]), max_memory_bytes), minder)
 
 
 def _service(kind: str, context: typer.Context) -> str:

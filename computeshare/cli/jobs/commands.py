@@ -19,7 +19,7 @@ from computeshare.cli.connection import (
     connect,
     keep_existing,
     output_option,
-    page,
+    page_url,
     queues,
 )
 from computeshare.cli.jobs import spec_options
@@ -91,7 +91,7 @@ def show(job_id: JobId, url: Url = None, home: Home = None, as_json: Json = Fals
         if as_json:
             print_json(job)
         else:
-            console().print(job_details(job, page(client, job["id"]), datetime.now(UTC)))
+            console().print(job_details(job, page_url(client, job["id"]), datetime.now(UTC)))
 
 
 @app.command()
@@ -196,14 +196,14 @@ def unban(
 ) -> None:
     """Let a banned worker take part in a job again."""
     with connect(url, home) as client:
-        found = client.unban(job_id, worker_id(client.workers(job_id), worker))
+        found = client.unban(job_id, banned_worker_id(client.workers(job_id), worker))
     if as_json:
         print_json(found)
     else:
         console().print(f"{plain(found['name'] or found['id'])} may take part again", markup=False)
 
 
-def worker_id(workers: Sequence[JobWorker], worker: str) -> str:
+def banned_worker_id(workers: Sequence[JobWorker], worker: str) -> str:
     """The id of the worker with this id, or of the only banned worker with this name; else `worker` itself.
 
     Raises: Problem: several banned workers have this name.

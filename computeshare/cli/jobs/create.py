@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from computeshare.cli.connection import Home, Json, Url, connect, page, settings
+from computeshare.cli.connection import Home, Json, Url, connect, page_url, settings
 from computeshare.cli.jobs import spec_options
 from computeshare.errors import SettingsError, SpecError
 from computeshare.jobspec.documents import export
@@ -63,7 +63,7 @@ def create(
         return
     with connect(url, home) as client:
         job = client.create(document, idempotency_key)
-        created = f"{plain(job['id'])}  {page(client, job['id'])}"
+        created = f"{plain(job['id'])}  {page_url(client, job['id'])}"
         if watch:
             print(created, file=sys.stderr if as_json else sys.stdout)
             follow_to_end(client, job["id"], as_json)

@@ -54,7 +54,7 @@ def export(
     with connect(url, home) as client:
         client.show(job_id)  # before a file is begun
         rows = map(submission_row, client.submissions(job_id, None)) if submissions else series_rows(client, job_id)
-        with opened(path) as file:
+        with open_output(path) as file:
             if form == "csv":
                 write_csv(file, SUBMISSION_COLUMNS if submissions else COLUMNS, rows)
             else:
@@ -94,7 +94,7 @@ def write_json(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def opened(path: Path | None) -> Iterator[TextIO]:
+def open_output(path: Path | None) -> Iterator[TextIO]:
     """Open `path`, which is replaced when the block ends; without a path, standard output. Raises ArtifactError."""
     if path is None:
         yield sys.stdout

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from computeshare.cli.connection import Home, Json, Url, connect, job_ids, page
+from computeshare.cli.connection import Home, Json, Url, connect, job_ids, page_url
 from computeshare.cli.jobs import spec_options
 from computeshare.terminal.output import plain, print_json
 
@@ -55,7 +55,7 @@ def fork(
         if as_json:
             print_json(job)
         else:
-            print(f"{plain(job['id'])}  {page(client, job['id'])}")
+            print(f"{plain(job['id'])}  {page_url(client, job['id'])}")
 
 
 def parse_source(text: str) -> tuple[str, int | str]:

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from computeshare.cli.connection import Home, JobId, Url, connect, workers
+from computeshare.cli.connection import Home, JobId, Url, complete_workers, connect
 from computeshare.client import Client
 from computeshare.client.api.models import LogLine
 from computeshare.errors import SpecError
 from computeshare.runtime.log_lines import LEVELS, called, fields_text
 from computeshare.terminal.command import DETACHED
-from computeshare.terminal.output import console, instant, plain, print_json
+from computeshare.terminal.output import console, parse_time, plain, print_json
 
 STYLES = {"debug": "dim", "info": "", "warning": "yellow", "error": "red"}
 _NAME_WIDTH = 16
@@ -26,7 +26,7 @@ Worker = Annotated[
         metavar="NAME",
         help="Only lines of the worker with this name or id.",
         show_default=False,
-        autocompletion=workers,
+        autocompletion=complete_workers,
     ),
 ]
 AtLeast = Annotated[
@@ -102,7 +102,7 @@ def print_line(line: LogLine, as_json: bool) -> None:
 def show(line: LogLine, screen: Console) -> None:
     """Print time, worker, level, text and fields of a line, and its traceback below."""
     style = STYLES.get(line["level"], "")
-    moment = instant(line["at"])
+    moment = parse_time(line["at"])
     at = moment.astimezone().strftime("%m-%d %H:%M:%S") if moment else plain(line["at"])
     head = f"{at}  {plain(called(line['worker'], line['name'])):<{_NAME_WIDTH}}  {plain(line['level']):<7}  "
     first, *more = line["text"].split("\n") or [""]

@@ -44,23 +44,23 @@ def replay(
             for one in found.run():
                 differing += one.differs
                 if one.differs and differing <= SHOWN and not as_json:
-                    lines.print(told(one), markup=False)
+                    lines.print(mismatch_line(one), markup=False)
                 matching = len(found.checked) - differing
                 progress.update(task, advance=1, description=f"{matching} match, {differing} do not")
     verdict = found.verdict()
     if as_json:
-        print_json(document(found, verdict))
+        print_json(verdict_document(found, verdict))
     else:
-        console().print("\n".join(summary(found, verdict)), markup=False)
+        console().print("\n".join(verdict_lines(found, verdict)), markup=False)
     raise typer.Exit(0 if verdict.outcome == "matches" else 1)
 
 
-def told(one: Checked) -> str:
+def mismatch_line(one: Checked) -> str:
     """A mismatch on one line."""
     return f"version {one.version}: recorded {one.recorded}, recomputed {one.computed}"
 
 
-def summary(found: Replay, verdict: Verdict) -> list[str]:
+def verdict_lines(found: Replay, verdict: Verdict) -> list[str]:
     """The verdict as lines of text, the conclusion last."""
     lines = []
     if len(verdict.mismatches) > SHOWN:
@@ -84,7 +84,7 @@ def summary(found: Replay, verdict: Verdict) -> list[str]:
     return lines
 
 
-def document(found: Replay, verdict: Verdict) -> dict[str, Any]:
+def verdict_document(found: Replay, verdict: Verdict) -> dict[str, Any]:
     """The replay and its verdict as JSON data."""
     mismatches = [
         {"version": one.version, "recorded": one.recorded, "computed": one.computed} for one in verdict.mismatches

@@ -41,7 +41,7 @@ def connection(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
     if token:
         headers["Authorization"] = f"Bearer {checked_token(token)}"
     # A proxy from the environment cannot reach this machine's loopback.
-    return {"base_url": url, "headers": headers, "timeout": timeout_s, "trust_env": not is_loopback(url)}
+    return {"base_url": url, "headers": headers, "timeout": timeout_s, "trust_env": not is_loopback_url(url)}
 
 
 def resumed(connection: Mapping[str, Any], after: int | None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def checked_token(token: str) -> str:
     return token
 
 
-def is_loopback(url: str) -> bool:
+def is_loopback_url(url: str) -> bool:
     """Whether the address is on this machine's loopback interface."""
     host = urlsplit(url).hostname or ""
     try:

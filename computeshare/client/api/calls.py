@@ -26,8 +26,8 @@ from computeshare.client.api.models import (
     Sample,
     Submission,
     Version,
-    document,
     items,
+    json_object,
     raise_for_problem,
 )
 from computeshare.client.api.requests import PAGE, Progress, Requests, given
@@ -63,7 +63,7 @@ class Client:
     def create(self, spec: Mapping[str, Any], idempotency_key: str | None = None) -> Job:
         """Create a job from a JobSpec's document; calls that repeat `idempotency_key` create one job."""
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        return cast(Job, document(self._requests.repeatable("POST", "/v1/jobs", json=dict(spec), headers=headers)))
+        return cast(Job, json_object(self._requests.repeatable("POST", "/v1/jobs", json=dict(spec), headers=headers)))
 
     def fork(
         self,
@@ -83,7 +83,7 @@ class Client:
         document_sent = {"version": version, "spec": dict(spec or {}), "optimizer": optimizer}
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._requests.repeatable("POST", _path(job_id, "fork"), json=document_sent, headers=headers)
-        return cast(Job, document(response))
+        return cast(Job, json_object(response))
 
     def jobs(
         self,
@@ -104,12 +104,12 @@ class Client:
 
     def show(self, job_id: str) -> Job:
         """Fetch a job."""
-        return cast(Job, document(self._requests.repeatable("GET", _path(job_id))))
+        return cast(Job, json_object(self._requests.repeatable("GET", _path(job_id))))
 
     def compare(self, job_ids: Sequence[str]) -> Comparison:
         """Compare two to six jobs: their results, and the fields of their specifications that differ."""
         parameters = {"job": list(job_ids)}
-        return cast(Comparison, document(self._requests.repeatable("GET", "/v1/compare", params=parameters)))
+        return cast(Comparison, json_object(self._requests.repeatable("GET", "/v1/compare", params=parameters)))
 
     def pause(self, job_id: str, after_round: bool = False, hours: float | None = None) -> Job:
         """Pause a queued or running job, at once or at the end of its round; its workers' finished work is kept.
@@ -119,15 +119,15 @@ class Client:
         """
         parameters: dict[str, Any] = {"after": "round"} if after_round else {}
         parameters |= {"hours": hours} if hours is not None else {}
-        return cast(Job, document(self._requests.once("POST", _path(job_id, "pause"), params=parameters)))
+        return cast(Job, json_object(self._requests.once("POST", _path(job_id, "pause"), params=parameters)))
 
     def resume(self, job_id: str) -> Job:
         """Continue a paused job where it stopped."""
-        return cast(Job, document(self._requests.once("POST", _path(job_id, "resume"))))
+        return cast(Job, json_object(self._requests.once("POST", _path(job_id, "resume"))))
 
     def retry(self, job_id: str) -> Job:
         """Continue a failed job from its last checkpoint."""
-        return cast(Job, document(self._requests.once("POST", _path(job_id, "retry"))))
+        return cast(Job, json_object(self._requests.once("POST", _path(job_id, "retry"))))
 
     def workers(self, job_id: str) -> list[JobWorker]:
         """The workers that take or took part in a job."""
@@ -135,19 +135,19 @@ class Client:
 
     def unban(self, job_id: str, worker_id: str) -> dict[str, Any]:
         """Let a banned worker take part in a job again; returns its entry among the job's workers (`JobWorker`)."""
-        return document(self._requests.once("POST", _path(job_id, "workers", quote(worker_id, safe=""), "unban")))
+        return json_object(self._requests.once("POST", _path(job_id, "workers", quote(worker_id, safe=""), "unban")))
 
     def prioritise(self, job_id: str, priority: int) -> Job:
         """Set the priority of a job that has not ended."""
-        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"priority": priority})))
+        return cast(Job, json_object(self._requests.repeatable("PATCH", _path(job_id), json={"priority": priority})))
 
     def rename(self, job_id: str, name: str) -> Job:
         """Set a job's name. A job with an empty name is shown as `MODEL on DATASET`."""
-        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json={"name": name})))
+        return cast(Job, json_object(self._requests.repeatable("PATCH", _path(job_id), json={"name": name})))
 
     def edit(self, job_id: str, changes: Mapping[str, Any]) -> Job:
         """Change fields of a job's specification that may be changed."""
-        return cast(Job, document(self._requests.repeatable("PATCH", _path(job_id), json=dict(changes))))
+        return cast(Job, json_object(self._requests.repeatable("PATCH", _path(job_id), json=dict(changes))))
 
     def fleet(self, offline: bool = False) -> list[dict[str, Any]]:
         """The workers that are online; with `offline`, also the workers seen in the last 30 days."""
@@ -155,11 +155,11 @@ class Client:
 
     def drain(self, worker_id: str) -> dict[str, Any]:
         """Give a worker no further work; it finishes its current work unit."""
-        return document(self._requests.repeatable("POST", _worker_path(worker_id, "drain")))
+        return json_object(self._requests.repeatable("POST", _worker_path(worker_id, "drain")))
 
     def undrain(self, worker_id: str) -> dict[str, Any]:
         """Give a drained worker work again."""
-        return document(self._requests.repeatable("POST", _worker_path(worker_id, "undrain")))
+        return json_object(self._requests.repeatable("POST", _worker_path(worker_id, "undrain")))
 
     def remove(self, worker_id: str) -> None:
         """Make an online worker finish its work unit and exit; forget an offline worker."""
@@ -171,7 +171,7 @@ class Client:
 
     def cancel(self, job_id: str) -> Job:
         """Stop a job for good."""
-        return cast(Job, document(self._requests.once("POST", _path(job_id, "cancel"))))
+        return cast(Job, json_object(self._requests.once("POST", _path(job_id, "cancel"))))
 
     def delete(self, job_id: str) -> None:
         """Delete a job that has ended, and its checkpoints."""
@@ -186,7 +186,7 @@ class Client:
         since: int | None = first - 1
         while since is not None and since < last:
             parameters = {"since": since, "limit": min(PAGE, last - since)}
-            page = document(self._requests.repeatable("GET", _path(job_id, "versions"), params=parameters))
+            page = json_object(self._requests.repeatable("GET", _path(job_id, "versions"), params=parameters))
             yield from cast(list[Version], page["items"])
             since = page["next_since"]
 
@@ -199,7 +199,7 @@ class Client:
         `best`.
         """
         response = self._requests.repeatable("GET", _path(job_id, "checkpoints", which, "classes"))
-        return cast(list[ClassScores], document(response)["parts"])
+        return cast(list[ClassScores], json_object(response)["parts"])
 
     def metrics(
         self, job_id: str, since: int = 0, until: int | None = None, points: int = 1000
@@ -211,7 +211,7 @@ class Client:
         """
         parameters = given(since=since, until=until, points=points)
         response = self._requests.repeatable("GET", _path(job_id, "metrics"), params=parameters)
-        return cast(dict[str, list[dict[str, Any]]], document(response))
+        return cast(dict[str, list[dict[str, Any]]], json_object(response))
 
     def metrics_csv(self, job_id: str) -> str:
         """Every version of a job with its values, as CSV; `at` is in seconds since the epoch."""
@@ -219,11 +219,11 @@ class Client:
 
     def estimate(self, job_id: str) -> Estimate:
         """The expected speed-up of a job from one more worker."""
-        return cast(Estimate, document(self._requests.repeatable("GET", _path(job_id, "estimate"))))
+        return cast(Estimate, json_object(self._requests.repeatable("GET", _path(job_id, "estimate"))))
 
     def ledger(self, job_id: str) -> list[EpochLedger]:
         """For each epoch, how many samples were counted, missing, reassigned or refused as duplicates."""
-        return cast(list[EpochLedger], document(self._requests.repeatable("GET", _path(job_id, "ledger")))["epochs"])
+        return cast(list[EpochLedger], json_object(self._requests.repeatable("GET", _path(job_id, "ledger")))["epochs"])
 
     def submissions(
         self, job_id: str, limit: int | None = PAGE, outcome: str | None = None, worker: str | None = None
@@ -242,14 +242,14 @@ class Client:
 
     def release(self) -> dict[str, Any]:
         """The control plane's `version` and the `protocol` that it speaks."""
-        return document(self._requests.repeatable("GET", "/v1/version"))
+        return json_object(self._requests.repeatable("GET", "/v1/version"))
 
     def ready(self) -> tuple[dict[str, Any], Mapping[str, str]]:
         """The content and the headers of `/readyz`, whether it answers ready (200) or not ready (503)."""
         response = self._requests.get("/readyz")
         if response.status_code != 503:
             raise_for_problem(response)
-        return document(response), response.headers
+        return json_object(response), response.headers
 
     def events(self, job_id: str, after: int | None = None) -> Iterator[Event]:
         """Yield a job's events above the id `after` until this connection ends; `follow` reconnects."""
@@ -291,7 +291,7 @@ class Client:
         before: int | None = None
         while limit > 0:
             parameters = given(**wanted, limit=min(limit, _LINES), before=before)
-            page = document(self._requests.repeatable("GET", path, params=parameters))
+            page = json_object(self._requests.repeatable("GET", path, params=parameters))
             pages.append(page["items"])
             limit, before = limit - len(page["items"]), page["previous"]
             if before is None:

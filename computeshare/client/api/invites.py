@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import quote
 
-from computeshare.client.api.models import document, items
+from computeshare.client.api.models import items, json_object
 from computeshare.client.api.requests import Requests
 
 PATH = "/v1/invites"
@@ -21,11 +21,11 @@ class Invites:
 
     def show(self, invite_id: str) -> dict[str, Any]:
         """An invite: its `status`, and the `worker` that accepted it."""
-        return document(self._requests.repeatable("GET", _path(invite_id)))
+        return json_object(self._requests.repeatable("GET", _path(invite_id)))
 
     def create(self, queue: str, minutes: int) -> dict[str, Any]:
         """Create a link that admits one worker, once, within `minutes`. Only this answer holds the link."""
-        return document(self._requests.once("POST", PATH, json={"queue": queue, "minutes": minutes}))
+        return json_object(self._requests.once("POST", PATH, json={"queue": queue, "minutes": minutes}))
 
     def withdraw(self, invite_id: str) -> None:
         """Make an invite invalid; a worker that has already accepted it stays."""

@@ -342,7 +342,7 @@ def event(message: httpx2.ServerSentEvent) -> Event:
     return Event(number, message.event, data if isinstance(data, dict) else {"value": data})
 
 
-def document(response: httpx2.Response) -> dict[str, Any]:
+def json_object(response: httpx2.Response) -> dict[str, Any]:
     """The JSON object in a response. Raises Problem: there is none."""
     try:
         found = response.json()
@@ -355,7 +355,7 @@ def document(response: httpx2.Response) -> dict[str, Any]:
 
 def items(response: httpx2.Response) -> tuple[list[Any], str | None]:
     """The items of a list's page, and the cursor of the next page. Raises Problem: the response is no such page."""
-    page = document(response)
+    page = json_object(response)
     if not isinstance(page.get("items"), list):
         raise Problem(f"{response.url} does not answer like a control plane: check COMPUTESHARE_URL", 502)
     return page["items"], page.get("next_cursor")

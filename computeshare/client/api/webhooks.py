@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from computeshare.client.api.models import document, items
+from computeshare.client.api.models import items, json_object
 from computeshare.client.api.requests import Requests
 
 PATH = "/v1/webhooks"
@@ -22,15 +22,15 @@ class Webhooks:
 
     def show(self, webhook_id: str) -> dict[str, Any]:
         """One webhook."""
-        return document(self._requests.repeatable("GET", _path(webhook_id)))
+        return json_object(self._requests.repeatable("GET", _path(webhook_id)))
 
     def create(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Create a webhook that posts to `request["url"]`. Only this answer holds the notifications' signing secret."""
-        return document(self._requests.once("POST", PATH, json=dict(request)))
+        return json_object(self._requests.once("POST", PATH, json=dict(request)))
 
     def change(self, webhook_id: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Change the given fields: `url`, `events`, `job_id`, `queue`, `active`, `new_secret`."""
-        return document(self._requests.once("PATCH", _path(webhook_id), json=dict(change)))
+        return json_object(self._requests.once("PATCH", _path(webhook_id), json=dict(change)))
 
     def delete(self, webhook_id: str) -> None:
         """Delete a webhook and the record of its deliveries."""
@@ -38,7 +38,7 @@ class Webhooks:
 
     def ping(self, webhook_id: str) -> dict[str, Any]:
         """Send a test notification; returns its delivery, whose outcome `delivery` tells later."""
-        return document(self._requests.once("POST", _path(webhook_id, "test")))
+        return json_object(self._requests.once("POST", _path(webhook_id, "test")))
 
     def deliveries(self, webhook_id: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a webhook's deliveries, sent or pending, newest first; `limit` of them or all."""
@@ -46,11 +46,11 @@ class Webhooks:
 
     def delivery(self, webhook_id: str, delivery_id: str) -> dict[str, Any]:
         """One delivery and its outcome."""
-        return document(self._requests.repeatable("GET", _path(webhook_id, "deliveries", delivery_id)))
+        return json_object(self._requests.repeatable("GET", _path(webhook_id, "deliveries", delivery_id)))
 
     def redeliver(self, webhook_id: str, delivery_id: str) -> dict[str, Any]:
         """Send a notification again, under the same id."""
-        return document(self._requests.once("POST", _path(webhook_id, "deliveries", delivery_id, "redeliver")))
+        return json_object(self._requests.once("POST", _path(webhook_id, "deliveries", delivery_id, "redeliver")))
 
 
 def _path(webhook_id: str, *parts: str) -> str:

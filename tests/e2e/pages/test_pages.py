@@ -192,7 +192,7 @@ def by_class(site: Site, feed: Feed, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     actual = rng.integers(0, 10, 10_000)
     given = np.where(rng.random(10_000) < 0.8, actual, rng.integers(0, 10, 10_000))
-    counts = class_counts.count(actual, given, 10, class_names("cifar10"))
+    counts = class_counts.count_classes(actual, given, 10, class_names("cifar10"))
     Artifacts(site.settings.artifacts_dir, feed.job_id).save_classes(feed.token(), "test", counts.model_dump())
 
 

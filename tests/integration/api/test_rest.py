@@ -273,7 +273,7 @@ def test_a_version_tells_its_scores_by_class_only_when_asked(
     missing = client.get(f"{url}/2/classes")
     assert missing.status_code == 404 and "no scores by class" in missing.json()["detail"]
     actual, given = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 1])
-    counts = class_counts.count(actual, given, 4, ("cat", "<dog>", "fish", "newt"))
+    counts = class_counts.count_classes(actual, given, 4, ("cat", "<dog>", "fish", "newt"))
     artifacts.save_classes(Token.parse(token(2)), "test", counts.model_dump())
     found = client.get(f"{url}/best/classes").json()
     (part,) = found["parts"]
@@ -287,7 +287,7 @@ def test_a_version_tells_its_scores_by_class_only_when_asked(
     assert "&lt;dog&gt;" in page and 'class="heat-6 right">2<' in page and "66.67 %" in page
     assert client.get(f"/jobs/{job}/classes?version=1").status_code == 404
     assert "confusion" not in client.get(f"/v1/jobs/{job}").text + client.get(url).text
-    many = class_counts.count(actual, given, 1000, None)
+    many = class_counts.count_classes(actual, given, 1000, None)
     artifacts.save_classes(Token.parse(token(3)), "test", many.model_dump())
     assert client.get(f"{url}/3/classes").json()["parts"][0]["confusion"] is None
     assert "Most frequent mistakes" in client.get(f"/jobs/{job}/classes?version=3").text

@@ -20,7 +20,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.reducer import codec_choice
 from computeshare.reducer.codec_choice import Decider, Undecided
-from computeshare.reducer.codec_policy import choose
+from computeshare.reducer.codec_policy import choose_codecs
 from computeshare.worker.seat.link_benchmark import link
 from tests.support.rounds import events
 
@@ -150,7 +150,7 @@ def test_the_precision_is_chosen_once_and_the_codecs_by_its_speed(
     assert (decided.precision, decided.is_open) == ("bfloat16", False)
     assert Decider(reducer, artifacts).decide(spec) == decided
     in_bfloat16, in_float32 = (
-        choose(spec, [MEASURED.model_copy(update={"compute_s": one}) for one in seconds]).inner_steps
+        choose_codecs(spec, [MEASURED.model_copy(update={"compute_s": one}) for one in seconds]).inner_steps
         for seconds in ((0.001, 0.03), (0.06, 0.06))
     )
     if codec == "auto":

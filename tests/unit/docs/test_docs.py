@@ -21,7 +21,7 @@ from computeshare.protocol import keys
 from computeshare.protocol.keys import JobKeys
 from computeshare.reducer import process as reducer
 from computeshare.settings import INTERNAL, Settings
-from computeshare.tasks.images.datasets.reference import reference as reference_of_data_sets
+from computeshare.tasks.images.datasets.reference import datasets_page
 from computeshare.worker import process as worker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,7 +49,7 @@ def test_the_reference_of_a_jobs_fields_is_that_of_the_jobspec() -> None:
 def test_the_page_of_data_sets_is_that_of_the_table() -> None:
     page = (ROOT / "docs" / "datasets.md").read_text()
     command = "python -m computeshare.tasks.images.datasets.reference > docs/datasets.md"
-    assert reference_of_data_sets() == page, f"run: {command}"
+    assert datasets_page() == page, f"run: {command}"
 
 
 def test_every_command_is_in_the_readme() -> None:

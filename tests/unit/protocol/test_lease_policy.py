@@ -13,8 +13,8 @@ from computeshare.protocol.lease_policy import (
     TRIED_AGAIN_AFTER,
     Peer,
     is_backed_up,
+    lease_share,
     remaining_ms,
-    share,
     shortest,
 )
 
@@ -32,7 +32,7 @@ def played(units: int, each: Sequence[float]) -> tuple[float, Counter[int]]:
     while left:
         now, worker = heapq.heappop(asking)
         others = [Peer(each[o], max(0.0, busy_until.get(o, 0.0) - now)) for o in range(len(each)) if o != worker]
-        if granted := share(left, each[worker], others).units:
+        if granted := lease_share(left, each[worker], others).units:
             left -= granted
             done[worker] += granted
             busy_until[worker] = now + granted * each[worker]
@@ -63,22 +63,22 @@ def test_a_round_takes_no_longer_than_the_best_way_to_share_it_out(units: int, s
 
 def test_short_units_are_leased_together_and_long_ones_one_at_a_time() -> None:
     others = [Peer(10.0)]
-    assert share(8, 10.0, others).units == 4
-    assert share(8, TOGETHER_MS, [Peer(TOGETHER_MS)]).units == 1
-    assert share(10_000, 10.0, []).units == TOGETHER_MS / 10
+    assert lease_share(8, 10.0, others).units == 4
+    assert lease_share(8, TOGETHER_MS, [Peer(TOGETHER_MS)]).units == 1
+    assert lease_share(10_000, 10.0, []).units == TOGETHER_MS / 10
 
 
 def test_a_decision_has_its_reason() -> None:
-    assert share(0, 10.0, []).reason == "nothing is left"
-    assert share(1, 10.0, []).reason == "there is nobody else"
-    assert share(1, 10.0, [Peer(10.0)]).reason == "the others would not be done before"
-    assert share(1, 10.0, [Peer(9.0)]).reason == "the others will be done before"
+    assert lease_share(0, 10.0, []).reason == "nothing is left"
+    assert lease_share(1, 10.0, []).reason == "there is nobody else"
+    assert lease_share(1, 10.0, [Peer(10.0)]).reason == "the others would not be done before"
+    assert lease_share(1, 10.0, [Peer(9.0)]).reason == "the others will be done before"
 
 
 def test_one_that_was_passed_over_for_long_is_tried_again() -> None:
     idle_ms = TRIED_AGAIN_AFTER * 4000.0
-    assert share(1, 4000.0, [Peer(1000.0)], idle_ms).units == 0
-    found = share(1, 4000.0, [Peer(1000.0)], idle_ms + 1)
+    assert lease_share(1, 4000.0, [Peer(1000.0)], idle_ms).units == 0
+    found = lease_share(1, 4000.0, [Peer(1000.0)], idle_ms + 1)
     assert (found.units, found.reason) == (1, "it may have become faster")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from computeshare.codecs.measured_link import Coded, MeasuredLink
 from computeshare.jobspec.spec import CodecSpec, JobSpec
-from computeshare.reducer.codec_policy import IDLE, MOST_STEPS, PLANNED, SENDING, choose
+from computeshare.reducer.codec_policy import IDLE, MOST_STEPS, PLANNED, SENDING, choose_codecs
 
 RESNET = 44_700_000
 MESSAGES = {"float32": RESNET, "float16": RESNET // 2, "int8": RESNET // 4, "topk": RESNET // 190}
@@ -40,27 +40,27 @@ def local(inner_steps: int = 20, replicas: int = 2, **changes: Any) -> JobSpec:
     ],
 )
 def test_the_thinner_the_link_the_fewer_bytes(mbit_s: float, size: float, codec: CodecSpec) -> None:
-    choice = choose(sync(), [measured(mbit_s, 0.05, size)] * 2)
+    choice = choose_codecs(sync(), [measured(mbit_s, 0.05, size)] * 2)
     assert (choice.codec, choice.inner_steps) == (codec, None)
     assert choice.sending <= PLANNED
 
 
 def test_the_worker_with_the_worst_link_for_its_speed_decides() -> None:
     fine, thin = measured(10_000, 0.05, 0.01), measured(20, 0.05, 0.01)
-    assert choose(sync(), [fine, thin]).codec == choose(sync(), [thin, thin]).codec
-    assert choose(sync(), [fine, thin]).slowest == thin
+    assert choose_codecs(sync(), [fine, thin]).codec == choose_codecs(sync(), [thin, thin]).codec
+    assert choose_codecs(sync(), [fine, thin]).slowest == thin
     slow_but_thin = measured(20, 5.0, 0.01)  # it computes for so long that its link is idle
-    assert choose(sync(), [fine, slow_but_thin]).codec == CodecSpec(up="float16", down="float32")
+    assert choose_codecs(sync(), [fine, slow_but_thin]).codec == CodecSpec(up="float16", down="float32")
 
 
 def test_where_nothing_suffices_what_sends_least_is_taken_and_said() -> None:
-    choice = choose(sync(), [measured(1, 0.001)])
+    choice = choose_codecs(sync(), [measured(1, 0.001)])
     assert choice.codec == CodecSpec(up="topk", down="topk") and choice.sending > SENDING
     assert choice.reason.endswith("; no other choice takes less")
 
 
 def test_replicas_take_as_many_steps_as_keep_the_link_free() -> None:
-    choice = choose(local(), [measured(20, size=0.25)] * 2)
+    choice = choose_codecs(local(), [measured(20, size=0.25)] * 2)
     assert choice.codec == CodecSpec(up="int8", down="int8") and choice.inner_steps is not None
     sending = 0.25 * 2 * MESSAGES["int8"] / 2.5e6
     assert sending / (sending + 0.1 * choice.inner_steps) <= PLANNED
@@ -79,50 +79,53 @@ def idle(steps: int, replicas: int) -> float:
 
 def test_steps_with_which_an_epoch_is_made_of_whole_rounds_already_stay_as_they_are() -> None:
     needed = 0.6 * 2 * MESSAGES["int8"] * (1 / PLANNED - 1) / 0.1 / 125_000
-    choice = choose(local(replicas=4), [measured(needed / 235, size=0.6)] * 4)
+    choice = choose_codecs(local(replicas=4), [measured(needed / 235, size=0.6)] * 4)
     assert choice.inner_steps in (235, 236) and idle(choice.inner_steps, 4) <= IDLE
 
 
 def test_a_jobs_own_inner_steps_are_the_fewest() -> None:
-    plenty = choose(local(inner_steps=400, epochs=1), [measured(100, size=0.3)] * 2)
+    plenty = choose_codecs(local(inner_steps=400, epochs=1), [measured(100, size=0.3)] * 2)
     assert plenty.inner_steps == 400 and plenty.codec.up == "float16"  # which suffices with so many
 
 
 def test_on_the_thinnest_links_replicas_leave_out_what_matters_least() -> None:
-    choice = choose(local(), [measured(0.5)] * 2)
+    choice = choose_codecs(local(), [measured(0.5)] * 2)
     assert choice.codec.up == "topk" and choice.inner_steps is not None and choice.inner_steps <= MOST_STEPS
 
 
 def test_no_more_steps_than_an_epoch_has() -> None:
     spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=4, micro_batch=32)
-    choice = choose(spec, [measured(0.1)] * 4)
+    choice = choose_codecs(spec, [measured(0.1)] * 4)
     assert choice.inner_steps == math.ceil(spec.plan.micro_batches_per_epoch / 4) == 12
 
 
 def test_steps_that_no_epoch_divides_into_stay_as_they_are_needed() -> None:
     spec = local(dataset="digits", model="mlp", inner_steps=2, replicas=1, micro_batch=2)  # 719 in an epoch
     size = 48.35 * PLANNED / (1 - PLANNED) * 2.5e6 / (2 * MESSAGES["int8"])  # for what 483.5 steps take
-    choice = choose(spec, [measured(20, size=size)])
+    choice = choose_codecs(spec, [measured(20, size=size)])
     assert choice.inner_steps == 484 and choice.sending == pytest.approx(PLANNED, rel=0.01)
 
 
 def test_a_worker_with_several_replicas_sends_for_each() -> None:
-    alone, four = choose(local(replicas=4), [measured(150)]), choose(local(replicas=4), [measured(150)] * 4)
+    alone, four = (
+        choose_codecs(local(replicas=4), [measured(150)]),
+        choose_codecs(local(replicas=4), [measured(150)] * 4),
+    )
     assert alone.sending <= PLANNED and four.sending <= PLANNED
     assert alone.inner_steps is not None and four.inner_steps is not None and alone.inner_steps < four.inner_steps
 
 
 def test_encoding_and_decoding_hold_workers_up_as_a_link_does() -> None:
     fast = measured(10_000, 1.0, 0.01)
-    assert choose(sync(), [fast] * 2).sending < 0.001
-    busy = choose(sync(), [measured(10_000, 1.0, 0.01, coding_s=0.01)] * 2)
+    assert choose_codecs(sync(), [fast] * 2).sending < 0.001
+    busy = choose_codecs(sync(), [measured(10_000, 1.0, 0.01, coding_s=0.01)] * 2)
     units = sync().plan.units_per_round
     coding = units / 2 + units + 1 + 2  # own updates; all at the reducer; the version there, and by both who read it
     assert busy.sending == pytest.approx(0.01 * coding / (units / 2 + 0.01 * coding), rel=0.02)
 
 
 def test_replicas_take_more_steps_where_coding_takes_longer() -> None:
-    free, busy = (choose(local(), [measured(20, size=0.1, coding_s=spent)] * 2) for spent in (0, 0.05))
+    free, busy = (choose_codecs(local(), [measured(20, size=0.1, coding_s=spent)] * 2) for spent in (0, 0.05))
     assert free.inner_steps is not None and busy.inner_steps is not None
     assert busy.codec == free.codec and busy.inner_steps > free.inner_steps and busy.sending <= PLANNED
 
@@ -138,7 +141,7 @@ def test_what_is_planned_leaves_room_for_what_varies() -> None:
     messages = {name: Coded(size=int(1e6 * mb), encode_s=up, decode_s=down) for name, (mb, up, down) in coded.items()}
     for rate, compute_s in ((600e3, 0.105), (540e3, 0.105), (600e3, 0.095)):
         one = MeasuredLink(compute_s=compute_s, up_bytes_per_s=rate, down_bytes_per_s=rate, messages=messages)
-        choice = choose(local(20), [one] * 2)
+        choice = choose_codecs(local(20), [one] * 2)
         assert choice.codec == CodecSpec(up="topk", down="topk") and choice.inner_steps is not None
         assert choice.sending <= PLANNED < SENDING
         assert 60 < choice.inner_steps < MOST_STEPS / 2

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from computeshare.cli.jobs.replay import told
+from computeshare.cli.jobs.replay import mismatch_line
 from computeshare.errors import SpecError
-from computeshare.replay.replay import Checked, Kinds, bounds, differences, judge
+from computeshare.replay.replay import Checked, Kinds, bounds, judge, kind_differences
 from computeshare.types import Kind
 from tests.support.http_answers import job
 
@@ -30,7 +30,7 @@ def test_the_first_of_several_mismatches_is_named() -> None:
     verdict = judge([checked(1), checked(2, False), checked(3), checked(4, False)], ALIKE, HERE, HERE)
     assert (verdict.outcome, verdict.first_mismatch, verdict.matched) == ("mismatch", 2, 2)
     assert [one.version for one in verdict.mismatches] == [2, 4]
-    assert told(verdict.mismatches[0]) == "version 2: recorded bb, recomputed aa"
+    assert mismatch_line(verdict.mismatches[0]) == "version 2: recorded bb, recomputed aa"
 
 
 def test_another_kind_that_took_no_part_in_a_version_excuses_nothing() -> None:
@@ -64,8 +64,8 @@ def test_a_reducer_of_another_kind_excuses() -> None:
 
 
 def test_a_kind_that_says_more_is_another_one() -> None:
-    assert differences(HERE, {**HERE, "cuda": "13.2"}) == ["cuda: none here, 13.2 there"]
-    assert differences(HERE, dict(reversed(HERE.items()))) == []
+    assert kind_differences(HERE, {**HERE, "cuda": "13.2"}) == ["cuda: none here, 13.2 there"]
+    assert kind_differences(HERE, dict(reversed(HERE.items()))) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from computeshare.jobspec.spec import JobSpec
-from computeshare.strategies.registry import KINDS, parse, stored
+from computeshare.strategies.registry import KINDS, parse_strategy, stored
 from tests.support.guards import offences, offences_outside
 
 CLASSES = {one.__name__ for one in KINDS.values()}
@@ -56,7 +56,7 @@ def test_a_line_that_depends_on_a_kind_is_found(line: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_answers_with_its_defaults_alone(kind: str) -> None:
     strategy = KINDS[kind]()
-    assert parse({"kind": kind}) == strategy and strategy.kind == kind and strategy.suits
+    assert parse_strategy({"kind": kind}) == strategy and strategy.kind == kind and strategy.suits
     assert set(strategy.implied) <= set(JobSpec.model_fields) and set(strategy.instead) == set(strategy.implied)
     spec = JobSpec.model_validate({"dataset": "digits", "model": "mlp", "strategy": {"kind": kind}})
     assert stored(spec.model_dump(mode="json")) == spec.strategy

@@ -10,7 +10,7 @@ from torch.nn import functional
 from computeshare.errors import ShapeError
 from computeshare.tasks import metrics
 from computeshare.tasks.base import TaskInstance
-from computeshare.tasks.class_counts import count
+from computeshare.tasks.class_counts import count_classes
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.models import build
@@ -79,7 +79,7 @@ def test_many_classes_have_no_matrix_but_their_most_confused_pairs() -> None:
     rng = np.random.default_rng(0)
     classes, predicted = rng.integers(0, 1000, (2, 50_000))
     predicted[:300], classes[:300] = 7, 999
-    counts = count(classes, predicted, 1000, None)
+    counts = count_classes(classes, predicted, 1000, None)
     assert counts.confusion is None and len(counts.confused) == 100
     assert counts.confused[0] == (999, 7, np.count_nonzero((classes == 999) & (predicted == 7)))
     assert sum(counts.support) == sum(counts.predicted) == 50_000

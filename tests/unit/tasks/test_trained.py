@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from computeshare.errors import ShapeError, SpecError
-from computeshare.tasks.trained import load, module_of, task_of_job
+from computeshare.tasks.trained import load_weights, module_of, task_of_job
 
 JOB = {"dataset": "digits", "model": "mlp"}
 
@@ -32,17 +32,19 @@ def test_a_specification_of_another_release_says_so() -> None:
 
 def test_shared_weights_need_one_of_their_names() -> None:
     module = Tied()
-    load(module, {"embedding.weight": torch.ones(5, 3)})
+    load_weights(module, {"embedding.weight": torch.ones(5, 3)})
     assert module.head.weight.sum() == 15
     with pytest.raises(ShapeError, match=r"embedding.weight is missing, head.weight is missing"):
-        load(module, {})
+        load_weights(module, {})
 
 
 def test_weights_of_another_module_change_nothing_and_are_named() -> None:
     module = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with pytest.raises(ShapeError) as caught:
-        load(module, {**before, "0.weight": torch.zeros(1, 3), "0.bias": torch.ones(1), "2.weight": torch.ones(1)})
+        load_weights(
+            module, {**before, "0.weight": torch.zeros(1, 3), "0.bias": torch.ones(1), "2.weight": torch.ones(1)}
+        )
     assert str(caught.value) == (
         "these weights do not fit the module: 0.weight is (1, 3), in the module (1, 2), 2.weight is not in the module"
     )
@@ -51,5 +53,5 @@ def test_weights_of_another_module_change_nothing_and_are_named() -> None:
 
 def test_the_modules_own_types_are_kept() -> None:
     module = nn.Linear(2, 1).double()
-    load(module, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+    load_weights(module, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
     assert module(torch.ones(1, 2, dtype=torch.float64)).item() == 2

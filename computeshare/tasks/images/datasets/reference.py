@@ -20,7 +20,7 @@ does not train. "10 % test": the set is published undivided, and a fixed shuffle
 """
 
 
-def reference() -> str:
+def datasets_page() -> str:
     """The page as text."""
     rows = [_row(name, one) for name, one in DEFINITIONS.items()]
     others = "\n".join(f"| `{name}` | {why} |" for name, why in NOT_OFFERED.items())
@@ -97,4 +97,4 @@ def _remark(name: str, one: Definition) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")
+    print(datasets_page(), end="")

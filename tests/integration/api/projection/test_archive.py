@@ -55,7 +55,7 @@ def answers(history: History, job: str) -> list[Any]:
 def everything(database: Database, job: str) -> list[Any]:
     """The rows of versions, ledger and counters, unpacked, without the job's id."""
     with database.writing() as connection:
-        archive.unpack(connection, job, SPEC.plan.rounds_per_epoch, 0)
+        archive.unpack_rows(connection, job, SPEC.plan.rounds_per_epoch, 0)
     with database.engine.connect() as connection:
         found = []
         for model in (VersionRow, LedgerEntry, EpochStat, WorkerStat):
@@ -155,5 +155,5 @@ def compact_one(database: Database, job: str, other: str) -> int:
     """Pack one job, and have the other as it was."""
     packed = compact(database)
     with database.writing() as connection:
-        unpacked = archive.unpack(connection, other, SPEC.plan.rounds_per_epoch, 0)
+        unpacked = archive.unpack_rows(connection, other, SPEC.plan.rounds_per_epoch, 0)
     return packed - unpacked

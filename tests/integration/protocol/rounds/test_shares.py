@@ -14,8 +14,8 @@ from computeshare.protocol.lease_policy import (
     TOGETHER_MS,
     TRIED_AGAIN_AFTER,
     Peer,
+    lease_share,
     remaining_ms,
-    share,
     shortest,
 )
 from computeshare.protocol.reducer_session import ReducerSession
@@ -233,7 +233,7 @@ def test_the_script_shares_out_as_the_rules_say(
         elif min(opened_ms, idle_ms[other]) < max(EXPECTED_MS, unit_ms[other]):
             peers.append(Peer(unit_ms[other]))
     redis.hset(k.round(), "cursor", cursor)
-    expected = share(total - cursor, unit_ms[asker], peers, idle_ms[asker])
+    expected = lease_share(total - cursor, unit_ms[asker], peers, idle_ms[asker])
     granted = sessions[asker].lease(str(ZERO)).micro_batches
     assert len(granted) == expected.units, expected.reason
     assert min(unit_ms.values()) > TOGETHER_MS and TRIED_AGAIN_AFTER == 8

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from computeshare.host.awake import command, stay_awake
+from computeshare.host.awake import awake_command, stay_awake
 from computeshare.host.iokit import CAN_SLEEP, HAS_WOKEN, WILL_NOT_SLEEP, WILL_SLEEP, follow, react
 from computeshare.worker.live_line import live_line
 from computeshare.worker.seat.progress_pipe import DESCRIPTOR, LONGEST, SeatLink, SeatProgress, Speed, Teller
@@ -138,9 +138,9 @@ def test_a_hostile_title_is_not_obeyed_and_the_line_stays_one() -> None:
 
 
 def test_each_system_is_kept_awake_by_its_own_tool() -> None:
-    assert command("darwin", 42) == ["caffeinate", "-i", "-w", "42"]
-    assert "systemd-inhibit" in command("linux")[2] and "--what=sleep:idle" in command("linux")
-    assert command("sunos5") == []
+    assert awake_command("darwin", 42) == ["caffeinate", "-i", "-w", "42"]
+    assert "systemd-inhibit" in awake_command("linux")[2] and "--what=sleep:idle" in awake_command("linux")
+    assert awake_command("sunos5") == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux alone")
