@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from computeshare.jobspec import controls
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.documents.export import shortened
-from computeshare.jobspec.documents.fields import JobField, job_fields
+from computeshare.jobspec.documents.fields import JobField, job_fields, listed
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies.registry import DEFAULT, KINDS
 
 Document = dict[str, Any]
-STRATEGY, CODEC, MORE = "strategy.kind", "codec", "more"
+STRATEGY, CODEC, MODEL_ARGS, MORE = "strategy.kind", "codec", "model_args", "more"
 CHOSEN = "manual"
 """The form's other value of `codec` beside `auto`: use the two codec fields."""
 
@@ -27,7 +28,8 @@ class FormField:
     """One input of the form: the dotted `path` of its JobSpec field, its label and hint.
 
     `kinds`: the strategies that have the field; empty: all. `step`: the HTML attribute of a number input, `1` or
-    `any`; empty for text. `lines`: the height of a text box.
+    `any`; empty for text. `lines`: the height of a text box. `models`: the models that have the field; empty: all.
+    `is_list`: names separated by commas.
     """
 
     path: str
@@ -37,6 +39,8 @@ class FormField:
     step: str = ""
     kinds: Sequence[str] = ()
     lines: int = 1
+    models: Sequence[str] = ()
+    is_list: bool = False
 
     @property
     def id(self) -> str:
@@ -88,7 +92,11 @@ def _form_field(one: JobField) -> FormField:
     assert one.control is not None
     step = {"integer": "1", "number": "any"}.get(one.type, "")
     choices = ("auto", CHOSEN) if one.path == CODEC else one.choices
-    return FormField(one.path, one.title, one.description, choices, step, one.kinds, one.control.lines)
+    if choices and one.default is None:
+        choices = ("", *choices)
+    models = LANGUAGE_MODELS if one.path.startswith(f"{MODEL_ARGS}.") else ()
+    shown = (one.path, one.title, one.description, choices, step, one.kinds, one.control.lines)
+    return FormField(*shown, models, one.type == "list")
 
 
 def fields() -> Iterator[FormField]:
@@ -104,14 +112,15 @@ def wrong(form: Filled) -> Sequence[FormField]:
 
 def filled(values: Mapping[str, str]) -> Filled:
     """Convert form values to a document and validate it. Empty inputs get their defaults."""
-    kind = values.get(STRATEGY) or DEFAULT.kind
+    kind, model = values.get(STRATEGY) or DEFAULT.kind, values.get("model", "").strip()
     document: Document = {}
     errors: dict[str, str] = {}
     for one in fields():
         text = values.get(one.path, "").strip()
-        if text and one.path != CODEC and (not one.kinds or kind in one.kinds):
+        has_field = (not one.kinds or kind in one.kinds) and (not one.models or model in one.models)
+        if text and one.path != CODEC and has_field:
             try:
-                _put(document, one.path, _number(text) if one.step else text)
+                _put(document, one.path, _number(text) if one.step else listed(text) if one.is_list else text)
             except ValueError:
                 errors[one.path] = f"{text!r} is not a number"
     if values.get(CODEC) == "auto":
@@ -128,11 +137,12 @@ def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
     """The form values for a stored JobSpec. Fields without an input go into `more`, as JSON."""
     rest = json.loads(json.dumps(shortened(spec)))
     values = _other_strategies(spec["strategy"]["kind"])
+    values |= {f"{MODEL_ARGS}.{name}": str(value) for name, value in GptArgs().model_dump().items()}
     for one in fields():
         found = _take(rest, one.path) if one.path != CODEC else None
         value = found if found is not None else _get(spec, one.path)
         if one.path != CODEC and value is not None:
-            values[one.path] = str(value)
+            values[one.path] = ", ".join(value) if one.is_list else str(value)
     values[CODEC] = "auto" if spec["codec"] == "auto" else CHOSEN
     rest.pop(CODEC, None)
     if kept := _without_empty(rest):
@@ -171,12 +181,13 @@ def by_field(errors: Sequence[Mapping[str, Any]], within: str = "") -> dict[str,
     Args:
         within: the first part of their places, which is left out.
     """
-    known = {one.path for one in fields()} | {MORE}
+    known = [*(one.path for one in fields()), MORE]
     found: dict[str, str] = {}
     for each in errors:
         path = ".".join(str(part) for part in each["loc"]).removeprefix(f"{within}.")
         text = each["msg"].removeprefix("Value error, ")
-        where = path if path in known else ""
+        near = (one for one in known if path and (one.startswith(f"{path}.") or path.startswith(f"{one}.")))
+        where = path if path in known else next(near, "")  # of an object, or of a value in a list: its field
         found.setdefault(where, text if where or not path else f"{path}: {text}")
     return found
 

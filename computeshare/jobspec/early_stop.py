@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from computeshare.jobspec.controls import MORE, Control
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.tasks.facts import goodness
 
@@ -13,12 +14,17 @@ from computeshare.jobspec.tasks.facts import goodness
 class Stop(Part):
     """When a job is complete before its last round: once a score is reached, or none has been better for a while."""
 
-    metric: Literal["accuracy", "loss"] | None = Field(None, description="the score that must reach `at`")
-    at: float | None = Field(
-        None, description="complete with the first version whose accuracy is at least, or whose loss is at most, this"
+    metric: Annotated[Literal["accuracy", "loss"] | None, Control(MORE, "--stop-metric")] = Field(
+        None, title="Early stopping: metric", description="the score that must reach `at`"
     )
-    patience: int | None = Field(
+    at: Annotated[float | None, Control(MORE, "--stop-at")] = Field(
         None,
+        title="Early stopping: value",
+        description="complete with the first version whose accuracy is at least, or whose loss is at most, this",
+    )
+    patience: Annotated[int | None, Control(MORE, "--patience")] = Field(
+        None,
+        title="Early stopping: patience",
         ge=1,
         le=1_000_000,
         description="complete once so many scored versions in a row were not better than the best",

@@ -181,10 +181,11 @@ class JobSpec(Part):
     label_smoothing: Annotated[float, Control(OPTIMIZER)] = Field(
         0, ge=0, lt=1, title="Label smoothing", description="share of each label spread evenly over all classes"
     )
-    augment: tuple[Literal["crop", "flip", "randaugment"], ...] = Field(
+    augment: Annotated[tuple[Literal["crop", "flip", "randaugment"], ...], Control(DATA)] = Field(
         (),
         strict=False,
         max_length=3,
+        title="Augmentation",
         description="random transformations of training images, in this order: crop (shifted by up to an eighth of "
         "each side), flip (left to right), randaugment (two operations of RandAugment, magnitude 9)",
     )

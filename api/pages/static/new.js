@@ -1,4 +1,4 @@
-// The form for a new job: shows the fields that its strategy has, and what the server says of it as it is filled in.
+// The form for a new job: shows the fields that its strategy and its model have, and what the server says of it as it is filled in.
 
 import { replaceParts } from "./live.js";
 
@@ -8,8 +8,10 @@ let timer = null;
 let asked = 0;
 
 function showKinds() {
-  const kind = form.elements["strategy.kind"].value;
-  for (const field of form.querySelectorAll("[data-kinds]")) field.hidden = !field.dataset.kinds.split(" ").includes(kind);
+  for (const [owners, name] of [["kinds", "strategy.kind"], ["models", "model"]]) {
+    const { value } = form.elements[name];
+    for (const field of form.querySelectorAll(`[data-${owners}]`)) field.hidden = !field.dataset[owners].split(" ").includes(value);
+  }
   for (const name of ["codec.up", "codec.down"]) form.elements[name].closest(".field").hidden = form.elements.codec.value === "auto";
 }
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from computeshare.cli.connection import queues
 from computeshare.errors import SpecError
-from computeshare.jobspec.documents.fields import JobField, job_fields
+from computeshare.jobspec.documents.fields import JobField, job_fields, listed
 from computeshare.jobspec.spec import JobSpec, fields_beside
 from computeshare.terminal.command import validation_errors
 
@@ -29,7 +29,7 @@ def with_job_fields(command: Callable[..., None], fields: Sequence[JobField] | N
     options = {one.path.replace(".", "__"): one for one in fields or job_fields() if one.flag}
 
     def told(**given: Any) -> None:
-        command({one.path: given.pop(name) for name, one in options.items()}, **given)
+        command({one.path: _parsed(one, given.pop(name)) for name, one in options.items()}, **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     _, *others = inspect.signature(command, eval_str=True).parameters.values()
@@ -60,6 +60,11 @@ def _option(one: JobField) -> Any:
     )
     kind: Any = _PYTHON.get(one.type, str)
     return Annotated[kind | None, option]
+
+
+def _parsed(one: JobField, value: Any) -> Any:
+    """A flag's value; a list is given as `crop,flip`."""
+    return listed(value) if one.type == "list" and value is not None else value
 
 
 def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str]) -> Document:

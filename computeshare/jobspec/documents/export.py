@@ -91,6 +91,8 @@ def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:
         usual = _defaults()[name]
     elif name == "strategy" and (kind := part.get("kind")) in list(KINDS):
         usual = KINDS[str(kind)]().model_dump(mode="json", exclude={"kind"})
+    elif name == "stop":
+        usual = dict.fromkeys(part)
     return {field: value for field, value in part.items() if field not in usual or value != usual[field]}
 
 
@@ -111,6 +113,8 @@ def _is_split(name: str, value: Document) -> bool:
 def _flag(path: str, value: object) -> list[str]:
     """Command-line arguments for a field: its own flag if the flag accepts the value as it is, otherwise `--set`."""
     flag = _flags().get(path)
+    if flag and isinstance(value, list):  # of names
+        value = ",".join(value)
     if flag and isinstance(value, str) and value.isprintable():
         return [flag, value] if not value.startswith("-") else [f"{flag}={value}"]
     if flag and isinstance(value, int | float) and not isinstance(value, bool):

@@ -64,6 +64,11 @@ def control_of(info: FieldInfo) -> Control | None:
     return next((one for one in info.metadata if isinstance(one, Control)), None)
 
 
+def listed(text: str) -> list[str]:
+    """The values of a list of names as people write it: `crop, flip`."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
 def reference() -> str:
     """The text of docs/job.md: a table of every field."""
     rows = [f"| `{one.path}` | {_told_type(one)} | {_told_default(one)} | {_told(one)} |" for one in job_fields()]

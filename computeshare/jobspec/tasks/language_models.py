@@ -1,9 +1,10 @@
 """Language models that a JobSpec may name, and the samples that a text gives them. Pure."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from computeshare.jobspec.controls import DATA, Control
 from computeshare.jobspec.part import Part
 
 LANGUAGE_MODELS = ("gpt",)
@@ -14,11 +15,21 @@ TRAIN_PERCENT = 90
 class GptArgs(Part):
     """The size of a `gpt`; the defaults are nanoGPT's for a CPU."""
 
-    n_layer: int = Field(4, ge=1, le=96, title="Layers", description="blocks of attention and perceptron")
-    n_head: int = Field(4, ge=1, le=128, title="Attention heads", description="of each layer")
-    n_embd: int = Field(128, ge=1, le=16_384, title="Width", description="a multiple of n_head")
-    block_size: int = Field(64, ge=1, le=8192, title="Context", description="characters of a sample")
-    dropout: float = Field(0.0, ge=0, lt=1, title="Dropout", description="share of values that training leaves out")
+    n_layer: Annotated[int, Control(DATA, "--n-layer")] = Field(
+        4, ge=1, le=96, title="Layers", description="blocks of attention and perceptron"
+    )
+    n_head: Annotated[int, Control(DATA, "--n-head")] = Field(
+        4, ge=1, le=128, title="Attention heads", description="of each layer"
+    )
+    n_embd: Annotated[int, Control(DATA, "--n-embd")] = Field(
+        128, ge=1, le=16_384, title="Width", description="a multiple of n_head"
+    )
+    block_size: Annotated[int, Control(DATA, "--block-size")] = Field(
+        64, ge=1, le=8192, title="Context", description="characters of a sample"
+    )
+    dropout: Annotated[float, Control(DATA, "--dropout")] = Field(
+        0.0, ge=0, lt=1, title="Dropout", description="share of values that training leaves out"
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:

@@ -637,6 +637,30 @@ def test_the_form_says_what_is_wrong_as_it_is_filled_in_and_makes_the_job(site: 
 
 
 @in_every_window
+def test_the_form_has_a_language_models_size_and_early_stopping(site: Site, opened: Any) -> None:
+    page = opened("/new")
+    expect(page.get_by_label("Layers")).not_to_be_visible()
+    page.get_by_label("Data set").select_option("tinyshakespeare")
+    page.get_by_label("Model").select_option("gpt")
+    page.get_by_label("Layers").fill("2")
+    page.get_by_label("Augmentation").fill("flip")
+    expect(page.locator("#augment-error")).to_contain_text("for images only")
+    page.get_by_label("Augmentation").fill("")
+    page.get_by_text("More options").click()
+    page.get_by_label("Early stopping: metric").select_option("loss")
+    expect(page.locator("#stop-metric-error")).to_contain_text("needs metric and at together")
+    page.get_by_label("Early stopping: value").fill("1.5")
+    expect(page.locator("#stop-metric-error")).to_have_text("")
+    page.get_by_role("button", name="Create job").click()
+    expect(page.locator("h1")).to_have_text("gpt on tinyshakespeare")
+    made = site.services.jobs.show(page.url.rpartition("/")[2]).spec
+    assert made["model_args"]["n_layer"] == 2
+    assert made["stop"] == {"metric": "loss", "at": 1.5, "patience": None}
+    page.goto(f"{site.url}/new?from={page.url.rpartition('/')[2]}")
+    expect(page.get_by_label("Layers")).to_have_value("2")
+
+
+@in_every_window
 def test_pages_are_accessible(site: Site, opened: Any) -> None:
     feed = under_way(site, 40)
     feed.submission("w1studio", 3, "stale")

@@ -23,6 +23,13 @@ SPECS = {
         "strategy": {"kind": "local", "inner_optimizer": {"name": "SGD", "lr": 0.1, "nesterov": True, "momentum": 0.9}},
     },
     "async": {"dataset": "digits", "model": "mlp", "strategy": {"kind": "async", "buffer": 3}, "codec": {"up": "topk"}},
+    "text": {
+        "dataset": "tinyshakespeare",
+        "model": "gpt",
+        "model_args": {"n_layer": 2, "dropout": 0.5},
+        "stop": {"metric": "loss", "at": 1, "patience": 3},
+    },
+    "augmented": {"dataset": "cifar10", "model": "resnet20", "augment": ["flip", "crop"], "stop": {"patience": 5}},
     "input": {
         "dataset": "mnist",
         "model": "resnet18",
@@ -47,6 +54,22 @@ def test_fields_of_other_strategies_and_of_other_optimizers_are_left_out() -> No
     assert found.spec is not None
     assert "inner_steps" not in found.document["strategy"]
     assert "momentum" not in found.document["optimizer"]
+
+
+def test_fields_of_a_language_model_are_left_out_for_a_classifier() -> None:
+    values = job_form.of_defaults()
+    assert values["model_args.n_layer"] == "4"
+    assert job_form.filled(values | {"model_args.n_layer": "3"}).document.keys().isdisjoint({"model_args", "stop"})
+    texts = {"dataset": "tinyshakespeare", "model": "gpt", "model_args.n_layer": "3"}
+    found = job_form.filled(values | texts)
+    assert found.spec and found.spec.model_args and found.spec.model_args.n_layer == 3
+
+
+def test_what_is_wrong_with_an_object_or_in_a_list_is_told_at_its_field() -> None:
+    errors = job_form.filled(job_form.of_defaults() | {"stop.at": "0.9"}).errors
+    assert errors.keys() == {"stop.metric"} and "stop needs metric and at together" in errors["stop.metric"]
+    unknown = job_form.filled(job_form.of_defaults() | {"augment": "crop, blur"}).errors
+    assert unknown == {"augment": "Input should be 'crop', 'flip' or 'randaugment'"}
 
 
 def test_every_wrong_field_is_named_with_what_is_wrong() -> None:

@@ -62,6 +62,8 @@ SPECS = st.fixed_dictionaries(
         "strategy": STRATEGIES,
         "codec": st.sampled_from(["auto", {"up": "float32"}, {"up": "int8", "down": "int8"}, {}]),
         "workers": st.sampled_from([{"max": 3}, {"min": 2}, {"min": 1, "max": 8}]),
+        "augment": st.sampled_from([[], ["crop"], ["flip", "crop"]]),
+        "stop": st.sampled_from([{"metric": "loss", "at": -0.5, "patience": 2}, {"patience": 3}]),
         "seed": st.integers(0, 2**63 - 1),
         "checkpoint_every": st.sampled_from([0, 100, 7]),
         "keep": st.sampled_from([{}, {"last": 5}, {"best": 3, "every": 10}]),
