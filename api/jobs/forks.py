@@ -1,5 +1,6 @@
 """Forks: a new job that starts from a version of another."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import implied_by
+from computeshare.types import Token
 
 LONGEST_NAME = 100
 
@@ -37,6 +39,7 @@ class Forks:
         weights, checkpoint = self._history.checkpoint(job_id, str(request.version))
         spec = self._jobs.completed(_spec(parent, request, checkpoint.version))
         _check_fit(_read(parent), spec)
+        _check_seed(parent, spec, Artifacts(self._artifacts_dir, job_id), checkpoint)
         kept = _keeps_optimizer(parent, spec, request)
         artifacts = Artifacts(self._artifacts_dir, new_id())
         try:
@@ -132,6 +135,14 @@ def _check_fit(parent: JobSpec, spec: JobSpec) -> None:
     if found := misfit(parent, spec):
         field, message = found
         raise InvalidFields([{"type": "value_error", "loc": ("body", "spec", field), "msg": message}])
+
+
+def _check_seed(parent: JobPublic, spec: JobSpec, artifacts: Artifacts, checkpoint: CheckpointRow) -> None:
+    """Raises InvalidFields: another seed would build other untrained parameters than the weights belong to."""
+    with contextlib.suppress(ArtifactError):  # damaged, or just removed: its files say so when they are adopted
+        if spec.seed != parent.spec["seed"] and artifacts.manifest(Token.parse(checkpoint.token)).frozen:
+            message = "the model has parameters that are not trained, and are built from the seed: leave seed out"
+            raise InvalidFields([{"type": "value_error", "loc": ("body", "spec", "seed"), "msg": message}])
 
 
 def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> bool:

@@ -67,12 +67,15 @@ class Manifest(BaseModel):
     """sha256, in hex, of each file beside the weights, by name."""
     average: str = ""
     """As `sha256`, of the moving average; empty: there is none."""
+    frozen: str = ""
+    """Digest of the parameters that are not trained, and not in the checkpoint either; empty: there are none."""
     check: str = ""
-    """sha256 of the manifest without this field, and without `average` if that is empty."""
+    """sha256 of the manifest without this field, and without `average` and `frozen` where they are empty."""
 
     def checked(self) -> "Manifest":
         """This manifest with `check` filled in."""
-        content = self.model_dump_json(exclude={"check"} if self.average else {"check", "average"})
+        empty = {name for name in ("average", "frozen") if not getattr(self, name)}
+        content = self.model_dump_json(exclude={"check"} | empty)
         return self.model_copy(update={"check": hashlib.sha256(content.encode()).hexdigest()})
 
 
@@ -140,9 +143,10 @@ class Artifacts:
         next_micro_batch: int,
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
+        frozen: str = "",
     ) -> Manifest:
         """Make the staged files a durable checkpoint: `seal` and `place`, with their errors."""
-        manifest = self.seal(staged, sha256, epoch, next_micro_batch, carried, ledger)
+        manifest = self.seal(staged, sha256, epoch, next_micro_batch, carried, ledger, frozen)
         self.place(staged)
         return manifest
 
@@ -154,6 +158,7 @@ class Artifacts:
         next_micro_batch: int,
         carried: Sequence[int] = (),
         ledger: Sequence[Entry] = (),
+        frozen: str = "",
     ) -> Manifest:
         """Add ledger and manifest to the staged files and flush all to the disk. Raises OSError; a retry is safe."""
         if self.has(staged.token):  # another reducer wrote the same bytes first, or this is a second attempt
@@ -174,6 +179,7 @@ class Artifacts:
             carried=tuple(carried),
             files=files,
             average=weights_digest(average) if average.exists() else "",
+            frozen=frozen,
         ).checked()
         _write(staged.folder / MANIFEST, [manifest.model_dump_json(indent=1).encode()])
         staged.is_suspect = True
@@ -216,8 +222,9 @@ class Artifacts:
                 _link(checkpoint / STATE, staged.folder / STATE)
             else:
                 _write(staged.folder / STATE, [])
-            manifest = self.finish(staged, sha256, 0, 0)
-            if with_state and manifest.files[STATE] != _manifest(checkpoint).files.get(STATE):
+            parent = _manifest(checkpoint)
+            manifest = self.finish(staged, sha256, 0, 0, frozen=parent.frozen)
+            if with_state and manifest.files[STATE] != parent.files.get(STATE):
                 raise ArtifactError(f"the state of checkpoint {checkpoint.name} is damaged: fork another one")
         finally:
             staged.discard()

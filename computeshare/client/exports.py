@@ -35,7 +35,7 @@ def _write(spec: Mapping[str, Any], weights_file: Path, path: Path, form: Format
     from computeshare.tasks import exports, trained
 
     task = trained.task_of_job(spec)
-    module = trained.module_of(task, weights.read(weights_file))
+    module = trained.module_of(task, weights.read(weights_file), spec["seed"])
     if form == "onnx":
         exports.save_onnx(task, module, path)
     else:

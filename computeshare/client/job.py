@@ -210,9 +210,8 @@ class Job:
 
         checkpoint = self.checkpoint(version)
         task = trained.task_of_job(self.spec)
-        return trained.TrainedModel(
-            checkpoint["version"], task, trained.module_of(task, weights.read(self._fetch(checkpoint)))
-        )
+        module = trained.module_of(task, weights.read(self._fetch(checkpoint)), self.spec["seed"])
+        return trained.TrainedModel(checkpoint["version"], task, module)
 
     def predict(self, *files: str | Path, top: int = 3, version: int | str = "latest") -> "list[list[Guess]]":
         """Classify image files: for each file its likeliest classes, the likeliest first.

@@ -19,7 +19,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.checkpoints.store import Artifacts, Tensors
-from computeshare.errors import ArtifactError, ShapeError
+from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import goodness
@@ -266,8 +266,14 @@ class Evaluator:
         counts by class.
         """
         from computeshare.tasks.metrics import score
+        from computeshare.tasks.modules import frozen_digest
 
         instance = self._instance(artifacts.folder.name, spec, part)
+        if frozen_digest(instance.module) != artifacts.manifest(token).frozen:
+            raise SpecError(
+                "the parameters that are not trained are built by every machine, and this one builds others than the "
+                "job's: install the same version of torch as where the job began, and the same files"
+            )
         result = score(instance, instance.layout.gather(tensors), spec.eval_batch)
         if result.classes:
             artifacts.save_classes(token, part, result.classes.model_dump())

@@ -1,4 +1,4 @@
-"""The limits on the leases and submissions of a job's rounds."""
+"""What a job's reducer demands of workers: limits on their leases and submissions, and the same frozen parameters."""
 
 from dataclasses import asdict, dataclass
 
@@ -20,10 +20,12 @@ class Terms:
     """Maximum units per lease for a worker of unknown speed; 0: its share of the round."""
     limit: int = 0
     """Maximum bytes of an update; 0: no limit."""
+    frozen: str = ""
+    """Digest of the parameters that are not trained, as every worker must have built them; empty: there are none."""
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> dict[str, int | str]:
         """The fields of the round's hash."""
-        return {name: int(value) for name, value in asdict(self).items()}
+        return {name: value if isinstance(value, str) else int(value) for name, value in asdict(self).items()}
 
 
 DEFAULTS = Terms()

@@ -88,13 +88,22 @@ class WorkerSession:
         self._channel = Channel(redis, wires)
         self._last_id = "0-0"
 
-    def join(self, seat: str, about: dict[str, Any]) -> str:
-        """Begin the session; returns the job's status, `unopened` or `banned`.
+    def join(self, seat: str, about: dict[str, Any], frozen: str = "") -> str:
+        """Begin the session; returns the job's status, `unopened`, `banned`, or `unlike`: this worker has built other
+        untrained parameters than the job's.
 
+        Args:
+            frozen: digest of the parameters that are not trained; empty: there are none.
         Raises Fenced: this worker has no seat, or a newer one than `seat`.
         """
         status, last_id = self._scripts.call(
-            "join", self.keys, worker=self.worker_id, session=self.session_id, seat=seat, event=json.dumps(about)
+            "join",
+            self.keys,
+            worker=self.worker_id,
+            session=self.session_id,
+            seat=seat,
+            event=json.dumps(about),
+            frozen=frozen,
         )
         self._last_id = last_id.decode()
         if status == b"fenced":

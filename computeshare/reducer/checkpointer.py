@@ -36,6 +36,8 @@ class Snapshot:
     """The round that starts from this version."""
     average: Weights | None = None
     """The moving average up to this version, if the job keeps one."""
+    frozen: str = ""
+    """Digest of the parameters that are not trained."""
 
 
 class Checkpointer:
@@ -114,17 +116,17 @@ class Checkpointer:
         average = layout.views(snapshot.average) if snapshot.average else None
         staged = self.artifacts.stage(snapshot.token, layout.views(weights), snapshot.state, average)
         self._staged = staged
-        finish = functools.partial(self._finish, staged, sha256, snapshot.next_round, retention)
+        finish = functools.partial(self._finish, staged, sha256, snapshot.next_round, snapshot.frozen, retention)
         self._unsaved = functools.partial(self._submit, finish)
         self._unsaved()
 
     def _submit(self, finish: Callable[[], None]) -> None:
         self._writing = self._disk.submit(finish)
 
-    def _finish(self, staged: Staged, sha256: str, next_round: Round, retention: Retention) -> None:
+    def _finish(self, staged: Staged, sha256: str, next_round: Round, frozen: str, retention: Retention) -> None:
         about = (next_round.epoch, next_round.first, next_round.carried)
         try:
-            manifest = self.artifacts.seal(staged, sha256, *about, self._ledger(staged.token))
+            manifest = self.artifacts.seal(staged, sha256, *about, self._ledger(staged.token), frozen)
             self._stands(staged.token)
             self.artifacts.place(staged)
         except (LostClaim, RedisError):

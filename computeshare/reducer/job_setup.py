@@ -1,5 +1,6 @@
 """A job's set-up in a reducer: everything that stays the same from round to round, built once."""
 
+import contextlib
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.registry import CODECS
+from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
@@ -17,6 +19,9 @@ from computeshare.reducer.recovery import Recovery
 from computeshare.tensors.layout import Layout
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from computeshare.tasks.base import Task
     from computeshare.training.server_step import ServerStep
 
 
@@ -33,12 +38,27 @@ class JobContext:
     server_step: "ServerStep"
     recovery: Recovery
     retention: Retention
+    frozen: str
+    """Digest of the parameters that are not trained; empty: there are none."""
 
     @property
     def terms(self) -> Terms:
         """The terms that the scripts hold every round to."""
         spec, strategy = self.spec, self.spec.strategy
-        return Terms(strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit)
+        limits = strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit
+        return Terms(*limits, self.frozen)
+
+
+def _frozen(task: "Task", outline: "nn.Module", spec: JobSpec, artifacts: Artifacts) -> str:
+    """The digest of the parameters that are not trained: as the job began, on whatever machine that was."""
+    from computeshare.tasks import modules
+
+    if not modules.has_frozen(outline):
+        return ""
+    for token in reversed(artifacts.tokens()):
+        with contextlib.suppress(ArtifactError):
+            return artifacts.manifest(token).frozen
+    return modules.frozen_digest(task.module(spec.seed))
 
 
 def set_up(session: ReducerSession, artifacts: Artifacts, decider: Decider, helper: Executor) -> JobContext | None:
@@ -54,11 +74,14 @@ def set_up(session: ReducerSession, artifacts: Artifacts, decider: Decider, help
     spec = decider.decide(JobSpec.model_validate_json(raw))
     import torch
 
+    from computeshare.tasks.modules import layout_of
     from computeshare.tasks.registry import task_of
     from computeshare.training import devices
     from computeshare.training.server_step import ServerStep
 
-    layout = task_of(spec).layout()
+    task = task_of(spec)
+    outline = task.outline()
+    layout = layout_of(outline)
     gatherer = Gatherer(session, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
     server_step = ServerStep(spec, layout)
     return JobContext(
@@ -70,4 +93,5 @@ def set_up(session: ReducerSession, artifacts: Artifacts, decider: Decider, help
         server_step,
         Recovery(session, artifacts, spec, server_step, gatherer),
         Retention(artifacts, spec),
+        _frozen(task, outline, spec, artifacts),
     )

@@ -157,8 +157,12 @@ class Task(ABC):
 
     def layout(self) -> Layout:
         """The layout of the module, without allocating its weights. Raises SpecError, as `module`."""
+        return modules.layout_of(self.outline())
+
+    def outline(self) -> nn.Module:
+        """The module without its weights. Raises SpecError, as `module`."""
         with modules.ParametersOnMeta(), torch.no_grad():
-            return modules.layout_of(self.module(0))
+            return self.module(0)
 
     def instance(self, seed: int, part: Part, data_dir: Path) -> "TaskInstance":
         """The module built and a part of the data opened, downloaded before if need be. Raises SpecError,

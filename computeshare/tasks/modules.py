@@ -1,5 +1,6 @@
 """Any module: its initial weights from a seed, and its weights as flat vectors."""
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,10 +70,34 @@ def entries(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, Kind]]:
     """Yield name, live tensor and kind of each entry of the layout, in the `state_dict`'s order. Raises SpecError."""
     seen: set[int] = set()
     for name, tensor in module.state_dict(keep_vars=True).items():
-        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        if id(tensor) not in seen and not frozen:
+        if id(tensor) not in seen and not is_frozen(tensor):
             yield name, tensor, _kind(name, tensor)
         seen.add(id(tensor))
+
+
+def is_frozen(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a module's state is a parameter that needs no gradient."""
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+def has_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters that need no gradient."""
+    return any(map(is_frozen, module.parameters()))
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """The sha256, in hex, of the parameters that need no gradient: names, types, shapes, values; empty if there are
+    none. They do not travel: every machine builds them, and all must build the same.
+    """
+    if not has_frozen(module):
+        return ""
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if is_frozen(tensor):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            values = tensor.detach().cpu().contiguous().flatten()
+            found.update(values.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _kind(name: str, tensor: torch.Tensor) -> Kind:

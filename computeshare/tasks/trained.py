@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from computeshare.errors import ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import Task
+from computeshare.tasks.modules import is_frozen
 from computeshare.tasks.registry import task_of
 from computeshare.tasks.usage import Guess
 
@@ -41,21 +42,25 @@ def task_of_job(spec: Mapping[str, Any]) -> Task:
         raise SpecError(f"this release cannot read the job's specification: {error}") from error
 
 
-def module_of(task: Task, state: Mapping[str, Tensor]) -> nn.Module:
-    """The task's module with these weights, on the CPU and in eval mode. Raises SpecError, ShapeError."""
-    module = task.module(0)
+def module_of(task: Task, state: Mapping[str, Tensor], seed: int) -> nn.Module:
+    """The task's module with these weights, on the CPU and in eval mode. Raises SpecError, ShapeError.
+
+    Args:
+        seed: of the job: parameters that are not trained are built from it.
+    """
+    module = task.module(seed)
     load_weights(module, state)
     return module.eval()
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy `state` into the module, on the module's device and in its types. A name may be missing if its tensor is
-    shared with one that is present.
+    shared with one that is present, or is a parameter that is not trained.
 
     Raises: ShapeError: names or shapes differ; the module stays as it was.
     """
     live = module.state_dict(keep_vars=True)
-    loaded = {id(tensor) for name, tensor in live.items() if name in state}
+    loaded = {id(tensor) for name, tensor in live.items() if name in state or is_frozen(tensor)}
     wrong = [f"{name} is missing" for name, tensor in live.items() if name not in state and id(tensor) not in loaded]
     for name, tensor in state.items():
         if name not in live:

@@ -15,6 +15,7 @@ from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.reducer.job_reducer import JobReducer
+from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.training.replica import Replica
 from computeshare.types import Blob
@@ -38,11 +39,11 @@ class Hand:
     def __init__(self, redis: Redis, job_id: str, spec: JobSpec, worker: str) -> None:
         torch.set_num_threads(1)
         instance = task_of(spec).instance(spec.seed, "train", Path())
-        self.layout = instance.layout
+        self.layout, self.module = instance.layout, instance.module
         self.replica = Replica(instance, spec.plan, torch.device("cpu"))
         self.session = WorkerSession(redis, job_id, worker, f"session of {worker}")
         self.spec, self.up, self.down = spec, CODECS[spec.codecs.up], CODECS[spec.codecs.down]
-        take_seat(self.session)
+        take_seat(self.session, frozen=frozen_digest(instance.module))
 
     def pull(self) -> Grant:
         """Load the current version and lease a share of its round."""

@@ -55,10 +55,10 @@ def join(redis: Redis, reducer: ReducerSession) -> Join:
     return join
 
 
-def take_seat(session: WorkerSession, seat: str = "seat", about: dict[str, Any] | None = None) -> str:
+def take_seat(session: WorkerSession, seat: str = "seat", about: dict[str, Any] | None = None, frozen: str = "") -> str:
     """Join under a seat that the control plane has issued."""
     session.redis.hset(session.keys.seats(), session.worker_id, seat)
-    return session.join(seat, about or {})
+    return session.join(seat, about or {}, frozen)
 
 
 def agree(store: RoundStore, **terms: Any) -> None:

@@ -1,11 +1,13 @@
 -- join.lua: begin a worker's session in a job. An older session of the worker is fenced and its leases are freed, with
 -- an event.
 -- Returns {status, last id of the stream `versions`}. Without any change, status is `unopened` (the job is not open),
--- `fenced` (this seat is not the worker's current seat) or `banned`.
+-- `fenced` (this seat is not the worker's current seat), `banned` or `unlike` (its untrained parameters are not the
+-- job's).
 local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, versions_key, events_key, banned_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
 local event = ARGV[4] -- JSON object: the worker's description of itself
+local frozen = ARGV[5] -- digest of the parameters that are not trained; empty without any
 
 local said = fields_of(event)
 if not said then return redis.error_reply("a session's event is a JSON object") end
@@ -16,6 +18,7 @@ if not status then return {"unopened", last} end
 if redis.call("HGET", seats_key, worker) ~= seat then return {"fenced", last} end
 if status ~= "running" then return {status, last} end
 if redis.call("HEXISTS", banned_key, worker) == 1 then return {"banned", last} end
+if (redis.call("HGET", round_key, "frozen") or "") ~= frozen then return {"unlike", last} end
 local former = redis.call("HGET", sessions_key, worker)
 if former then
   local freed = free_leases(leases_key, backups_key, free_key, former)

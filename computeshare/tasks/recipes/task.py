@@ -18,7 +18,6 @@ from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.tasks import modules
 from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, Indices, SplitName, Task, tensors
 from computeshare.tasks.recipes.functions import Functions, told
-from computeshare.tensors.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,8 @@ class RecipeTask(Task):
             raise RecipeError(f"model() returned a {type(module).__name__}: return a torch.nn.Module")
         return module
 
-    def layout(self) -> Layout:
-        return modules.layout_of(self.module(0))  # a user's code need not work on the meta device
+    def outline(self) -> nn.Module:
+        return self.module(0)  # a user's code need not work on the meta device
 
     def prepare(self, data_dir: Path) -> None:
         """Do nothing: the recipe reads its data itself."""

@@ -128,6 +128,7 @@ class SeatSession:
         """Load the job, await its codecs, join, and compute. Returns the reason for the end."""
         import torch
 
+        from computeshare.tasks.modules import frozen_digest
         from computeshare.training import devices
         from computeshare.training.execution import execution_of
         from computeshare.training.work_units import kind_of, replica_of
@@ -140,6 +141,7 @@ class SeatSession:
         self.device = devices.describe(device)
         memory = self.memory = SeatMemory(self.spec, device, allowed_bytes(self.settings.max_memory))
         instance = set_up(self.seat.job, self.spec, device, memory, self.settings.data_dir, self.settings.home)
+        frozen = frozen_digest(instance.module)
         if self.spec.is_open:
             self._measure(instance, device, memory)
             self.spec = self._chosen()
@@ -152,7 +154,7 @@ class SeatSession:
         inbox = Inbox(self.session, codecs.down, layout, replica.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
-        self._join({"kind": kind_of(device, replica), "memory_bytes": memory.needed_bytes})
+        self._join({"kind": kind_of(device, replica), "memory_bytes": memory.needed_bytes}, frozen)
         self._take_over(replica)
         loop = SeatLoop(
             self.spec, self.session, self.keeper, replica, feedback, inbox, outbox, memory, self.status, self.stop
@@ -190,11 +192,13 @@ class SeatSession:
                 return spec
         raise _Ended(ASKED)
 
-    def _join(self, about: dict[str, Any]) -> None:
-        """Join the job once it is open. Raises _Ended: the job has ended, or does not admit this worker."""
+    def _join(self, about: dict[str, Any], frozen: str) -> None:
+        """Join the job once it is open. Raises _Ended: the job has ended, or does not admit this worker; Unfit: this
+        machine has built other parameters than the job's of those that are not trained, whose digest is `frozen`.
+        """
         about = {"name": self.name, "device": self.device, **about}
         while not self.stop.is_set():
-            status = when_there_is_room(lambda: self.session.join(self.seat.id, about), self.stop)
+            status = when_there_is_room(lambda: self.session.join(self.seat.id, about, frozen), self.stop)
             if status == "running":
                 self.joined = True
                 codecs = {"up": self.spec.codecs.up, "down": self.spec.codecs.down}
@@ -202,6 +206,11 @@ class SeatSession:
                 return
             if status == "banned":
                 raise _Ended("this worker is banned from the job: too many of its updates were refused")
+            if status == "unlike":
+                raise Unfit(
+                    "the parameters that are not trained are built by every machine, and this one builds others than "
+                    "the job's: install the same version of torch as in the control plane, and the same files"
+                )
             if status != "unopened":
                 raise _Ended(f"the job is {status}")
             self.session.wait(1000)

@@ -147,6 +147,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('if status ~= "running" then return {status, last} end', ""),
         ("if former then", "if false then"),
         ('if redis.call("HEXISTS", banned_key, worker) == 1 then return {"banned", last} end', ""),
+        ('if (redis.call("HGET", round_key, "frozen") or "") ~= frozen then return {"unlike", last} end', ""),
         ("if #freed > 0 then", "if true then"),
         ('wake(versions_key, "freed", #freed)', ""),
         ('if not said then return redis.error_reply("a session\'s event is a JSON object") end', 'said = said or ""'),

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from computeshare.tasks.modules import layout_of, load_weights, weights_of
+from computeshare.tasks.modules import frozen_digest, layout_of, load_weights, weights_of
 
 
 class Tied(nn.Module):
@@ -36,3 +36,21 @@ def test_a_frozen_parameter_does_not_travel() -> None:
     load_weights(module, layout, weights)
     assert torch.equal(module[0].get_parameter("weight"), before)
     assert bool((module[1].get_parameter("weight") == 7).all())
+
+
+def test_the_digest_of_what_is_frozen_tells_every_difference() -> None:
+    def built(value: float = 0.5, **more: nn.Module) -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        for name, one in more.items():
+            module.add_module(name, one)
+        module[0].requires_grad_(False)
+        with torch.no_grad():
+            module[0].get_parameter("bias").fill_(value)
+            module[0].get_parameter("weight").fill_(1)
+        return module
+
+    same = frozen_digest(built())
+    assert same == frozen_digest(built()) == frozen_digest(built(x=nn.Linear(1, 1))) and len(same) == 64
+    others = [built(0.50001), built(x=nn.Linear(1, 1).requires_grad_(False)), built().bfloat16()]
+    assert len({same, *map(frozen_digest, others)}) == 4
+    assert frozen_digest(nn.Linear(3, 2)) == ""

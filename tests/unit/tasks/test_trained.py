@@ -20,7 +20,7 @@ class Tied(nn.Module):
 def test_a_jobs_module_has_its_weights_and_is_in_eval_mode() -> None:
     task = task_of_job(JOB)
     state = {name: torch.rand_like(tensor) for name, tensor in task.module(0).state_dict().items()}
-    module = module_of(task, state)
+    module = module_of(task, state, 0)
     assert not module.training and next(module.parameters()).requires_grad
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
 

@@ -65,6 +65,25 @@ def fork(client: TestClient, parent: str) -> Callable[..., Any]:
     return fork
 
 
+def test_a_fork_of_a_model_with_untrained_parameters_keeps_the_seed_they_are_built_from(
+    client: TestClient, redis: Redis, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    feed = Feed(redis, artifacts.folder.name, PLAN)
+    feed.open()
+    feed.join()
+    feed.commit()
+    frozen = "f" * 64
+    about = (f"{1:064x}", 0, 4, (), (), frozen)
+    write_checkpoint(artifacts, Token.parse(token(1)), {"w": np.zeros(9, np.float32)}, b"state", *about)
+    feed.save()
+    project(client, redis)
+    address = f"/v1/jobs/{artifacts.folder.name}/fork"
+    refused = client.post(address, json={"spec": {"seed": 8}})
+    assert refused.status_code == 422 and "leave seed out" in refused.text
+    own = Artifacts(tmp_path / "artifacts", client.post(address, json={"spec": {"epochs": 3}}).json()["id"])
+    assert own.manifest(own.tokens()[0]).frozen == frozen
+
+
 @pytest.mark.parametrize(("version", "number"), [(1, 1), ("best", 2), ("latest", 3), (None, 3)])
 def test_a_fork_is_a_job_that_names_its_origin(
     client: TestClient, parent: str, fork: Callable[..., Any], version: object, number: int, tmp_path: Path

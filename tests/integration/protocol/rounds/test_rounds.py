@@ -350,7 +350,7 @@ def test_a_report_that_is_no_json_object_changes_nothing(
     assert reducer.progress()[1] == {}
     assert not redis.exists(k.answers())
     with pytest.raises(ResponseError):
-        reducer.scripts.call("join", k, worker="b", session="session of b", seat="seat of b", event=report)
+        reducer.scripts.call("join", k, worker="b", session="session of b", seat="seat of b", event=report, frozen="")
     assert not redis.hexists(k.sessions(), "b")
 
 

@@ -13,7 +13,7 @@ from computeshare.protocol.terms import Terms
 from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import ONE, PLAN, ZERO, Join, agree, current, events, parts, send, take_seat
 
-SHARED = Terms(backup=False, sharers=3, fewest=3)
+SHARED = Terms(backup=False, sharers=3, fewest=3, frozen="f" * 64)
 
 
 def dishonest_lease(redis: Redis, store: RoundStore, worker: str, *limits: Any) -> Any:
@@ -29,7 +29,9 @@ def test_a_reducer_writes_a_jobs_terms_into_its_round(redis: Redis, store: Round
     assert reducer.claim("host", 1, 60_000)
     assert reducer.open(ZERO, [b"w"], [b"s"], PLAN.round(0), {}, terms=SHARED)
     told: Any = redis.hgetall(store.keys.round())
-    assert {name: int(told[name.encode()]) for name in SHARED.fields()} == SHARED.fields()
+    assert {name: told[name.encode()].decode() for name in SHARED.fields()} == {
+        name: str(value) for name, value in SHARED.fields().items()
+    }
 
 
 @pytest.mark.parametrize("limits", [(0,), (1, 2000, 5000, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0, 0)])
@@ -71,6 +73,17 @@ def test_what_a_worker_says_of_its_submission_cannot_stand_for_what_the_script_k
     assert (told["outcome"], told["current"], told["base"]) == ("accepted", str(ZERO), str(ZERO))
     assert (told["counted"], told["late"]) == (list(granted), [])
     assert told["bytes_up"] == 6
+
+
+@pytest.mark.parametrize(("demanded", "brought"), [("a" * 64, "b" * 64), ("a" * 64, ""), ("", "b" * 64)])
+def test_a_worker_with_other_untrained_parameters_does_not_join(
+    redis: Redis, store: RoundStore, reducer: ReducerSession, demanded: str, brought: str
+) -> None:
+    agree(store, frozen=demanded)
+    session = WorkerSession(redis, store.job_id, "other", "session")
+    assert take_seat(session, "seat", frozen=brought) == "unlike"
+    assert redis.hgetall(store.keys.sessions()) == {} and events(store, "joined") == []
+    assert take_seat(session, "seat", frozen=demanded) == "running"
 
 
 def test_who_joined_is_not_the_workers_word_alone(store: RoundStore, reducer: ReducerSession, redis: Redis) -> None:
