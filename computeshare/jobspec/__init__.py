@@ -1,1 +1,1 @@
-"""What a user asks for, checked completely: the JobSpec, its fields, names, sizes and limits."""
+"""The JobSpec, the specification of a job: its fields, names, sizes and limits."""

@@ -32,7 +32,7 @@ class DatasetEntry(_Entry):
 
 
 class TextEntry(_Entry):
-    """A text: its length in characters, and the number of distinct ones."""
+    """A text: its length in characters, and its number of distinct characters."""
 
     characters: int
     symbols: int
@@ -57,7 +57,7 @@ class ModelEntry(_Entry):
 
 
 class RangeEntry(_Entry):
-    """What a number may be: at least or above one bound, at most or below another; null where that is allowed."""
+    """The allowed range of a number (from `ge` or `gt`, to `le` or `lt`), or null where that is allowed."""
 
     ge: float | None = None
     gt: float | None = None
@@ -84,7 +84,7 @@ class RangeEntry(_Entry):
 class ArgumentEntry(_Entry):
     """An optimizer's argument: `kind` is one of number, integer, boolean, string, numbers.
 
-    `ranges` holds what a number may be, or each of several numbers.
+    `ranges` are the allowed ranges of the number, or of each of several numbers.
     """
 
     kind: str
@@ -118,17 +118,17 @@ def catalog() -> Catalog:
 
 
 def normalized_name(name: str) -> str:
-    """A name of a data set without what makes no difference: capitals, hyphens, underscores."""
+    """A data set's name without differences in capitals, hyphens and underscores."""
     return re.sub(r"[-_ ]", "", name.lower())
 
 
 @lru_cache(maxsize=1)
 def dataset_names() -> dict[str, str]:
-    """The names of the catalog's data sets by their `plain` form."""
+    """The names of the catalog's data sets by their `normalized_name`."""
     return {normalized_name(name): name for name in catalog().datasets}
 
 
 def lacking_packages(packages: Iterable[str], extra: str = "data") -> str:
-    """What to install, if one of the packages is not installed here; else empty."""
+    """The packages to install as text, if one of them is not installed here; otherwise empty."""
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"needs {' and '.join(lacking)}: pip install 'computeshare[{extra}]'" if lacking else ""

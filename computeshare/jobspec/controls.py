@@ -1,4 +1,4 @@
-"""How people set a field of a job, written beside the field: its heading in the form, its option, who may change it."""
+"""Controls of a job's fields: the heading in the form, the command-line option, and when the field may change."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ HEADINGS = (DATA, ROUND, OPTIMIZER, MACHINES, MORE)
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What goes beside a field's title and description, as `Annotated[int, Control(MORE)]`.
+    """How users set a field, written in its annotation: `Annotated[int, Control(MORE)]`.
 
     A field without a control is set by `--set`, or as JSON in the form's last field.
 

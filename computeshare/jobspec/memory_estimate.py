@@ -1,4 +1,4 @@
-"""How much memory a seat takes of what its device computes with, before anybody has measured it. Pure."""
+"""An estimate of a seat's memory, used before it has been measured. Pure."""
 
 import re
 
@@ -8,7 +8,7 @@ from computeshare.jobspec.spec import JobSpec
 TORCH_BYTES = 500_000_000
 """What a process has resident once it has imported torch."""
 SMALLEST = 100_000_000
-"""Less than this runs nothing at all."""
+"""The smallest limit, in bytes: no seat runs with less."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(|k|m|g|t)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -16,7 +16,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 def parse_size(text: str) -> int:
     """Bytes from words such as `8GB`, `1.5g` or `512MiB` (a k is 1000, a Ki 1024).
 
-    Raises: SettingsError: it is no such size, or one too small to compute anything in.
+    Raises: SettingsError: the text is not a size, or the size is below `SMALLEST`.
     """
     found = _SIZE.fullmatch(text.strip())
     if not found:
@@ -28,12 +28,12 @@ def parse_size(text: str) -> int:
 
 
 def allowed_bytes(text: str | None) -> int:
-    """What a worker's owner allows a seat to take, as `parse_size` reads it; 0, as much as there is, for none."""
+    """The limit `--max-memory` in bytes; 0, no limit, for None."""
     return parse_size(text) if text else 0
 
 
 def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes: int = TORCH_BYTES) -> int:
-    """How much a seat will take at its peak, roughly.
+    """Estimate a seat's peak memory, in bytes.
 
     Args:
         device: its kind: `cpu`, `mps` or `cuda`. Beside the CPU, what the process itself has resident does not count.
@@ -46,7 +46,7 @@ def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes:
 
 
 def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bool) -> str | None:
-    """Why a seat that takes so much does not fit, and what to do; None if it does."""
+    """Why a seat that needs `needed_bytes` does not fit, and what to do; None if it fits."""
     if needed_bytes <= room_bytes:
         return None
     takes = f"{'needs' if measured else 'needs about'} {_size(needed_bytes)}"

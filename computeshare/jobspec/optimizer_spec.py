@@ -1,6 +1,6 @@
 """The optimizers that a JobSpec may name.
 
-Knows no torch: their names and arguments come from the committed `catalog`.
+Imports no torch: names and arguments come from the committed `catalog`.
 """
 
 from typing import Annotated, Any, ClassVar, Self
@@ -13,11 +13,11 @@ from computeshare.jobspec.part import error_at
 
 LARGEST_NUMBER = 1e300
 LARGEST_ARGUMENT = 1e8
-"""Largest argument of an optimizer: torch itself stumbles over some that are larger."""
+"""The largest argument of an optimizer: torch itself fails with some larger values."""
 
 
 class OptimizerSpec(BaseModel):
-    """A `torch.optim` optimizer by name, with its own arguments beside it."""
+    """An optimizer of `torch.optim`: its `name`, and its arguments as further fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -29,7 +29,7 @@ class OptimizerSpec(BaseModel):
             Field(title="Momentum", description="for optimizers that have this argument"),
         ],
     }
-    """Arguments that have a control of their own; which there are, and within which limits, the catalog says."""
+    """Arguments with a control of their own. The catalog has all arguments, with their ranges."""
 
     name: Annotated[str, Control(OPTIMIZER, "--optimizer")] = Field(
         "SGD", title="Optimizer", description="from torch.optim"
@@ -58,7 +58,7 @@ class OptimizerSpec(BaseModel):
 
 
 def _problem(entry: ArgumentEntry, value: Any) -> str | None:
-    """What an optimizer's argument has to be, if it is not."""
+    """What an argument's value must be, if the value is invalid; None if it is valid."""
     if value is None and entry.nullable:
         return None
     if not _is_kind(value, entry.kind):

@@ -1,4 +1,4 @@
-"""When a round closes, and how much of it one worker may make. Pure: numbers in, a decision and its reason out."""
+"""Decides when a round closes, and limits one worker's part of it. Pure: a decision comes with its reason."""
 
 import math
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a round has got, by the broker's clock."""
+    """A round's progress, by the broker's clock."""
 
     received: int
     total: int
     waited_ms: float
     deadline_ms: float
-    """Milliseconds after the opening by which updates usually have arrived; 0 while too few were seen to tell."""
+    """Milliseconds from the opening until updates have usually arrived; 0 while too few have arrived to know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to close the round now, and why; `ask_again_ms` is when time alone would change that, if it would."""
+    """Whether to close the round now, and why; `ask_again_ms`: when to decide again, if only time can change it."""
 
     close: bool
     reason: str
@@ -25,7 +25,7 @@ class Decision:
 
 
 def decide(progress: Progress, quorum: float) -> Decision:
-    """Close a round once everything arrived or, past the deadline, once a quorum did."""
+    """Close a round once all updates have arrived or, after the deadline, once a quorum has."""
     enough = needed(progress.total, quorum)
     if progress.received == progress.total:
         return Decision(True, "complete")
@@ -46,15 +46,15 @@ def needed(total: int, quorum: float) -> int:
 
 
 def tolerated(workers: int) -> int:
-    """How many of `workers` may be bad while the others are a majority; 0 of none."""
+    """The most bad workers among `workers` such that the others are a majority; 0 for no workers."""
     return max(0, workers - 1) // 2
 
 
 def largest_share(total: int, workers: int) -> int:
-    """The most micro-batches of a round that one worker may make, so that `workers` can make all of it."""
+    """The most micro-batches of a round for one worker, such that `workers` workers can make the whole round."""
     return -(-total // workers)
 
 
 def bad_values(count: int, workers: int) -> int:
-    """The most micro-batches out of `count` that all the bad workers together can have made."""
+    """The most micro-batches out of `count` that all bad workers together can have made."""
     return tolerated(workers) * largest_share(count, workers)

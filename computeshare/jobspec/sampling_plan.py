@@ -1,7 +1,7 @@
 """Which samples belong to which micro-batch, which micro-batches to which unit, and which units to which round. Pure.
 
-Any machine computes the same answer from `(seed, epoch)`, so no data travels. A unit is what one update stands for and
-what is leased whole: one micro-batch, or the `inner_steps` consecutive ones that a replica of local SGD steps through.
+Any machine computes the same answer from `(seed, epoch)`, so no indices are sent. A unit is the work behind one
+update, leased as a whole: one micro-batch, or the `inner_steps` consecutive micro-batches of a replica of local SGD.
 Micro-batches and units are numbered across the job. Neither a unit nor a round crosses an epoch; an epoch's last round,
 its last unit and its last micro-batch may be short.
 """
@@ -29,19 +29,19 @@ def permutation(seed: int, epoch: int, samples: int) -> npt.NDArray[np.int64]:
 
 
 _HOLDOUT = 2**63 - 1
-"""The number, of no epoch, whose permutation decides which samples are held out."""
+"""A number that no epoch has: its permutation decides which samples are held out."""
 
 
 def held_out(samples: int, fraction: float) -> int:
-    """How many samples of a training set are held out to validate, for the JobSpec's `validation`."""
+    """The number of samples to hold out of a training set, for the JobSpec's `validation`."""
     return round(samples * fraction)
 
 
 def parted(samples: int, fraction: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The samples of a training set that train, and those held out to validate, both ascending.
+    """The training samples and the held-out samples of a training set, as ascending indices.
 
-    They depend on the set's size and the fraction alone, and a smaller fraction holds out some of a larger one's: a
-    fork with another seed must not validate on samples that its weights were trained on.
+    They depend only on the set's size and the fraction. The samples of a smaller fraction are part of a larger
+    fraction's, so that a fork with another seed is never validated on samples that its weights were trained on.
     """
     order, count = permutation(0, _HOLDOUT, samples), held_out(samples, fraction)
     return np.sort(order[count:]), np.sort(order[:count])
@@ -57,8 +57,8 @@ def sample_seeds(seed: int, epoch: int, samples: int) -> Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What turns `version` into `version + 1`: `count` units from number `first` on, after those `carried` over from
-    the round before, which had closed without them.
+    """The round that makes `version + 1` from `version`: the units `carried` over from the previous round, which closed
+    without them, and `count` units from number `first` on.
     """
 
     version: int
@@ -68,11 +68,11 @@ class Round:
     samples: int
     carried: tuple[int, ...] = ()
     wanted: int | None = None
-    """How many of them make the version, whichever come first; None: all."""
+    """The number of units that make the version, in order of arrival; None: all."""
 
     @property
     def needed(self) -> int:
-        """How many of them make the version."""
+        """The number of units that make the version."""
         return self.total if self.wanted is None else self.wanted
 
     @property
@@ -85,7 +85,7 @@ class Round:
 
     @property
     def units(self) -> list[int]:
-        """All of them, ascending."""
+        """All units of the round, ascending."""
         return [*sorted(self.carried), *range(self.first, self.first + self.count)]
 
 
@@ -122,11 +122,11 @@ class Plan:
 
     @property
     def samples_per_round(self) -> float:
-        """The mean: the last round of an epoch may be short."""
+        """The mean number of samples in a round: an epoch's last round may be short."""
         return self.samples / self.rounds_per_epoch
 
     def round(self, version: int, carried: Sequence[int] = ()) -> Round:
-        """The round that starts from `version`, with what the one before left over."""
+        """The round that starts from `version`, with the units `carried` over from the previous round."""
         epoch, index = divmod(version, self.rounds_per_epoch)
         start = index * self.units_per_round
         count = min(self.units_per_round, self.units_per_epoch - start)
@@ -135,14 +135,14 @@ class Plan:
         return Round(version, epoch, first, count, samples, tuple(carried))
 
     def window(self, version: int) -> Round:
-        """The round that starts from `version` where any units of its epoch may make it: as many as of a `round`."""
+        """The round that starts from `version` with all units of the epoch, of which it needs as many as a `round`."""
         own = self.round(version)
         first = own.epoch * self.units_per_epoch
         return Round(version, own.epoch, first, self.units_per_epoch, own.samples, wanted=own.count)
 
     @property
     def last_round_count(self) -> int:
-        """How many units an epoch's last round has."""
+        """The number of units in an epoch's last round."""
         return self.round(self.rounds_per_epoch - 1).count
 
     def ends_epoch(self, version: int) -> bool:
@@ -162,13 +162,13 @@ class Plan:
         return range(before + start, before + stop)
 
     def unit_size(self, unit: int) -> int:
-        """How many samples the unit with this number holds."""
+        """The number of samples in the unit with this number."""
         micro_batches = self.micro_batches(unit)
         start = micro_batches.start % self.micro_batches_per_epoch * self.micro_batch
         return min(len(micro_batches) * self.micro_batch, self.samples - start)
 
     def size(self, micro_batch: int) -> int:
-        """How many samples the micro-batch with this number holds."""
+        """The number of samples in the micro-batch with this number."""
         start = micro_batch % self.micro_batches_per_epoch * self.micro_batch
         return min(self.micro_batch, self.samples - start)
 
@@ -179,7 +179,7 @@ class Plan:
         return permutation(self.seed, epoch, self.samples)[start : start + self.micro_batch]
 
     def pieces(self, micro_batch: int) -> list[slice]:
-        """The pieces of the micro-batch with this number, all as large but, in a short one, the last."""
+        """The slices in which a micro-batch is computed: equal sizes, except the last one of a short micro-batch."""
         size, step = self.size(micro_batch), self.micro_batch // self.accumulate
         return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 

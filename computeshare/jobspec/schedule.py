@@ -1,4 +1,4 @@
-"""How an optimizer's steps follow from a job beside the optimizer's own arguments: rate, clipping, decay. Pure."""
+"""The rules of a job for optimizer steps: learning-rate schedule, gradient clipping, weight decay. Pure."""
 
 import math
 from bisect import bisect_right
@@ -76,7 +76,7 @@ CONSTANT = Schedule()
 
 @dataclass(frozen=True, slots=True)
 class StepRules:
-    """What an optimizer's steps depend on beside its arguments.
+    """The rules for an optimizer's steps, in addition to its arguments.
 
     Args:
         rounds: of the whole training.
@@ -96,7 +96,7 @@ class StepRules:
         return self.decay == "all" or len(shape) >= 2
 
     def rate_factor(self, position: float) -> float:
-        """What the optimizer's rate is multiplied by in the step that starts `position` rounds after version 0."""
+        """The factor of the optimizer's rate for the step that starts `position` rounds after version 0."""
         return self.lr_factor * self.schedule.factor(position, self.rounds)
 
 

@@ -1,4 +1,4 @@
-"""What a late update still counts for. Pure."""
+"""The weight of a stale update. Pure."""
 
 import math
 from typing import Literal

@@ -1,14 +1,14 @@
-"""What sets jobs apart: the fields of their specifications that differ. Pure."""
+"""Finds the fields in which the specifications of jobs differ. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 FEWEST, MOST = 2, 6
-"""How many jobs can be looked at side by side."""
+"""The numbers of jobs that can be compared side by side."""
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The dotted fields that are not the same in all specifications, each with its value in every one of them.
+    """The dotted fields that differ between specifications, each with its value in every specification.
 
     A field that a specification does not have is None there.
     """

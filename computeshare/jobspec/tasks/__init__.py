@@ -1,1 +1,1 @@
-"""What a JobSpec says of the task that is trained, and what follows from it."""
+"""The task of a JobSpec: data set, model and the sizes that follow from them."""

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face that a JobSpec may name: what is said of one, and the facts a job is planned with. Pure."""
+"""Data sets of Hugging Face in a JobSpec: their arguments, and the sizes with which a job is planned. Pure."""
 
 import re
 from typing import Annotated
@@ -15,7 +15,7 @@ ClassName = Annotated[str, StringConstraints(max_length=200)]
 
 
 class HubFacts(Part):
-    """What the control plane found out of a data set when the job was created; workers train on no other data."""
+    """Facts of a data set, found by the control plane when the job was created; workers train on no other data."""
 
     revision: str = Field("", max_length=64, title="Revision", description="commit on the Hub; empty: a folder")
     digest: str = Field(
@@ -35,7 +35,7 @@ class HubFacts(Part):
 
 
 class HubArgs(Part):
-    """Which part of a data set of Hugging Face is trained on; what is empty is chosen when the job is created."""
+    """The columns and splits to use of a data set; empty ones are chosen when the job is created."""
 
     config: str = Field("", max_length=200, description="configuration (subset) on the Hub; default: the default one")
     image: str = Field("", max_length=200, description="column of images; default: the only one")

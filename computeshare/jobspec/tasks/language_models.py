@@ -9,7 +9,7 @@ from computeshare.jobspec.part import Part
 
 LANGUAGE_MODELS = ("gpt",)
 TRAIN_PERCENT = 90
-"""The first characters of a text, which train; the rest is the test split."""
+"""The share of a text, from its beginning, that is the training split; the rest is the test split."""
 
 
 class GptArgs(Part):
@@ -38,16 +38,16 @@ class GptArgs(Part):
         return self
 
     def parameters(self, symbols: int) -> int:
-        """The model's number of parameters for a vocabulary of so many symbols."""
+        """The model's number of parameters for a vocabulary of `symbols` symbols."""
         width = self.n_embd
         return (symbols + self.block_size + 1) * width + self.n_layer * (12 * width**2 + 2 * width)
 
 
 def train_characters(characters: int) -> int:
-    """How many of a text's characters train."""
+    """The number of characters in a text's training split."""
     return characters * TRAIN_PERCENT // 100
 
 
 def samples(characters: int, block_size: int) -> int:
-    """How many windows of `block_size` characters a split has whose targets, one character later, lie in it as well."""
+    """The number of windows of `block_size` characters in a split, with all targets (one character later)."""
     return max(0, characters - 1) // block_size

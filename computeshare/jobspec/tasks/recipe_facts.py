@@ -1,4 +1,4 @@
-"""What the training system knows of a recipe without running it. Pure."""
+"""The facts of a recipe that are used without running it. Pure."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class TensorEntry(Part):
 
 
 class RecipeFacts(Part):
-    """Sizes of a recipe with its arguments, found out by building it and opening its data."""
+    """Sizes of a recipe with its arguments, found by building its model and opening its data."""
 
     train: int = Field(ge=1, le=2**40, description="samples that train")
     test: int = Field(ge=1, le=2**40, description="samples of the test split")
