@@ -1,4 +1,4 @@
-"""Numbers, times and events in words, as the pages show them. Pure. `static/format.js` says the same in the browser."""
+"""Formats numbers, times and events for the pages. Pure. `static/format.js` does the same in the browser."""
 
 import json
 import re
@@ -15,12 +15,12 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def count(value: float) -> str:
-    """A whole number with thousands separated: 21,840."""
+    """A whole number with separated thousands: 21,840."""
     return f"{value:,.0f}"
 
 
 def rate(value: float) -> str:
-    """Something per second or per minute: 7.5, 21,840."""
+    """A rate per second or per minute: 7.5, 21,840."""
     return f"{value:,.1f}" if value < 100 else count(value)
 
 
@@ -45,7 +45,7 @@ def tested(found: OnTestSet | None) -> str:
 
 
 def tested_of(job: JobPublic) -> str:
-    """What `tested` is of, and the last version's score where that is another: best (version 30); last 97.10 %."""
+    """The version behind `tested`, and the last version's score if it differs: best (version 30); last 97.10 %."""
     if job.tested is None:
         return ""
     last = f"; last {tested(job.tested_last)}" if job.tested_last else ""
@@ -53,17 +53,17 @@ def tested_of(job: JobPublic) -> str:
 
 
 def share(fraction: float) -> str:
-    """A part of the whole: 42 %."""
+    """A fraction as a whole percentage: 42 %."""
     return f"{fraction * 100:.0f} %"
 
 
 def done(version: int, total: int) -> str:
-    """How far a job is; 100 % only with its last version."""
+    """A job's progress as a percentage, rounded down: 100 % only with its last version."""
     return f"{100 * version // max(1, total)} %"
 
 
 def spec_value(value: Any) -> str:
-    """A field of a specification."""
+    """The value of a JobSpec's field."""
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
@@ -83,7 +83,7 @@ def size(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: 8 s, 3 min 12 s, 2 h 5 min."""
+    """A duration in at most two units: 8 s, 3 min 12 s, 2 h 5 min."""
     left = max(0, int(seconds))
     for index, (length, unit) in enumerate(_UNITS):
         if left >= length and index < len(_UNITS) - 1:
@@ -94,24 +94,24 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long since: 2 s ago, 3 min ago."""
+    """The time since a moment: 2 s ago, 3 min ago."""
     left = max(0, int(seconds))
     length, unit = next((u for u in _UNITS if left >= u[0]), _UNITS[-1])
     return f"{left // length} {unit} ago"
 
 
 def until(seconds: float) -> str:
-    """How long it will take: in 3 h 20 min."""
+    """The time until a moment: in 3 h 20 min."""
     return f"in {duration(seconds)}"
 
 
 def moment(value: datetime) -> str:
-    """A time for a machine and, without JavaScript, for a person."""
+    """A time in UTC, shown without JavaScript: 2026-01-01 12:00:00 UTC."""
     return value.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def ledger_line(epoch: EpochPublic) -> str:
-    """Whether each sample of an epoch counted once."""
+    """The ledger of an epoch on one line: samples counted, missing and reassigned."""
     line = f"{count(epoch.samples - epoch.missing)} of {count(epoch.samples)} samples counted"
     twice = epoch.counted - (epoch.samples - epoch.missing)
     line += f", {count(twice)} more than once" if twice else " once"
@@ -121,17 +121,17 @@ def ledger_line(epoch: EpochPublic) -> str:
 
 
 def unit_of(spec: dict[str, Any]) -> str:
-    """What a job's workers are given: of replicas that step by themselves it is many micro-batches."""
+    """The name of a job's work unit: `micro-batch`, or `work unit` with strategy `local`."""
     return stored(spec).lease
 
 
 def plural(unit: str) -> str:
-    """Several of what `unit_of` names."""
+    """The plural of a unit's name."""
     return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
 
 
 def told(event: EventPublic, names: dict[str, str], unit: str = "micro-batch") -> str:
-    """A timeline entry as a sentence; `names` are those of the workers by id, `unit` is the job's `unit_of`."""
+    """A timeline entry as a sentence; `names` maps worker ids to names, `unit` is the job's `unit_of`."""
     sentence = _SENTENCES.get(event.type)
     try:
         if sentence:
@@ -142,7 +142,7 @@ def told(event: EventPublic, names: dict[str, str], unit: str = "micro-batch") -
 
 
 BRIEF = 200
-"""Most characters of a text that the timeline shows."""
+"""The most characters of a text in the timeline."""
 Data = dict[str, Any]
 Name = Callable[[str], str]
 
@@ -186,7 +186,7 @@ def _edited(data: Data, _name: Name) -> str:
 
 
 def brief(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """A text on one line, cut after `BRIEF` characters."""
     line = " ".join(text.split())
     return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
 

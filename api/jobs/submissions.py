@@ -18,14 +18,14 @@ from computeshare.strategies.registry import stored
 from computeshare.types import Outcome
 
 NEWEST = 400
-"""Submissions that say where seconds go now."""
+"""Number of newest submissions that describe how workers spend their time."""
 ROUNDS = 20
 SECONDS = ("waiting", "computing", "encoding", "uploading")
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where a worker's seconds went, of its newest submissions; `units` is how many parts of rounds they held."""
+    """How a worker spent its time in its newest submissions; `units`: the number of work units in them."""
 
     worker: str
     submissions: int
@@ -71,13 +71,13 @@ class Submissions:
             return SubmissionPage(items=items, next_cursor=next_cursor(rows), folded=folded)
 
     def spent(self, job_id: str) -> Sequence[Spent]:
-        """Where the workers' seconds went of late, those who did most first."""
+        """How workers spent their time recently, busiest worker first."""
         with self._database.read() as session:
             find(session, job_id)
             return _spent(session, job_id)
 
     def estimate(self, job_id: str, spent: Sequence[Spent] | None = None) -> EstimatePublic:
-        """What one more worker would buy; `spent` is what is known of its workers already."""
+        """Estimate the speed with one more worker; `spent`: the result of `spent(job_id)`, read here if None."""
         with self._database.read() as session:
             job = find(session, job_id)
             if job.status != "running":
@@ -107,7 +107,7 @@ def _spent(session: Session, job_id: str) -> list[Spent]:
 
 
 def _measured(session: Session, job: Job, spent: Sequence[Spent]) -> MeasuredRounds:
-    """How a running job has gone since its newest change of workers."""
+    """A running job's measurements since a worker last joined or left."""
     mine = (col(WorkerStat.job_id) == job.id) & col(WorkerStat.left_ms).is_(None)
     joined = session.execute(select(col(WorkerStat.worker), col(WorkerStat.joined_ms)).where(mine))
     present = {row.worker: row.joined_ms or 0 for row in joined}
