@@ -23,6 +23,7 @@ from computeshare.errors import (
     SettingsError,
     SpecError,
 )
+from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.spec import JobSpec, fields_beside
 
 RETRY_AFTER_S = 2
@@ -93,7 +94,7 @@ def _invalid(_handler: ExceptionHandler, request: Request, error: Any) -> Proble
     """A 422 that names each wrong field with a JSON pointer and the allowed values. Values of the request are not
     repeated.
     """
-    errors = [_field_error(e, _body_of(request)) for e in error.errors()]
+    errors = [_field_error(e, _body_of(request)) for e in plain_errors(error.errors())]
     detail = "; ".join(f"{e['field']}: {e['detail']}" if e["field"] else e["detail"] for e in errors[:5])
     invalid = problem(422, "The request is not valid", detail)
     invalid.extras["errors"] = errors
@@ -115,8 +116,8 @@ def _field_error(error: Mapping[str, Any], body: type[BaseModel]) -> dict[str, s
     if error["type"] == "extra_forbidden":
         allowed = fields_beside(path[1:]) if path[:1] == ["spec"] else fields_beside(path, body)
         message = f"unknown field; allowed: {', '.join(allowed)}"
-    elif error["type"] == "model_attributes_type":
-        message = "send a JSON object"
+    elif place == "body" and not path and (error["type"] == "missing" or isinstance(error.get("input"), bytes)):
+        message = "send a JSON object, with the header Content-Type: application/json"
     if place == "body" and parts in ([], ["spec"]) and not unreadable and (named := _named_in(message)):
         parts = [*parts, named]
     answer = {"in": str(place), "field": "body" if unreadable else ".".join(parts), "detail": message}

@@ -3,9 +3,11 @@
 import re
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, HTTPException, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import AfterValidator
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
 
 from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit, SubmissionsDep
 from api.jobs.job_list import Chosen
@@ -28,6 +30,21 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.types import JobSort, JobStatus, Outcome
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+class Weights(FileResponse):
+    """A file, or the requested range of it. (FileResponse itself answers an impossible range as plain text.)"""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_file(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                about = {"content-range": Headers(raw=message["headers"]).get("content-range", "bytes */*")}
+                text = "the range is malformed, or lies beyond the end of the file: leave the header Range out"
+                raise HTTPException(message["status"], text, about)
+            await send(message)
+
+        await super().__call__(scope, receive, send_file)
+
 
 JobId = Annotated[str, Path(max_length=64)]
 MOST_HOURS = 24 * 365
@@ -160,7 +177,7 @@ def job_submissions(
     job_id: JobId,
     service: SubmissionsDep,
     outcome: Outcome | None = None,
-    worker: Annotated[str | None, Query(max_length=100)] = None,
+    worker: Annotated[str | None, Query(max_length=100, description="the worker's id or name")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> SubmissionPage:
@@ -227,7 +244,7 @@ def download_checkpoint(
     if headers["ETag"] in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     name = f"{job_id}-v{version}.safetensors"
-    return FileResponse(path, headers=headers, media_type="application/octet-stream", filename=name)
+    return Weights(path, headers=headers, media_type="application/octet-stream", filename=name)
 
 
 @router.get("/{job_id}/checkpoints/{which}/classes")

@@ -13,6 +13,7 @@ from computeshare.jobspec import controls
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.documents.export import shortened
 from computeshare.jobspec.documents.fields import JobField, job_fields, listed
+from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies.registry import DEFAULT, KINDS
@@ -183,7 +184,7 @@ def by_field(errors: Sequence[Mapping[str, Any]], within: str = "") -> dict[str,
     """
     known = [*(one.path for one in fields()), MORE]
     found: dict[str, str] = {}
-    for each in errors:
+    for each in plain_errors(errors):
         path = ".".join(str(part) for part in each["loc"]).removeprefix(f"{within}.")
         text = each["msg"].removeprefix("Value error, ")
         near = (one for one in known if path and (one.startswith(f"{path}.") or path.startswith(f"{one}.")))

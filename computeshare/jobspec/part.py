@@ -1,7 +1,22 @@
 """The base of all objects within a JobSpec, and errors that name a field within them."""
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+_BRANCH = re.compile(r"literal\[.*\]|constrained-\w+|int|float|str|bool")
+"""What pydantic puts into an error's place to name a branch of a union, which is no field of anybody's."""
+_OBJECT = "send a JSON object"
+_IN_JSON = {
+    "tuple_type": "send a JSON list",
+    "dict_type": _OBJECT,
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+}
+"""What to say in place of pydantic's messages about Python's types, by the type of error."""
 
 
 class Part(BaseModel):
@@ -15,3 +30,18 @@ def error_at(title: str, field: str | tuple[str, ...], message: str) -> Validati
     kind = PydanticCustomError("value_error", "{text}", {"text": message})
     loc = (field,) if isinstance(field, str) else field
     return ValidationError.from_exception_data(title, [InitErrorDetails(type=kind, loc=loc, input=None)])
+
+
+def plain_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """pydantic's errors in the words of JSON; those of a union's branches are one error, whose place is the field's."""
+    found: list[dict[str, Any]] = []
+    for each in errors:
+        place = tuple(part for part in each["loc"] if not (isinstance(part, str) and _BRANCH.fullmatch(part)))
+        before = found[-1] if found else None
+        if before and before["loc"] == place != tuple(each["loc"]):
+            before["msg"] += ", or " + each["msg"].removeprefix("Input should be ")
+            expected = [(one.get("ctx") or {}).get("expected") for one in (before, each)]
+            before["ctx"] = {"expected": ", ".join(filter(None, expected))}
+        else:
+            found.append({**each, "loc": place, "msg": _IN_JSON.get(each["type"], each["msg"])})
+    return found

@@ -20,6 +20,7 @@ from computeshare.errors import (
     Unreachable,
     VersionError,
 )
+from computeshare.jobspec.part import plain_errors
 from computeshare.terminal.output import plain
 
 FAILED, USAGE, NO_SERVER, NOT_ALLOWED, OTHER_VERSION = 1, 2, 3, 4, 5
@@ -84,6 +85,6 @@ def report(message: str) -> None:
 def validation_errors(error: ValidationError) -> list[tuple[str, str]]:
     """The dotted field and the message of each pydantic error."""
     found = []
-    for each in error.errors(include_url=False, include_context=False):
+    for each in plain_errors(error.errors(include_url=False)):
         found.append((".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")))
     return found
