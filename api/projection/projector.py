@@ -70,7 +70,7 @@ class Projector:
         changed = _jobs_with_entries(redis, positions)
         read = ((job_id, RoundStore(redis, job_id).take(positions[job_id], BATCH)) for job_id in changed)
         taken = {job_id: entries for job_id, entries in read if entries}
-        events = sum(self._store_batch(job_id, entries) for job_id, entries in taken.items())
+        events = sum(self._store_batch(redis, job_id, entries) for job_id, entries in taken.items())
         if taken:
             failpoint("before_trim")
             _trim(redis, taken)
@@ -100,14 +100,17 @@ class Projector:
                 log.warning("the broker lost events", job=job_id, from_id=info["last-generated-id"].decode())
                 positions[job_id] = "0-0"
 
-    def _store_batch(self, job_id: str, raw: Sequence[RawEntry]) -> int:
-        """Store one job's batch; returns how many of its entries were new."""
+    def _store_batch(self, redis: Redis, job_id: str, raw: Sequence[RawEntry]) -> int:
+        """Store one job's batch; returns how many of its entries were new. Pauses the rounds of a job that an event has
+        paused: the dispatcher would do so as well, but up to a second of rounds later.
+        """
         rates = self._rates.setdefault(job_id, Rates())
         try:
             with self._database.writing() as connection:
                 state = load_job(connection, job_id)
                 if state is None:
                     return 0  # deleted meanwhile
+                was = state["status"]
                 new = without_stored(connection, job_id, without_summarized(connection, state, raw))
                 events = _parsed(job_id, new)
                 for batch in _batches(state, events):
@@ -115,10 +118,12 @@ class Projector:
                 state["stream_id"] = raw[-1][0].decode()
                 save_job(connection, state)
                 failpoint("in_projection")
-                return len(events)
         except BaseException:
             self._rates.pop(job_id, None)  # the rates may include samples that were rolled back
             raise
+        if state["status"] == "paused" != was:
+            RoundStore(redis, job_id).pause()
+        return len(events)
 
     def _project(self, connection: Connection, state: JobState, rates: Rates, events: Sequence[StreamEvent]) -> None:
         """Apply the events of a batch and store their rows; only the first event may undo earlier events."""

@@ -374,11 +374,13 @@ def test_a_job_that_is_to_finish_its_round_pauses_with_the_next_version(
     feed.submit(5)
     Projector(database).step(redis)
     assert jobs.show(job).status == "running"
+    opened(redis, job)
     feed.commit()
     Projector(database).step(redis)
     paused = jobs.show(job)
     assert (paused.status, paused.version, paused.pause_after) == ("paused", 2, None)
     assert paused.reason == "Paused by a user, once the round was done"
+    assert RoundStore(redis, job).status() == "paused"
     assert [event.type for event in history.timeline(job, 2)] == ["paused", "pausing"]
     jobs.resume(job)
     feed.join()
