@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from computeshare.jobspec.controls import MORE, Control
-from computeshare.jobspec.part import Part
+from computeshare.jobspec.part import Part, error_at
 from computeshare.jobspec.tasks.facts import goodness
 
 
@@ -38,6 +38,8 @@ class Stop(Part):
             raise ValueError("stop needs metric and at, or patience")
         if self.at is not None and not math.isfinite(self.at):
             raise ValueError("stop's at must be a finite number")
+        if self.metric == "accuracy" and not 0 < (self.at or 0) <= 1:
+            raise error_at("Stop", "at", f"must be a fraction above 0, at most 1, not {self.at:g}: 0.98 is 98 %")
         return self
 
     def decide(self, scores: Mapping[int, Mapping[str, Any]], every: int) -> tuple[int, str] | None:

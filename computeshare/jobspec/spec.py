@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
+from computeshare.errors import SettingsError
 from computeshare.jobspec.catalog import DatasetEntry, catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
@@ -41,6 +42,12 @@ def checked_name(name: str) -> str:
     if re.search(r"[\x00-\x1f\x7f]", name):
         raise ValueError("name must not contain control characters")
     return name.strip()
+
+
+def check_queue(name: str) -> None:
+    """Raises SettingsError: a queue cannot have this name."""
+    if not re.fullmatch(QUEUE_PATTERN, name):
+        raise SettingsError(f"queue {name!r}: letters, digits, - and _ are allowed, 64 at most")
 
 
 JobName = Annotated[str, Field(max_length=100), AfterValidator(checked_name)]
@@ -298,9 +305,10 @@ class JobSpec(Part):
         self.strategy.check(self.plan, self.workers.min)
         largest, heaviest = max((self._state_vectors(one), one.name) for one in self._sent_optimizers)
         if 4 * self.parameters * largest > LARGEST_BYTES:
+            limit, size = LARGEST_BYTES // 4 // largest, "model_args" if self.reads_text else "input"
             raise ValueError(
-                f"model {self.model} has {self.parameters:,} parameters at this input; the limit with {heaviest} is "
-                f"{LARGEST_BYTES // 4 // largest:,}: choose a smaller model or input"
+                f"model {self.model} has {self.parameters:,} parameters; the limit with {heaviest} is {limit:,}: "
+                f"choose a smaller model or {size}"
             )
         if not self.reads_text:
             self._fits_images()
@@ -334,9 +342,10 @@ class JobSpec(Part):
                 f"{self.dataset} has images of {height}x{width}: set input to [{channels}, 224, 224] or so"
             )
         if min(height, width) < model.min_size:
+            side, has = max(32, model.min_size), "input is" if self.input else f"{self.dataset} has"
             raise ValueError(
                 f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
-                f"but {self.dataset} has {height}x{width}: set input, for example to [{channels}, 32, 32], "
+                f"but {has} {height}x{width}: set input, for example to [{channels}, {side}, {side}], "
                 f"or choose model mlp"
             )
         for number, which in ((0, "a"), (self.plan.micro_batches_per_epoch - 1, "the last")):
