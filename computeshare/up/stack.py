@@ -26,6 +26,7 @@ import structlog
 
 from computeshare.errors import SettingsError, SpecError, Unreachable
 from computeshare.evaluator import process as evaluator
+from computeshare.jobspec.spec import check_queue
 from computeshare.reducer import process as reducer
 from computeshare.runtime.database_file import CHECK_S
 from computeshare.runtime.processes import PARENT, SOCKETS, stop_event
@@ -376,6 +377,7 @@ def wait_until_ready(stack: Stack, stop: threading.Event) -> None:
 def up(options: UpOptions) -> int:
     """Run a control plane until a signal ends it; returns the exit code."""
     stop = stop_event()
+    check_queue(options.queue)
     _check_port(options)
     with running(options) as stack:
         wait_until_ready(stack, stop)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import secrets
 import sys
 import threading
@@ -23,13 +22,13 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from computeshare import __version__
-from computeshare.errors import SettingsError, Unreachable, VersionError
+from computeshare.errors import Unreachable, VersionError
 from computeshare.host import services
 from computeshare.host.availability import Minder
 from computeshare.host.rest_policy import manners_of
 from computeshare.host.sleep_events import watch_sleep
 from computeshare.jobspec.memory_estimate import allowed_bytes
-from computeshare.jobspec.spec import QUEUE_PATTERN
+from computeshare.jobspec.spec import check_queue
 from computeshare.protocol import handshake
 from computeshare.queue import WorkerInfo, register
 from computeshare.queue.roster import HEARTBEAT_S
@@ -196,8 +195,7 @@ def command(
     if child:
         exit_with_parent()
     for name_of_queue in queue or []:
-        if not re.fullmatch(QUEUE_PATTERN, name_of_queue):
-            raise SettingsError(f"queue {name_of_queue!r}: letters, digits, - and _ are allowed, 64 at most")
+        check_queue(name_of_queue)
     minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
     given = {"redis_url": redis_url, "home": home, "data": data, "device": device, "name": name or None}
     settings = Settings.given(**given, max_up=max_up, max_memory=max_memory, nice=nice)

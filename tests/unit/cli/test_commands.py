@@ -469,6 +469,11 @@ def test_up_passes_its_flags_on_and_reports_a_port_in_use(
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
+def test_up_refuses_a_queue_that_no_worker_can_serve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(app, ["up", "--queue", "a b", "--workers", "1", "--home", str(tmp_path)]) == 2
+    assert "queue 'a b': letters, digits" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_a_demo_of_an_unknown_data_set_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["demo", "--dataset", "nosuch"]) == 2
     assert "allowed: caltech101, caltech256" in capsys.readouterr().err
