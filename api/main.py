@@ -1,8 +1,10 @@
 """The application: routes, middleware, background loops. Importing this module starts nothing."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -16,7 +18,7 @@ from api.fleet import routes as fleet
 from api.http import problems
 from api.http.compression import Compress
 from api.http.request_metrics import Measure
-from api.http.security import MAX_BODY_BYTES, Guard, allowed_hosts
+from api.http.security import MAX_BODY_BYTES, OPEN_FOLDERS, OPEN_PATHS, Guard, allowed_hosts
 from api.http.server import make_room_for_connections, server_of
 from api.jobs import event_routes
 from api.jobs import routes as jobs
@@ -74,6 +76,7 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
         responses=PROBLEMS,
     )
     app.state.services = services
+    app.openapi = partial(_documented, app.openapi)  # type: ignore[method-assign]
     for module in ROUTES:
         app.include_router(module.router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "pages" / "static"), name="static")
@@ -86,6 +89,18 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     app.add_middleware(Guard, token=services.token, hosts=own, login_page=system.login_page)
     app.add_middleware(Measure, telemetry=services.telemetry)
     return app
+
+
+def _documented(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The OpenAPI document, with the token that all routes need but the open ones."""
+    document = openapi()
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    for path, operations in document["paths"].items():
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
+            for operation in operations.values():
+                operation["security"] = []
+    return document
 
 
 def run(settings: Settings, host: str, port: int) -> None:

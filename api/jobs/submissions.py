@@ -56,14 +56,17 @@ class Submissions:
         cursor: str | None = None,
         limit: int = 50,
     ) -> SubmissionPage:
-        """Submissions newest first. Raises BadCursor."""
+        """Submissions newest first; `worker` is an id or a name. Raises BadCursor."""
         query = select(Submission).where(col(Submission.job_id) == job_id).order_by(col(Submission.id).desc())
         if outcome is not None:
             query = query.where(col(Submission.outcome) == outcome)
             if outcome != "accepted":
                 query = query.where(col(Submission.outcome) != "accepted")  # says that the partial index will do
         if worker is not None:
-            query = query.where(col(Submission.worker) == worker)
+            named = select(col(WorkerStat.worker)).where(
+                col(WorkerStat.job_id) == job_id, col(WorkerStat.name) == worker
+            )
+            query = query.where((col(Submission.worker) == worker) | col(Submission.worker).in_(named))
         with self._database.read() as session:
             folded = find(session, job_id).folded
             rows = page(session, query, (int,), cursor, limit)

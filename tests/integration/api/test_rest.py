@@ -213,6 +213,7 @@ def test_an_estimate_says_why_there_is_none(client: TestClient, job: str) -> Non
 
 def test_submissions_are_filtered_and_paged(client: TestClient, redis: Redis, feed: Feed, job: str) -> None:
     feed.open()
+    feed.join(WORKERS[1], name="studio")
     for n in range(5):
         feed.submit(n, WORKERS[n % 2], "accepted" if n < 3 else "stale")
     project(client, redis)
@@ -224,6 +225,7 @@ def test_submissions_are_filtered_and_paged(client: TestClient, redis: Redis, fe
     assert numbers("outcome=stale") == [4, 3]
     assert numbers(f"worker={WORKERS[0]}") == [4, 2, 0]
     assert numbers(f"worker={WORKERS[0]}&outcome=accepted") == [2, 0]
+    assert numbers("worker=studio") == [3, 1]
     first = client.get(f"/v1/jobs/{job}/submissions?limit=3").json()
     second = client.get(f"/v1/jobs/{job}/submissions?limit=3&cursor={first['next_cursor']}").json()
     assert [s["micro_batches"][0] for s in first["items"] + second["items"]] == [4, 3, 2, 1, 0]
@@ -387,7 +389,10 @@ def test_download_can_be_resumed_and_is_not_repeated(
     assert client.get(url, headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
     head = client.head(url)
     assert head.headers["content-length"] == str(len(checkpoints[3])) and head.content == b""
-    assert client.get(url, headers={"Range": "bytes=999999-"}).status_code == 416
+    for range_, status in (("bytes=999999-", 416), ("bytes=x-y", 400)):
+        refused = client.get(url, headers={"Range": range_})
+        assert (refused.status_code, refused.headers["content-type"]) == (status, PROBLEM)
+        assert refused.headers["content-range"] == (f"bytes */{len(checkpoints[3])}" if status == 416 else "bytes */*")
 
 
 def test_checkpoint_whose_files_are_gone_is_not_offered(
@@ -441,6 +446,10 @@ def test_a_data_set_that_needs_a_missing_package_says_what_to_install(
         ({"micro_batch": "many"}, "micro_batch", "integer"),
         ({"queue": "a b"}, "queue", "pattern"),
         ({"colour": "red"}, "colour", "micro_batches_per_round"),
+        ({"precision": "float16"}, "precision", "'bfloat16', or 'auto'"),
+        ({"augment": "crop"}, "augment", "send a JSON list"),
+        ({"schedule": "cosine"}, "schedule", "send a JSON object"),
+        ({"stop": {"metric": "accuracy", "at": 98}}, "stop.at", "a fraction"),
     ],
 )
 def test_wrong_spec_is_a_problem_that_names_the_field_and_what_is_allowed(
@@ -575,10 +584,35 @@ def test_large_body_is_refused_whether_its_length_is_told_or_not(client: TestCli
         assert "content-security-policy" in answer.headers
 
 
+def test_a_value_for_none_of_several_kinds_is_one_error_of_its_field(client: TestClient, job: str) -> None:
+    answers = client.get("/v1/jobs?status=lost"), client.post(f"/v1/jobs/{job}/fork", json={"version": "newest"})
+    [status], [version] = (answer.json()["errors"] for answer in answers)
+    assert (status["field"], version["field"], version["pointer"]) == ("status.0", "version", "/version")
+    assert "'failed' or 'cancelled'" in status["detail"] and version["detail"].endswith(", or 'latest' or 'best'")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", ""])
+def test_a_request_without_json_says_what_to_send(client: TestClient, kind: str) -> None:
+    content = "" if kind == "application/json" else '{"dataset": "digits"}'
+    answer = client.post("/v1/jobs", content=content, headers={"Content-Type": kind})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM)
+    assert "send a JSON object, with the header Content-Type: application/json" in answer.json()["detail"]
+
+
 def test_docs_and_schema_are_served_locally(client: TestClient) -> None:
     page, schema = client.get("/docs"), client.get("/openapi.json").json()
     assert "/v1/jobs/{job_id}/cancel" in page.text and "http" not in page.text
     assert "/v1/jobs" in schema["paths"] and "JobSpec" in schema["components"]["schemas"]
+
+
+def test_the_schema_says_which_routes_are_open(client: TestClient) -> None:
+    schema = client.get("/openapi.json").json()
+    assert [schema["components"]["securitySchemes"][name]["scheme"] for name in schema["security"][0]] == ["bearer"]
+    del client.headers["Authorization"]
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            refused = client.request(method, path).status_code == 401 and path != "/login"
+            assert refused == (operation.get("security") != []), (method, path)
 
 
 def test_prometheus_figures_count_jobs_and_requests_by_route(client: TestClient, job: str) -> None:
