@@ -19,7 +19,7 @@ JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cance
 JobSort = Literal["newest", "oldest", "name", "accuracy", "updated"]
 """The orders of a list of jobs: `accuracy` is best first, `updated` latest first."""
 Precision = Literal["float32", "bfloat16"]
-"""What passes are computed in; with `bfloat16` by `torch.autocast`, with float32 weights and gradients."""
+"""The precision of forward and backward passes; `bfloat16` uses `torch.autocast` with float32 weights and gradients."""
 Kind = dict[str, str | int]
 """Properties of a machine that determine its floating-point results: device, processor, torch's version etc."""
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})

@@ -17,7 +17,7 @@ RECORD = "copies.json"
 
 
 class Record(BaseModel):
-    """What has been copied of a job."""
+    """The checkpoints of a job that have been copied."""
 
     address: str = ""
     """sha256 of the address, which may hold a password."""

@@ -19,7 +19,7 @@ PRIVATE = ("queue", "priority", "notes")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the control plane knows of a job and of one of its versions."""
+    """The control plane's record of a job and of one of its versions."""
 
     job: Job
     checkpoint: Checkpoint
@@ -95,7 +95,7 @@ def _front_matter(title: str, facts: Facts, usage: Usage) -> str:
 
 
 def _origin(job: Job) -> str:
-    """Where the job's first weights come from."""
+    """The origin of the job's first weights."""
     origin = job.get("forked_from")
     if origin:
         return f"version {origin['version']} of job `{origin['job_id']}`"

@@ -72,7 +72,7 @@ class Decider:
 
 
 def chosen_for(spec: JobSpec, measured: Sequence[MeasuredLink]) -> dict[str, Any]:
-    """What is chosen for a job by its workers' measurements, at least one, as JSON for the event and the file."""
+    """The choice for a job from its workers' measurements (at least one), as JSON for the event and the file."""
     precision, reasons = None, []
     if spec.precision == "auto":
         precision, reason = choose_precision(measured)

@@ -6,7 +6,7 @@ from computeshare.codecs.measured_link import MeasuredLink
 from computeshare.types import Precision
 
 LEAST_GAIN = 1.05
-"""How many times as fast bfloat16 must be to be chosen: less is within what measurements vary."""
+"""The speed-up for which bfloat16 is chosen; a smaller one is within the variation of measurements."""
 
 
 def choose_precision(measured: Sequence[MeasuredLink]) -> tuple[Precision, str]:

@@ -64,7 +64,7 @@ class DatabaseFile:
             raise DatabaseDamaged(f"{self.path} is damaged ({trouble}): {self.advice()}")
 
     def advice(self) -> str:
-        """How to go on from a damaged file."""
+        """Advice for continuing after the file was damaged."""
         files = f"{self.path.name}, {self.path.name}-wal and {self.path.name}-shm"
         return f"stop computeshare, move {files} out of {self.path.parent}, {self.way_back()}, and start it again"
 

@@ -1,4 +1,4 @@
-"""How a classifier's scored samples fell into classes: counts, of which precision, recall and F1 follow. No torch."""
+"""Counts of a classifier's scored samples by class, for precision, recall and F1. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""What users need to know of a trained model, and what it answers. Imports no torch."""
+"""The description of a trained model's use: its inputs and its outputs. Imports no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How a model is used.
+    """A description of how to use a model.
 
     Args:
         pipeline: Hugging Face's name for what it does.

@@ -1,4 +1,4 @@
-"""How a module's passes are computed: precision, compiler, order in memory."""
+"""Settings of a module's forward and backward passes: precision, compiler, memory format."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from computeshare.types import Precision
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a job says of how its workers compute forward and backward passes.
+    """A job's settings for its workers' forward and backward passes.
 
     `precision`: with `bfloat16`, forward pass and loss run under `torch.autocast`, which computes what gains from it in
     bfloat16; parameters, buffers and gradients stay float32. `compiled`: by `torch.compile`. `channels_last`: batches,

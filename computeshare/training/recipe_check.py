@@ -1,4 +1,4 @@
-"""A trial of a recipe: build it twice, take two steps, find out its facts, and say in words what is wrong."""
+"""Tries a recipe: builds it twice, takes two steps, determines its sizes and reports errors."""
 
 import json
 import math

@@ -43,7 +43,7 @@ class AnyReplica(Protocol):
     def prefetch(self, micro_batches: Iterable[int]) -> None: ...
 
     def compute(self, unit: int, goes_on: Callable[[], bool] = ..., take: Take | None = None) -> Update:
-        """What the unit with this number yields. Raises Interrupted.
+        """Compute the unit with this number. Raises Interrupted.
 
         Args:
             take: is given the buckets of the update as they become ready; the result need not have them then.

@@ -9,7 +9,7 @@ from computeshare.types import ENDED
 
 
 def chosen(projection: JobProjection, event: StreamEvent) -> None:
-    """What a job left open was chosen: codecs, inner steps, precision. Only the first choice counts."""
+    """Codecs, inner steps or precision of a job with `auto` were chosen. Only the first choice counts."""
     state, data = projection.state, event.data
     spec = JobSpec.model_validate(json.loads(state["spec"]))
     if not spec.is_open:

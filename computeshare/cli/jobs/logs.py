@@ -67,7 +67,7 @@ def logs(
 def followed(
     client: Client, job_id: str, worker: str | None, level: str | None, limit: int | None
 ) -> Iterator[LogLine]:
-    """The newest lines, then new lines as they come."""
+    """Yield the newest lines, then new lines as they arrive."""
     last, screen = 0, console(stderr=True)
     for line in client.logs(job_id, worker, level, limit):
         last = line["id"]
