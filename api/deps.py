@@ -19,6 +19,7 @@ from api.scheduler.bans import Bans
 from api.system.background import Background
 from api.system.health import HealthService
 from api.system.telemetry import Telemetry
+from api.text.service import Texts
 from api.webhooks.address_guard import networks_of
 from api.webhooks.http_delivery import Poster
 from api.webhooks.notifier import Notifier
@@ -47,6 +48,7 @@ class Services:
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.submissions = Submissions(self.database)
+        self.texts = Texts(self.jobs, self.history, self.broker)
         self.feeds = Feeds(self.jobs, self.history, self._is_stopping)
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
@@ -102,6 +104,7 @@ FleetDep = Annotated[Fleet, _one("fleet")]
 WebhooksDep = Annotated[WebhookService, _one("webhooks")]
 HealthDep = Annotated[HealthService, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
+TextsDep = Annotated[Texts, _one("texts")]
 ServicesDep = Annotated[Services, Depends(services)]
 
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the previous page")]

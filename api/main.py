@@ -28,6 +28,7 @@ from api.pages import routes as pages
 from api.pages.page_response import for_browsers
 from api.schemas import PROBLEMS
 from api.system import routes as system
+from api.text import routes as text
 from api.webhooks import page_routes
 from api.webhooks import routes as webhooks
 from computeshare import __version__
@@ -36,6 +37,7 @@ from computeshare.settings import Settings
 ROUTES = (
     jobs,
     worker_routes,
+    text,
     event_routes,
     logs,
     fleet,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.jobspec.tasks.facts import Metric
+from computeshare.queue.text_requests import HOTTEST, LONGEST_PROMPT, MOST_CHARACTERS
 from computeshare.runtime.log_lines import Level
 from computeshare.tasks.class_counts import MOST_IN_MATRIX
 from computeshare.types import JobStatus, Kind, Outcome
@@ -436,6 +437,30 @@ class SamplePage(_Answer):
 
     items: list[SamplePublic]
     next_cursor: str | None
+
+
+class GenerateRequest(BaseModel):
+    """A prompt for a job's language model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str = Field("\n", max_length=LONGEST_PROMPT)
+    characters: int = Field(
+        200, ge=1, le=MOST_CHARACTERS, description="of the continuation; a slow model ends it earlier"
+    )
+    temperature: float = Field(
+        0.8, ge=0, le=HOTTEST, description="0: always the likeliest character; 1: as the model says"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="the same seed gives the same text")
+    version: Annotated[int, Field(ge=0, lt=2**53)] | Literal["latest", "best"] = "latest"
+
+
+class TextPublic(_Answer):
+    """The text with which a version continues the prompt."""
+
+    version: int
+    prompt: str
+    text: str
 
 
 class CheckpointPublic(_Answer):

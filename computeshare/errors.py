@@ -25,6 +25,10 @@ class BrokerError(ComputeShareError):
     """The Redis or Valkey server cannot be started or reached."""
 
 
+class NoEvaluator(ComputeShareError):
+    """No evaluator runs, or none has time, to do what was asked."""
+
+
 class VersionError(ComputeShareError):
     """This process and the control plane have incompatible versions."""
 

@@ -20,6 +20,7 @@ from computeshare.errors import (
     BrokerError,
     DatabaseDamaged,
     DatabaseLost,
+    NoEvaluator,
     SettingsError,
     SpecError,
 )
@@ -40,6 +41,7 @@ CODES: Mapping[type[Exception], tuple[int, str]] = {
     SpecError: (422, "The request cannot be carried out"),
     ArtifactError: (503, "The checkpoint's files cannot be read or written"),
     OverflowError: (422, "A number is out of range"),
+    NoEvaluator: (503, "No evaluator answers"),
     SettingsError: (503, "The broker is not known"),
     BrokerError: (503, "The broker cannot be reached"),
     RedisError: (503, "The broker cannot be reached"),

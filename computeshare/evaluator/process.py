@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from computeshare.checkpoints.store import Artifacts, Tensors
 from computeshare.errors import ArtifactError, ShapeError, SpecError
+from computeshare.evaluator.text_server import serve_texts
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import goodness
@@ -311,6 +312,8 @@ def serve(settings: Settings) -> None:
         torch.set_num_threads(1)
         redis = connect(url)
         log.info("evaluator ready", pid=os.getpid())
+        texts = threading.Thread(target=serve_texts, args=(redis, settings.artifacts_dir, stop), daemon=True)
+        texts.start()
         Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop).run()
 
 

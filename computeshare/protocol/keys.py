@@ -21,6 +21,9 @@ GIVEN_UP = "cs:given-up"
 EVALUATOR = "cs:evaluator"
 """string: id of the evaluator that reported last; expires."""
 
+TEXT_REQUESTS = "cs:text-requests"
+"""list: ids of requests for text from a job's language model, which evaluators take; expires."""
+
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
 
@@ -48,6 +51,16 @@ def worker(worker_id: str) -> str:
 def orders(worker_id: str) -> str:
     """string: the control plane's orders to a worker (JSON: a seat to leave, why to leave for good); expires."""
     return f"cs:orders:{worker_id}"
+
+
+def text_request(request_id: str) -> str:
+    """string: a request for text (JSON); expires when nobody waits for the answer any more."""
+    return f"cs:text-request:{request_id}"
+
+
+def text_answer(request_id: str) -> str:
+    """list: the answer to a request for text (JSON); expires."""
+    return f"cs:text-answer:{request_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,23 @@ class Client:
         """Yield short texts by a language model's scored versions, newest first, `limit` of them or all."""
         return self._requests.listed(_path(job_id, "samples"), {}, limit)
 
+    def generate(
+        self,
+        job_id: str,
+        prompt: str = "\n",
+        characters: int = 200,
+        temperature: float = 0.8,
+        seed: int = 0,
+        version: int | str = "latest",
+    ) -> dict[str, Any]:
+        """Continue a prompt with a job's language model, on the evaluator: `version`, `prompt` and `text`.
+
+        Args:
+            version: a number, `latest` or `best`.
+        """
+        asked = {"prompt": prompt, "characters": characters, "temperature": temperature, "seed": seed}
+        return json_object(self._requests.once("POST", _path(job_id, "generate"), json={**asked, "version": version}))
+
     def release(self) -> dict[str, Any]:
         """The control plane's `version` and the `protocol` that it speaks."""
         return json_object(self._requests.repeatable("GET", "/v1/version"))

@@ -53,6 +53,12 @@ def test_one_worker_and_two_end_with_the_same_bits_and_the_score_is_in_nats(plan
     assert [point["version"] for point in metrics["perplexity"]] == [20, 40]
     assert metrics["test_loss"][0]["value"] > metrics["test_loss"][1]["value"]
 
+    samples = [plane.get(f"/v1/jobs/{one['id']}/samples")["items"] for one in (alone, two)]
+    assert [(sample["version"], len(sample["text"])) for sample in samples[0]] == [(40, 200), (20, 200)]
+    assert [sample["text"] for sample in samples[0]] == [sample["text"] for sample in samples[1]]
+    text = plane.http.post(f"/v1/jobs/{two['id']}/generate", json={"prompt": "ROMEO:", "characters": 20}).json()
+    assert (text["version"], len(text["text"])) == (40, 20)
+
     page = plane.http.get(f"/jobs/{two['id']}").text
     assert f'<dd data-field="perplexity">{two["perplexity"]:.2f}</dd>' in page
     assert 'data-plot="perplexity"' in page and 'data-plot="accuracy"' not in page

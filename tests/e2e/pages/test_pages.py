@@ -2,6 +2,7 @@
 
 import math
 import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -15,10 +16,15 @@ from api.database import now_ms
 from api.pages.views import elapsed_s
 from api.stored_specs import plan_of
 from computeshare.checkpoints.store import Artifacts
+from computeshare.evaluator.text_server import serve_texts
+from computeshare.jobspec.tasks.language_models import GptArgs
+from computeshare.protocol.keys import EVALUATOR
 from computeshare.queue import WorkerInfo, register
 from computeshare.tasks import class_counts
 from computeshare.tasks.images.datasets.class_names import class_names
+from computeshare.tasks.text.language_model import LanguageModel
 from tests.support.browser import SCREENSHOTS, Site, Window, forgive, in_every_window, picture
+from tests.support.evaluated_job import save_module
 from tests.support.job_feed import Feed
 from tests.support.staged_jobs import arrived, start, under_way
 from tests.support.wait import wait_until
@@ -101,6 +107,36 @@ def test_samples_of_a_language_model_come_with_its_scores(site: Site, opened: An
     expect(page.locator("#samples figure")).to_have_count(6)
     assert newest.locator("pre").text_content() == f"\n7. {line}{HOSTILE}\n{'x' * 90}"
     page.locator("#samples").scroll_into_view_if_needed()
+
+
+@in_every_window
+def test_a_prompt_is_continued_on_the_page_and_the_text_is_only_text(site: Site, opened: Any) -> None:
+    size = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 16}
+    feed = start(site, dataset="tinyshakespeare", model="gpt", model_args=size)
+    saved = save_module(
+        Artifacts(site.settings.artifacts_dir, feed.job_id),
+        LanguageModel("tinyshakespeare", GptArgs.model_validate(size)).module(0),
+        1,
+    )
+    feed.opened()
+    feed.tell("checkpoint", token=str(saved), version=1, sha256="0" * 64, bytes=400, path=str(saved))
+    arrived(site, feed)
+    stop = threading.Event()
+    texts = threading.Thread(target=serve_texts, args=(site.redis, site.settings.artifacts_dir, stop))
+    texts.start()
+    site.redis.set(EVALUATOR, "it", px=60_000)
+    try:
+        page = opened(f"/jobs/{feed.job_id}")
+        page.get_by_label("Prompt").fill(f"{HOSTILE}\nROMEO:")
+        page.get_by_label("Characters").fill("50")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator("#generated")).to_contain_text(HOSTILE)
+        text = page.locator("#generated").text_content() or ""
+        assert len(text) == len(HOSTILE) + len("\nROMEO:") + 50
+    finally:
+        site.redis.delete(EVALUATOR)
+        stop.set()
+        texts.join()
 
 
 def test_what_is_left_elapsed_and_the_speed_follow_the_snapshot_as_the_job_moves(site: Site, opened: Any) -> None:

@@ -1,0 +1,1 @@
+"""Text from jobs' language models."""
