@@ -15,7 +15,7 @@ def completed(spec: JobSpec, data_dir: Path) -> JobSpec:
 
     Raises: InvalidFields: the data set cannot be found or used, or the job cannot be trained on it.
     """
-    if spec.dataset_args is None or not spec.needs_facts:
+    if spec.dataset_args is None or not spec.task.needs_facts:
         return spec
     try:
         args = hugging_face.completed(spec.dataset, spec.dataset_args, data_dir)

@@ -82,30 +82,13 @@ def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
             "model",
             f"a fork keeps its parent's model, {parent.model}: leave model out, or create a new job",
         )
-    if spec.model_args != parent.model_args:
-        return "model_args", "a fork keeps its parent's model: leave model_args out, or create a new job"
     if spec.dataset == parent.dataset and spec.validation > parent.validation:
         return (
             "validation",
             f"the weights were trained on samples that this would hold out, so that scores would be too good: leave "
             f"validation at {parent.validation:g} or less, or create a new job",
         )
-    return None if spec.reads_text else _misfit_of_images(parent, spec)
-
-
-def _misfit_of_images(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
-    """As `misfit`, for classifiers of images."""
-    if spec.shape != parent.shape:
-        field = "dataset" if spec.input == parent.input else "input"
-        wanted = list(parent.shape)
-        return field, f"the weights need an input of {wanted}, not {list(spec.shape)}: set input to {wanted}"
-    classes = [one.images.classes for one in (parent, spec)]
-    if classes[0] != classes[1]:
-        return (
-            "dataset",
-            f"the weights are for {classes[0]} classes, but {spec.dataset} has {classes[1]}",
-        )
-    return None
+    return spec.task.misfit(parent.task)
 
 
 def fits_optimizer(parent: JobSpec, spec: JobSpec) -> bool:

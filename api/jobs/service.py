@@ -26,7 +26,8 @@ from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.tasks.facts import metric_of, perplexity
+from computeshare.jobspec.tasks.facts import perplexity
+from computeshare.jobspec.tasks.registry import metric_of
 from computeshare.runtime.durability import Disk
 from computeshare.types import ENDED, JobSort, JobStatus
 
@@ -85,7 +86,7 @@ class Jobs:
             message = f"{spec.dataset} {lacking} here and on every worker"
             raise InvalidFields([{"type": "value_error", "loc": ("body", "dataset"), "msg": message}])
         fingerprint = origin.fingerprint if origin else fingerprint_of(spec.model_dump(mode="json"))
-        if key and spec.needs_facts and (known_job := self.repeated(key, fingerprint)):
+        if key and spec.task.needs_facts and (known_job := self.repeated(key, fingerprint)):
             return known_job
         spec = self.completed(spec)
         document = spec.model_dump(mode="json")
@@ -399,7 +400,7 @@ def _public(row: Any) -> JobPublic:
     if job.best_version == job.scored_version:
         values["tested_last"] = None
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
-    metric = metric_of(job.spec["model"])
+    metric = metric_of(job.spec)
     return JobPublic(
         **values,
         title=job.title,

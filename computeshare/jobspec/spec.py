@@ -13,17 +13,20 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from computeshare.codecs.base import Codec
 from computeshare.codecs.registry import CODECS, PAIRS, CodecName
 from computeshare.errors import SettingsError
-from computeshare.jobspec.catalog import DatasetEntry, catalog, dataset_names, normalized_name
+from computeshare.jobspec.catalog import catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part, error_at
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
-from computeshare.jobspec.tasks import facts, hugging_face
+from computeshare.jobspec.tasks import hugging_face
+from computeshare.jobspec.tasks.base import TaskSpec
 from computeshare.jobspec.tasks.facts import TaskFacts
 from computeshare.jobspec.tasks.hugging_face import HubArgs
+from computeshare.jobspec.tasks.images import LARGEST_SIDE
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
+from computeshare.jobspec.tasks.registry import task_spec_of
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 from computeshare.types import Precision
@@ -32,8 +35,6 @@ QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 LARGEST_BYTES = 4_000_000_000
 """The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100
-LARGEST_SIDE = 1024
-"""Largest height and width of a model's images."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -297,64 +298,22 @@ class JobSpec(Part):
     def _possible(self) -> Self:
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("give rounds or epochs, not both")
-        self._paired()
-        if self.needs_facts:
+        task = self.task
+        task.check([name for name in ("input", "augment", "model_args", "dataset_args") if getattr(self, name)])
+        if task.needs_facts:
             return self
         self._consistent()
         self._shared_out()
         self.strategy.check(self.plan, self.workers.min)
         largest, heaviest = max((self._state_vectors(one), one.name) for one in self._sent_optimizers)
         if 4 * self.parameters * largest > LARGEST_BYTES:
-            limit, size = LARGEST_BYTES // 4 // largest, "model_args" if self.reads_text else "input"
+            limit = LARGEST_BYTES // 4 // largest
             raise ValueError(
                 f"model {self.model} has {self.parameters:,} parameters; the limit with {heaviest} is {limit:,}: "
-                f"choose a smaller model or {size}"
+                f"choose a smaller model or {task.sized_by}"
             )
-        if not self.reads_text:
-            self._fits_images()
+        task.check_sizes(self.plan)
         return self
-
-    def _paired(self) -> None:
-        """Raises ValidationError: model, data set, `input`, `augment` and `model_args` do not fit together."""
-        texts = catalog().texts
-        if self.reads_text and self.dataset not in texts:
-            message = f"{self.dataset} has images, but model {self.model} reads text: choose {', '.join(texts)}"
-            raise error_at("JobSpec", "dataset", message)
-        if not self.reads_text and self.dataset in texts:
-            message = f"{self.model} classifies images, but {self.dataset} is text: choose {', '.join(LANGUAGE_MODELS)}"
-            raise error_at("JobSpec", "model", message)
-        if self.reads_text and self.input:
-            raise error_at("JobSpec", "input", "is for images only: leave it out, and set model_args.block_size")
-        if self.reads_text and self.augment:
-            raise error_at("JobSpec", "augment", "is for images only: leave it out")
-        if self.model_args and not self.reads_text:
-            raise error_at("JobSpec", "model_args", f"model {self.model} has no arguments: leave model_args out")
-        if self.dataset_args and not hugging_face.is_hub_name(self.dataset):
-            raise error_at(
-                "JobSpec", "dataset_args", f"data set {self.dataset} has no arguments: leave dataset_args out"
-            )
-
-    def _fits_images(self) -> None:
-        """Raises ValueError: the images do not suit the model, or a batch has too few samples for batch norm."""
-        model, (channels, height, width) = catalog().models[self.model], self.shape
-        if max(height, width) > LARGEST_SIDE:
-            raise ValueError(
-                f"{self.dataset} has images of {height}x{width}: set input to [{channels}, 224, 224] or so"
-            )
-        if min(height, width) < model.min_size:
-            side, has = max(32, model.min_size), "input is" if self.input else f"{self.dataset} has"
-            raise ValueError(
-                f"model {self.model} needs an input of at least {model.min_size}x{model.min_size}, "
-                f"but {has} {height}x{width}: set input, for example to [{channels}, {side}, {side}], "
-                f"or choose model mlp"
-            )
-        for number, which in ((0, "a"), (self.plan.micro_batches_per_epoch - 1, "the last")):
-            if model.batch_norm and any(one.stop - one.start == 1 for one in self.plan.pieces(number)):
-                piece = f"{which} micro-batch has" if self.accumulate == 1 else f"a piece of {which} micro-batch has"
-                raise ValueError(
-                    f"with micro_batch {self.micro_batch} {piece} a single sample, too few for the batch normalisation "
-                    f"of {self.model}: choose another micro_batch{' or accumulate' * (self.accumulate > 1)}"
-                )
 
     def _consistent(self) -> None:
         """Raises ValidationError: a field contradicts the strategy or another field."""
@@ -372,7 +331,7 @@ class JobSpec(Part):
             )
         if self.stop and not self.evaluate_every:
             raise error_at("JobSpec", "stop", "needs evaluations during training: set evaluate_every above 0")
-        if self.stop and self.stop.metric == "accuracy" and self.reads_text:
+        if self.stop and self.stop.metric == "accuracy" and self.facts.metric != "accuracy":
             raise error_at("JobSpec", ("stop", "metric"), f"{self.model} has no accuracy: set metric to loss")
         if self.stop and self.stop.patience and not self.keep.best:
             raise error_at(
@@ -449,42 +408,19 @@ class JobSpec(Part):
 
     @property
     def title(self) -> str:
-        return self.name or f"{self.model} on {self.dataset}"
+        return self.name or self.task.title
 
     @property
-    def reads_text(self) -> bool:
-        """Whether the model is a language model; otherwise it classifies images."""
-        return self.model in LANGUAGE_MODELS
-
-    @property
-    def needs_facts(self) -> bool:
-        """Whether the facts of the data set are still to be found out, which is done when the job is created; what
-        follows from them is not known before.
-        """
-        return self.dataset_args is not None and self.dataset_args.facts is None
+    def task(self) -> TaskSpec:
+        """What the job trains."""
+        return task_spec_of(self.dataset, self.model, self.input, self.model_args, self.dataset_args)
 
     @property
     def facts(self) -> TaskFacts:
-        """Sizes that follow from model and data set, such as the numbers of samples and parameters. Raises ValueError,
-        as `images`.
+        """Sizes that follow from model and data set, such as the numbers of samples and parameters. Raises ValueError:
+        they are still to be found out.
         """
-        if self.model_args:
-            return facts.of_text(self.dataset, self.model, self.model_args)
-        return facts.of_images(self.images, self.model, self.shape)
-
-    @property
-    def images(self) -> DatasetEntry:
-        """The facts of the data set of images. Raises ValueError: they are still to be found out."""
-        if self.dataset_args is None:
-            return catalog().datasets[self.dataset]
-        if self.dataset_args.facts is None:
-            raise ValueError(f"the facts of {self.dataset} have not been found out yet")
-        return hugging_face.entry_of(self.dataset_args.facts)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of the model's input images: (channels, height, width), in pixels. Raises ValueError, as `images`."""
-        return self.input or self.images.shape
+        return self.task.facts
 
     @property
     def parameters(self) -> int:
@@ -521,7 +457,7 @@ class JobSpec(Part):
     @property
     def plan(self) -> Plan:
         """The division of the job's samples into micro-batches, units and rounds."""
-        whole = self.facts.train if self.model_args else self.images.train  # known whatever the model
+        whole = self.task.train
         samples = whole - held_out(whole, self.validation)
         sizes = (self.micro_batch, self.micro_batches_per_round, self.strategy.steps)
         return Plan(self.seed, samples, *sizes, self.accumulate)

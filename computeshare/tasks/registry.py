@@ -1,6 +1,8 @@
 """The task of a job."""
 
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.images import ImageTask
+from computeshare.jobspec.tasks.language_models import TextTask
 from computeshare.tasks.base import Task
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.tasks.text.language_model import LanguageModel
@@ -8,8 +10,11 @@ from computeshare.tasks.text.language_model import LanguageModel
 
 def task_of(spec: JobSpec) -> Task:
     """The task that a job trains."""
-    if spec.model_args:
-        return LanguageModel(spec.dataset, spec.model_args, spec.label_smoothing, spec.validation)
-    return ImageClassification(
-        spec.dataset, spec.model, spec.shape, spec.label_smoothing, spec.augment, spec.validation, spec.dataset_args
-    )
+    smoothing, validation = spec.label_smoothing, spec.validation
+    match spec.task:
+        case TextTask(dataset, _, args):
+            return LanguageModel(dataset, args, smoothing, validation)
+        case ImageTask(dataset, model, _, hub) as images:
+            return ImageClassification(dataset, model, images.shape, smoothing, spec.augment, validation, hub)
+        case other:
+            raise TypeError(f"no module trains {other}")

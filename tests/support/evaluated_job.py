@@ -5,13 +5,13 @@ from torch import nn
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks import modules
-from computeshare.tasks.images import models
+from computeshare.tasks.registry import task_of
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
 
 
 def save(artifacts: Artifacts, spec: JobSpec, version: int) -> Token:
-    return save_module(artifacts, models.build(spec.model, spec.shape, 10, version), version)
+    return save_module(artifacts, task_of(spec).module(version), version)
 
 
 def save_module(artifacts: Artifacts, module: nn.Module, version: int) -> Token:
@@ -24,7 +24,7 @@ def save_module(artifacts: Artifacts, module: nn.Module, version: int) -> Token:
 
 def save_average(artifacts: Artifacts, spec: JobSpec, version: int, like: int) -> Token:
     """A version with a moving average that equals the weights `save` gives version `like`."""
-    weights, average = (models.build(spec.model, spec.shape, 10, seed) for seed in (version, like))
+    weights, average = (task_of(spec).module(seed) for seed in (version, like))
     layout = modules.layout_of(weights)
     views = [layout.views(modules.weights_of(module, layout)) for module in (weights, average)]
     token = Token(1, version, "a" * 16)

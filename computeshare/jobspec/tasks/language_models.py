@@ -1,11 +1,17 @@
 """Language models that a JobSpec may name, and the samples that a text gives them. Pure."""
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import DATA, Control
-from computeshare.jobspec.part import Part
+from computeshare.jobspec.part import Part, error_at
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.jobspec.tasks.base import TaskSpec
+from computeshare.jobspec.tasks.facts import TaskFacts
 
 LANGUAGE_MODELS = ("gpt",)
 TRAIN_PERCENT = 90
@@ -51,3 +57,47 @@ def train_characters(characters: int) -> int:
 def samples(characters: int, block_size: int) -> int:
     """The number of windows of `block_size` characters in a split, with all targets (one character later)."""
     return max(0, characters - 1) // block_size
+
+
+@dataclass(frozen=True, slots=True)
+class TextTask(TaskSpec):
+    """A language model on a text of the catalog."""
+
+    dataset: str
+    model: str
+    args: GptArgs
+
+    sized_by: ClassVar[str] = "model_args"
+
+    @property
+    def excluded(self) -> Mapping[str, str]:
+        return {
+            "input": "is for images only: leave it out, and set model_args.block_size",
+            "augment": "is for images only: leave it out",
+            "dataset_args": f"data set {self.dataset} has no arguments: leave dataset_args out",
+        }
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.dataset}"
+
+    @property
+    def facts(self) -> TaskFacts:
+        characters = catalog().texts[self.dataset].characters
+        train = train_characters(characters)
+        sizes = samples(train, self.args.block_size), samples(characters - train, self.args.block_size)
+        return TaskFacts(*sizes, self.args.parameters(catalog().texts[self.dataset].symbols), "loss")
+
+    def check_names(self) -> None:
+        texts = catalog().texts
+        if self.dataset not in texts:
+            message = f"{self.dataset} has images, but model {self.model} reads text: choose {', '.join(texts)}"
+            raise error_at("JobSpec", "dataset", message)
+
+    def check_sizes(self, plan: Plan) -> None:
+        """Do nothing: a language model takes any micro-batch."""
+
+    def misfit(self, parent: TaskSpec) -> tuple[str, str] | None:
+        if isinstance(parent, TextTask) and parent.args == self.args:
+            return None
+        return "model_args", "a fork keeps its parent's model: leave model_args out, or create a new job"

@@ -66,9 +66,9 @@ MOST_STEPS = 20_000
 @cache
 def model() -> tuple[Layout, Weights]:
     from computeshare.tasks import modules
-    from computeshare.tasks.images import models
+    from computeshare.tasks.registry import task_of
 
-    module = models.build(SPEC.model, SPEC.shape, 10, SPEC.seed)
+    module = task_of(SPEC).module(SPEC.seed)
     return modules.layout_of(module), modules.weights_of(module, modules.layout_of(module))
 
 

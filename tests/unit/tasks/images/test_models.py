@@ -9,6 +9,7 @@ from computeshare.errors import ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.images.models import ResidualBlock, build, construction
 from computeshare.tasks.modules import layout_of, load_weights, weights_of
+from computeshare.tasks.registry import task_of
 
 MNIST = (1, 28, 28)
 
@@ -36,7 +37,8 @@ def test_small_resnets_have_the_published_layers_and_parameters(depth: int, mill
 @pytest.mark.parametrize("model", ["lenet5", "mlp", "resnet20"])
 def test_a_job_plans_for_as_many_parameters_as_its_classes_need(model: str, dataset: str, classes: int) -> None:
     spec = JobSpec(dataset=dataset, model=model)
-    built = layout_of(build(model, spec.shape, classes, 0)).parameters
+    built = task_of(spec).layout().parameters
+    assert task_of(spec).classes == classes
     assert built <= spec.parameters
     assert model != "resnet20" or classes < 10 or built >= spec.parameters - 300  # grey: 288 fewer
 

@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from computeshare.errors import DatasetError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.hugging_face import HubArgs
+from computeshare.jobspec.tasks.images import ImageTask
 from computeshare.tasks.images.datasets import hugging_face
 from computeshare.tasks.registry import task_of
 from tests.support.hugging_face_sets import NAMES, digits, divided
@@ -42,7 +43,8 @@ def test_a_folder_is_trained_on_as_it_was_saved(tmp_path: Path) -> None:
     data = divided()
     saved(data, tmp_path)
     spec = spec_of(tmp_path)
-    assert (spec.facts.train, spec.facts.test, spec.shape, spec.images.classes) == (300, 60, (1, 8, 8), 10)
+    assert isinstance(spec.task, ImageTask)
+    assert (spec.facts.train, spec.facts.test, spec.task.shape, spec.task.images.classes) == (300, 60, (1, 8, 8), 10)
     for part in ("train", "test"):
         instance = task_of(spec).instance(0, part, tmp_path)
         images, labels = instance.split.batch(np.arange(len(data[part])))
