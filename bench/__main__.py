@@ -50,6 +50,7 @@ PARTS: dict[str, Command] = {
     "ddp-simplenet": Command("bench.ddp", ("--model", "simplenet"), (), ("--rounds", "60", "--pairs", "1")),
     "ddp-lenet5": Command("bench.ddp", ("--model", "lenet5"), (), ("--rounds", "60", "--pairs", "1")),
     "ddp-resnet18": Command("bench.ddp", RESNET, ("--rounds", "60"), ("--rounds", "4", "--pairs", "1")),
+    "single-resnet18": Command("bench.single", (), (), ("--seconds", "10", "--inner-steps", "2", "--pairs", "1")),
     "traffic": Command("bench.traffic", (), (), ("--samples", "3200")),
     **{
         f"thin-{case}": Command("bench.thin", ("--case", case), (), ("--pairs", "1", *QUICK[case.split("-")[0]]))

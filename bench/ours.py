@@ -130,10 +130,10 @@ def _stop(workers: tuple["subprocess.Popen[bytes]", ...]) -> None:
             worker.wait(5)
 
 
-def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None) -> Trained:
+def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None, scored: bool = True) -> Trained:
     """Train one job to its end, or for `limit_s` seconds after the first worker joined.
 
-    Versions with a checkpoint (`checkpoint_every`) are scored afterwards, outside of the measured time.
+    If `scored`, versions with a checkpoint (`checkpoint_every`) are scored afterwards, outside of the measured time.
     Raises: RuntimeError: the job failed or did not end, or no worker joined.
     """
     with metered(plane.links) as meter:
@@ -151,7 +151,7 @@ def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None) 
             "SELECT * FROM submission WHERE job_id = ? AND outcome = 'accepted' ORDER BY at_ms", [job["id"]]
         ).fetchall()
         laps = _column(database, "SELECT seconds FROM version WHERE job_id = ?", job["id"])
-    accuracy = score(spec, plane, job["id"], [Token.parse(token) for token in tokens])
+    accuracy = score(spec, plane, job["id"], [Token.parse(token) for token in tokens]) if scored else {}
     times = {**_worker_times(submissions), **_reducer_times(laps)}
     return Trained(Course(points, accuracy), job["status"], times, busy(submissions), [why for why in left if why], job)
 
