@@ -44,7 +44,7 @@ def test_a_job_of_any_precision_runs_where_one_of_them_fits() -> None:
     memory.saved_bytes = {"float32": 1_000_000_000, "bfloat16": 500_000_000}  # a sample; a micro-batch has 32
     assert trial_precisions(spec, memory) == ["bfloat16"]
     assert trial_precisions(SPEC, memory) == ["float32"]
-    with pytest.raises(Unfit, match="needs about 3[2-5]"):
+    with pytest.raises(Unfit, match=r"needs about 3[2-5]"):
         memory.check("float32")
     memory.check("bfloat16")
     roomy = SeatMemory(spec, CPU, allowed=50_000_000_000)
