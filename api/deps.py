@@ -54,7 +54,7 @@ class Services:
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
         self.invites = InviteService(self.database, settings.resolve_public_redis_url)
-        self.health = HealthService(self.database, self.broker, self.control)
+        self.health = HealthService(self.database, self.broker, self.control, settings.run_path)
         self.telemetry = Telemetry(self.database, self.broker)
 
     def _is_stopping(self) -> bool:

@@ -1,6 +1,8 @@
 """Checks the control plane's dependencies: database, broker, background loops, reducer."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from redis.exceptions import RedisError
 from sqlalchemy import select
@@ -14,6 +16,7 @@ from api.schemas import DependencyPublic, Readiness
 from api.system.background import Background
 from api.tables import Job
 from computeshare.errors import ComputeShareError
+from computeshare.settings import RunFile
 
 PATIENCE_MS = 15_000
 """Milliseconds after a job's creation from which a missing reducer counts as an error."""
@@ -22,8 +25,10 @@ PATIENCE_MS = 15_000
 class HealthService:
     """Checks each dependency when asked."""
 
-    def __init__(self, database: Database, broker: Broker, control: Background) -> None:
+    def __init__(self, database: Database, broker: Broker, control: Background, run_path: Path) -> None:
+        """`run_path` is where `computeshare up` names its processes, if it started this one."""
         self._database, self._broker, self._control = database, broker, control
+        self._run_path, self._started = run_path, False
 
     def check(self) -> Readiness:
         """The state of every dependency, with its error if it does not work."""
@@ -51,6 +56,9 @@ class HealthService:
         return True, "runs the jobs" if self._control.leading else "another control plane runs the jobs"
 
     def _reducer(self) -> tuple[bool, str]:
+        self._started = self._started or not self._is_starting()
+        if not self._started:
+            return False, "computeshare up is starting reducers and evaluator: wait some seconds"
         old = col(Job.created_ms) < now_ms() - PATIENCE_MS
         query = select(col(Job.id)).where(col(Job.status).in_(("queued", "running")), old).limit(100)
         with self._database.read() as session:
@@ -62,6 +70,12 @@ class HealthService:
             jobs = ", ".join(without[:5])
             return False, f"no reducer looks after job {jobs}: start computeshare-reducer"
         return True, f"alive for {len(job_ids)} jobs" if job_ids else "no job needs one"
+
+    def _is_starting(self) -> bool:
+        """Whether this process's `computeshare up` has not started all others yet: its run.json lacks some."""
+        run = RunFile.read(self._run_path)
+        mine = run is not None and os.getppid() in run.pids.get("up", [])
+        return run is not None and mine and not {"reducer", "evaluator"} <= run.pids.keys()
 
 
 def _is_looked_after(job: Published) -> bool:

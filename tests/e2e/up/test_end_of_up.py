@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from computeshare.up.embedded_broker import free_port
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.e2e
 PATIENCE_S = 4.0
@@ -24,14 +26,20 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_up_that_ends_while_its_fork_server_imports_torch(tmp_path: Path, number: int) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "COMPUTESHARE_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(free_port())]
-    up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    assert up.stdout is not None and "http://" in up.stdout.readline()
+    port = free_port()
+    command = [sys.executable, "-m", "computeshare.cli.main", "up", "--port", str(port)]
+    up = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    wait_until(lambda: listens(port))
     started = psutil.Process(up.pid).children(recursive=True)
     assert any("multiprocessing.forkserver" in " ".join(process.cmdline()) for process in started)
 

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import os
 import re
 import secrets
 import shutil
@@ -29,7 +30,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.handshake import PROTOCOL
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register
-from computeshare.settings import Settings, login_path
+from computeshare.settings import RunFile, Settings, login_path
 from computeshare.tasks import class_counts
 from computeshare.types import Token
 from tests.support.checkpoints import write_checkpoint
@@ -652,6 +653,20 @@ def test_a_job_that_waits_for_workers_leaves_the_control_plane_ready(
     RoundStore(redis, job).publish(JobSpec(**SPEC).model_dump_json())
     found = client.get("/readyz").json()["dependencies"]["reducer"]
     assert not found["ok"] and job in found["detail"]
+
+
+def test_readiness_waits_until_up_has_named_its_processes_in_the_run_file(settings: Settings) -> None:
+    def is_ready(up: int, **pids: list[int]) -> bool:
+        RunFile(url="", redis_url="", pids={"up": [up], **pids}).write(settings.run_path)
+        return bool(client.get("/readyz").json()["dependencies"]["reducer"]["ok"])
+
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        assert not is_ready(os.getppid(), reducer=[1])
+        assert is_ready(os.getpid()), "of an `up` that did not start this process"
+        assert is_ready(os.getppid(), reducer=[1, 2]), "once ready, a process that is started again changes nothing"
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        assert not is_ready(os.getppid(), reducer=[1, 2])
+        assert is_ready(os.getppid(), reducer=[1, 2], evaluator=[3])
 
 
 def test_without_a_known_broker_the_answer_says_how_to_name_one(tmp_path: Path) -> None:
