@@ -3,9 +3,10 @@
 Imports no torch: names and arguments come from the committed `catalog`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from computeshare.jobspec.catalog import ArgumentEntry, catalog
 from computeshare.jobspec.controls import OPTIMIZER, Control
@@ -32,7 +33,7 @@ class OptimizerSpec(BaseModel):
     """Arguments with a control of their own. The catalog has all arguments, with their ranges."""
 
     name: Annotated[str, Control(OPTIMIZER, "--optimizer")] = Field(
-        "SGD", title="Optimizer", description="from torch.optim"
+        "SGD", title="Optimizer", description="from torch.optim; arguments left out beside a name have torch's defaults"
     )
 
     @property
@@ -55,6 +56,16 @@ class OptimizerSpec(BaseModel):
         if given.get("nesterov") and not (given["momentum"] > 0 and given["dampening"] == 0):
             raise error_at("optimizer", "nesterov", "nesterov needs momentum above 0 and dampening 0")
         return self
+
+
+def changing(default: Mapping[str, Any]) -> BeforeValidator:
+    """A validator for a field with this default: an object without a name changes the default's arguments."""
+
+    def completed(value: Any) -> Any:
+        is_nameless = isinstance(value, dict) and "name" not in value
+        return {**default, **value} if is_nameless else value
+
+    return BeforeValidator(completed)
 
 
 def _problem(entry: ArgumentEntry, value: Any) -> str | None:

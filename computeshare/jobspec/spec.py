@@ -16,7 +16,7 @@ from computeshare.errors import SettingsError
 from computeshare.jobspec.catalog import catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
-from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.part import Part, error_at
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
@@ -35,6 +35,8 @@ QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 LARGEST_BYTES = 4_000_000_000
 """The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100
+SGD: dict[str, Any] = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
+"""The default optimizer."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -160,8 +162,8 @@ class JobSpec(Part):
         description="computes a micro-batch in this many pieces, one after the other, to save memory: the same "
         "gradient, but batch normalisation sees one piece at a time",
     )
-    optimizer: OptimizerSpec = Field(
-        default_factory=lambda: OptimizerSpec(name="SGD", lr=0.05, momentum=0.9),
+    optimizer: Annotated[OptimizerSpec, changing(SGD)] = Field(
+        default_factory=lambda: OptimizerSpec(**SGD),
         description="the server's optimizer; some strategies set it themselves",
     )
     lr_scaling: Literal["none", "linear"] = Field(

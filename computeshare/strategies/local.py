@@ -6,11 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from computeshare.jobspec.controls import ROUND, Control
-from computeshare.jobspec.optimizer_spec import OptimizerSpec
+from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.strategies.averages import mean
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Strategy
 from computeshare.types import Vector
+
+ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
+"""The default optimizer of a replica's own steps."""
 
 
 class LocalStrategy(Strategy):
@@ -45,8 +48,8 @@ class LocalStrategy(Strategy):
     replicas: Annotated[int, Control(ROUND, None)] = Field(
         4, ge=1, le=LARGEST_ROUND, title="Replicas per round", description="at most this many workers are busy"
     )
-    inner_optimizer: OptimizerSpec = Field(
-        default_factory=lambda: OptimizerSpec(name="AdamW", lr=1e-3),
+    inner_optimizer: Annotated[OptimizerSpec, changing(ADAMW)] = Field(
+        default_factory=lambda: OptimizerSpec(**ADAMW),
         description="for the inner steps; if it uses momentum, set outer_momentum to 0 or use small learning rates",
     )
     outer_lr: Annotated[float, Control(ROUND, None)] = Field(0.7, gt=0, le=1000, title="Outer learning rate")

@@ -75,17 +75,14 @@ def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str])
         flags: dotted field to value; None for a flag not given.
         settings: `FIELD=VALUE` each, from `--set`.
     A new `optimizer.name` starts from that optimizer's defaults; without a name, optimizer arguments change the
-    document's optimizer, or else the default optimizer.
+    document's optimizer.
     Raises: SpecError.
     """
     built: Document = json.loads(json.dumps(document))
     changes = [(path, value) for path, value in flags.items() if value is not None]
     changes += [parse_setting(text) for text in settings]
-    paths = [path for path, _ in changes]
-    if "optimizer.name" in paths:
+    if any(path == "optimizer.name" for path, _ in changes):
         built.pop("optimizer", None)
-    elif "optimizer" not in built and "optimizer" not in paths and any(p.startswith("optimizer.") for p in paths):
-        built["optimizer"] = JobSpec.model_fields["optimizer"].get_default(call_default_factory=True).model_dump()
     for path, value in changes:
         put(built, path, value)
     return built

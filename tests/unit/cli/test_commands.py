@@ -180,7 +180,7 @@ def test_create_sends_what_was_given_and_prints_id_and_page(
         "dataset": "digits",
         "model": "mlp",
         "epochs": 2,
-        "optimizer": {"name": "SGD", "lr": 0.2, "momentum": 0.9},
+        "optimizer": {"lr": 0.2},
         "codec": {"up": "float32"},
         "workers": {"max": 3},
         "threads": 1,

@@ -35,9 +35,9 @@ def test_the_document_given_is_not_changed() -> None:
 
 
 def test_a_learning_rate_alone_keeps_the_default_optimizers_momentum() -> None:
-    built = spec_options.build(BASE, {"optimizer.lr": 0.2}, [])
+    chosen = spec_options.check(spec_options.build(BASE, {"optimizer.lr": 0.2}, [])).optimizer
     default = JobSpec.model_validate(BASE).optimizer
-    assert built["optimizer"] == {"name": default.name, **default.arguments, "lr": 0.2}
+    assert chosen.model_dump() == {**default.model_dump(), "lr": 0.2}
 
 
 def test_a_named_optimizer_starts_from_its_own_defaults() -> None:

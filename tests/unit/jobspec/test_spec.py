@@ -96,6 +96,19 @@ def test_a_number_in_quotes_or_a_truth_value_is_no_number(wrong: dict[str, Any])
         JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", **wrong})
 
 
+def test_an_optimizer_without_a_name_changes_the_default_and_a_named_one_has_torchs_defaults() -> None:
+    def optimizer(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        spec = JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "optimizer": given})
+        return spec.optimizer.name, spec.optimizer.arguments
+
+    assert optimizer({}) == ("SGD", {"lr": 0.05, "momentum": 0.9})
+    assert optimizer({"lr": 0.1}) == ("SGD", {"lr": 0.1, "momentum": 0.9})
+    assert optimizer({"name": "SGD", "lr": 0.1}) == ("SGD", {"lr": 0.1})
+    local = {"kind": "local", "inner_optimizer": {"lr": 0.1}}
+    spec = JobSpec.model_validate({"dataset": "mnist", "model": "lenet5", "strategy": local})
+    assert spec.strategy.inner and (spec.strategy.inner.name, spec.strategy.inner.arguments) == ("AdamW", {"lr": 0.1})
+
+
 def test_rounds_and_epochs_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="rounds or epochs, not both"):
         JobSpec(dataset="mnist", model="lenet5", rounds=3, epochs=1)
