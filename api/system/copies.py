@@ -42,8 +42,7 @@ class Copies:
         for job_id, revision in revisions.items():
             if self._stop.is_set():
                 return
-            due = self._seen.get(job_id) != revision
-            if due and time.monotonic() >= self._not_before.pop(job_id, 0.0):
+            if self._seen.get(job_id) != revision and time.monotonic() >= self._not_before.get(job_id, 0.0):
                 self._copy(job_id, self._address, revision)
 
     def _copy(self, job_id: str, address: str, revision: int) -> None:
@@ -58,3 +57,4 @@ class Copies:
                 log.warning("cannot copy a checkpoint", job=job_id, error=f"{type(error).__name__}: {error}"[:300])
             else:
                 self._seen[job_id] = revision
+                self._not_before.pop(job_id, None)

@@ -1,5 +1,6 @@
 """A control plane copies checkpoints to another address, beside what it does for jobs."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from tests.support.wait import wait_until
 def test_a_checkpoint_is_copied_once_the_address_is_there(
     settings: Settings, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "RETRY_S", 0.1)
+    monkeypatch.setattr(copies, "RETRY_S", 1.0)
+    tries: list[float] = []
+    copy = copies.copies.copy
+    monkeypatch.setattr(copies.copies, "copy", lambda *about: (tries.append(time.monotonic()), copy(*about)))
     monkeypatch.setattr(background, "COPY_S", 0.1)
     target = tmp_path / "disk"
     target.write_text("in the way")
@@ -33,6 +37,8 @@ def test_a_checkpoint_is_copied_once_the_address_is_there(
         assert "disk" in str(listed()["copy_error"])
         assert "could not be copied" in told("GET", f"/jobs/{job.id}").text
         assert cs.client.show(job.id)["status"] == "running" and not job.checkpoint()["copied"]
+        wait_until(lambda: len(tries) == 2)
+        assert tries[1] - tries[0] >= 1.0
         target.unlink()
         wait_until(lambda: job.checkpoint()["copied"])
         assert listed()["copy_error"] is None
