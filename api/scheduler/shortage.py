@@ -68,7 +68,7 @@ def shortage(
     missing = demand.minimum - len(mine) - sum(worker not in busy for worker in able)
     if missing <= 0:
         return None
-    if share >= demand.minimum:
+    if share >= demand.minimum and any(worker in busy for worker in able):
         return f"Waiting for {_workers(missing)} on queue {queue}, which other jobs will release"
     higher = {other.job_id for other in others if other.priority > demand.priority}
     above = sum(busy.get(worker) in higher for worker in able)

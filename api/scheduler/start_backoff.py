@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from api.scheduler.seat_planner import Pair
 
 FAILURES = 5
-"""The number of seats that failed in a row, without joining, after which a worker cannot start in a job."""
+"""The number of seats that failed in a row, without joining, after which a worker is left out of a job for a while."""
+NAMED = 2
+"""The number of such failures after which the job's reason names the worker: one alone may be chance."""
 LEFT_OUT_MS = (10_000, 30_000, 60_000, 120_000, 300_000, 600_000)
 """How long a worker that cannot start is left out of the job, after that failure and after each further failure."""
 
@@ -24,7 +26,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """A worker that cannot start in a job: the failures in a row, and until when the worker is left out."""
+    """A worker that cannot start in a job: the failures in a row, and until when the worker is left out, if it is."""
 
     times: int
     until_ms: int
@@ -41,4 +43,4 @@ def failing(tries: Sequence[Try]) -> dict[Pair, Failing]:
             times = found[pair].times + 1 if pair in found else 1
             left_out_ms = LEFT_OUT_MS[min(times - FAILURES, len(LEFT_OUT_MS) - 1)] if times >= FAILURES else 0
             found[pair] = Failing(times, one.ended_ms + left_out_ms)
-    return {pair: streak for pair, streak in found.items() if streak.times >= FAILURES}
+    return {pair: streak for pair, streak in found.items() if streak.times >= NAMED}

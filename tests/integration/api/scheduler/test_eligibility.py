@@ -20,7 +20,7 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
-from api.scheduler.start_backoff import FAILURES
+from api.scheduler.start_backoff import FAILURES, NAMED
 from computeshare.errors import VersionError
 from computeshare.evaluator.process import Evaluator
 from computeshare.jobspec.spec import JobSpec
@@ -108,6 +108,23 @@ def test_a_worker_that_cannot_start_is_left_out_for_a_growing_while_and_the_reas
     assert jobs.show(job).reason == (
         f"Needs 1 worker on queue {queue}, 1 is online; mac-{broken} cannot start: data set mnist is not in /data"
     )
+
+
+def test_a_worker_that_failed_twice_is_named_while_it_is_tried_again(
+    stage: Stage, redis: Redis, queue: str, attended: Callable[[], str], jobs: Jobs
+) -> None:
+    job, broken = attended(), online(redis, queue)
+    feed, failed, named = Feed(redis, job, PLAN), 0, []
+    while failed < FAILURES - 1:
+        stage.turn(broken)
+        failed += stage.fail(broken, feed)
+        named.append(
+            (failed, f"mac-{broken} cannot start: data set mnist is not in /data" in str(jobs.show(job).reason))
+        )
+    assert not any(says for times, says in named if times < NAMED)
+    assert any(says for times, says in named if times == NAMED)
+    assert all(says for times, says in named if times > NAMED)
+    assert "other jobs will release" not in str(jobs.show(job).reason)
 
 
 def test_others_go_on_without_the_worker_that_cannot_start(
