@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from api.system import background, copies
+from api.system import background
+from api.system import copies as copying
+from computeshare.checkpoints import copies
 from computeshare.client import ComputeShare
 from computeshare.settings import Settings
 from tests.support.served_api import serving
@@ -17,10 +19,10 @@ from tests.support.wait import wait_until
 def test_a_checkpoint_is_copied_once_the_address_is_there(
     settings: Settings, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "RETRY_S", 1.0)
+    monkeypatch.setattr(copying, "RETRY_S", 1.0)
     tries: list[float] = []
-    copy = copies.copies.copy
-    monkeypatch.setattr(copies.copies, "copy", lambda *about: (tries.append(time.monotonic()), copy(*about)))
+    copy = copies.copy
+    monkeypatch.setattr(copies, "copy", lambda *about: (tries.append(time.monotonic()), copy(*about)))
     monkeypatch.setattr(background, "COPY_S", 0.1)
     target = tmp_path / "disk"
     target.write_text("in the way")
