@@ -99,7 +99,10 @@ class KeepPolicy(Part):
         description="by accuracy (language models: loss) on the test set or the validation split",
     )
     every: Annotated[Count, Control(MORE)] = Field(
-        0, title="Versions between permanent checkpoints", description="0: none"
+        0,
+        title="Versions between permanent checkpoints",
+        description="checkpoints of versions divisible by this are never removed, where checkpoint_every or "
+        "evaluate_every has one written; 0: none",
     )
 
 
