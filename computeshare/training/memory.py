@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from pathlib import Path
 
 import psutil
 import torch
@@ -14,8 +15,10 @@ def resident_bytes() -> int:
 
 def peak_resident_bytes() -> int:
     """Peak resident set size of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text()  # Linux counts the parent's peak, up to exec, in ru_maxrss
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from computeshare.codecs.registry import CANDIDATES, CODECS, PAIRS, CodecName
 from computeshare.jobspec.spec import JobSpec
+from computeshare.types import Precision
 from tests.support.guards import offences, offences_outside
 
 CLASSES = {type(codec).__name__ for codec in CODECS.values()}
@@ -20,7 +21,8 @@ def depends_on_a_codec(node: ast.AST) -> bool:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in CLASSES:
             return True
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts) | ast.Dict(keys=parts):
-            return sum(map(names_a_codec, parts)) > 1
+            named = {part.value for part in parts if isinstance(part, ast.Constant) and part.value in list(CODECS)}
+            return len(named) > 1 and not named <= set(get_args(Precision))  # which have names in common with codecs
         case ast.Subscript(value=ast.Name(id="CODECS"), slice=ast.Constant()):
             return True
         case ast.Compare(left=left, comparators=others):
