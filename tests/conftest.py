@@ -15,18 +15,22 @@ from tests.support.requirements import lacking
 
 hypothesis.settings.register_profile("suite", deadline=None)  # the first example may import torch
 hypothesis.settings.load_profile("suite")
-LONG_FILES = 3
-"""Of the files with long tests, so many run with the whole suite."""
+LONG_FILES, E2E_FILES = 2, 6
+"""Of the files with long tests, and of the files in tests/e2e, so many run with the whole suite."""
+ALWAYS = ("test_bits.py", "test_pages.py")
+"""The files in tests/e2e that always run: the promise of equal bits, and the job's page."""
 structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))  # stdout is what a command answers
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this commit's sample does not take: of the cases of a test, and of the long files."""
+    """Leave out what this commit's sample does not take: of the cases of a test, of long files, of end-to-end files."""
     if sample.WHOLE:
         return
     left_out = _cases_left_out(items)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # nobody named files
-        left_out |= _long_left_out(items)
+        left_out |= _files_left_out([item for item in items if item.get_closest_marker("long")], LONG_FILES, "long")
+        e2e = [item for item in items if "e2e" in item.path.parts and item.path.name not in ALWAYS]
+        left_out |= _files_left_out(e2e, E2E_FILES, "e2e")
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
@@ -42,11 +46,10 @@ def _cases_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     return {item for several in cases.values() for item in several} - kept
 
 
-def _long_left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The tests marked `long` of all but LONG_FILES files."""
-    long = [item for item in items if item.get_closest_marker("long")]
-    kept = sample.of(sorted({item.path for item in long}), LONG_FILES, "long")
-    return {item for item in long if item.path not in kept}
+def _files_left_out(items: list[pytest.Item], count: int, name: str) -> set[pytest.Item]:
+    """Those of the tests that are not in the sample of `count` files."""
+    kept = sample.of(sorted({item.path for item in items}), count, name)
+    return {item for item in items if item.path not in kept}
 
 
 def _data_dir() -> Path:
