@@ -1,0 +1,102 @@
+"""The loss that local steps cost: `gpt` on tinyshakespeare with `local` at equal samples, in one process, no broker.
+
+    python -m bench.local_loss [--steps 0 10 50] [--seeds 0 1 2] [--states restart kept] [--outer LR MOMENTUM]
+
+Prints a line of JSON per run: the loss on the test split, in nats. 0 steps is `sync` with nanoGPT's setting for a CPU,
+12 samples a round. `local` has four replicas, each with a warm-up of 100 steps.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from computeshare.jobspec.spec import JobSpec
+from computeshare.settings import Settings
+from computeshare.tasks.metrics import score
+from computeshare.tasks.modules import weights_of
+from computeshare.tasks.registry import task_of
+from computeshare.training.server_step import ServerStep
+from computeshare.training.work_units import replica_of
+
+SAMPLES, REPLICAS, WARMUP = 24_000, 4, 100
+ADAMW = {"name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}
+GPT = {
+    "dataset": "tinyshakespeare",
+    "model": "gpt",
+    "model_args": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "dropout": 0.0},
+    "clip_norm": 1.0,
+    "decay": "matrices",
+    "evaluate_every": 0,
+}
+
+
+def trained(spec: JobSpec, data: Path) -> dict[str, Any]:
+    """Train a job's rounds in this process; the score of its last version. A kept inner state stays with its replica's
+    place in the round.
+    """
+    torch.set_num_threads(1)
+    instance = task_of(spec).instance(spec.seed, "train", data)
+    server = ServerStep(spec, instance.layout)
+    model = server.publish_whole(server.load(weights_of(instance.module, instance.layout), b""))[1]
+    places = REPLICAS if spec.strategy.keeps_inner else 1
+    replicas = [
+        replica_of(spec, task_of(spec).instance(spec.seed, "train", data), torch.device("cpu")) for _ in range(places)
+    ]
+    samples = 0
+    for version in range(spec.rounds_total):
+        work = spec.round_from(version)
+        updates = []
+        for place, unit in enumerate(work.units):
+            replica = replicas[place % places]
+            replica.load(model.published)
+            update = replica.compute(unit)
+            updates.append((update.vector, update.buffers))
+        model = server.step(version + 1, model, updates, [spec.plan.unit_size(unit) for unit in work.units])
+        samples += work.samples
+    result = score(task_of(spec).instance(spec.seed, "test", data), model.published)
+    return {"loss": round(result.loss, 4), "samples": samples, "rounds": spec.rounds_total}
+
+
+def job(steps: int, seed: int, state: str, args: argparse.Namespace) -> JobSpec:
+    """The JobSpec of a run that trains on `SAMPLES` samples or a few more."""
+    whole: dict[str, Any] = {**GPT, "seed": seed}
+    if steps:
+        inner = {"inner_steps": steps, "inner_optimizer": ADAMW | args.inner, "inner_state": state}
+        outer = {"outer_lr": args.outer[0], "outer_momentum": args.outer[1]}
+        whole |= {"strategy": {"kind": "local", "replicas": REPLICAS, **inner, **outer}, "micro_batch": args.batch}
+    else:
+        whole |= {"micro_batch": 6, "micro_batches_per_round": 2, "optimizer": ADAMW}
+    whole["schedule"] = {"name": "cosine", "warmup": WARMUP / max(steps, 1), "final": 0.1}
+    plan = JobSpec.model_validate({**whole, "rounds": 1}).plan
+    rounds = samples = 0
+    while samples < SAMPLES:
+        samples += plan.round(rounds).samples
+        rounds += 1
+    return JobSpec.model_validate({**whole, "rounds": rounds})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs="+", default=[0, 10, 25, 50, 100, 200])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--states", nargs="+", choices=("restart", "kept"), default=["restart"])
+    parser.add_argument("--batch", type=int, default=3, help="samples of an inner step")
+    parser.add_argument("--outer", type=float, nargs=2, default=(0.7, 0.9), metavar=("LR", "MOMENTUM"))
+    parser.add_argument("--inner", type=json.loads, default={}, help="changes to the inner optimizer, as JSON")
+    args = parser.parse_args()
+    for seed in args.seeds:
+        for steps in args.steps:
+            for state in args.states if steps else ["restart"]:
+                began = time.monotonic()
+                found = trained(job(steps, seed, state, args), Settings().data_dir)
+                about = {"steps": steps, "state": state, "seed": seed, "outer": args.outer, "batch": args.batch}
+                seconds = round(time.monotonic() - began)
+                print(json.dumps({**about, "inner": args.inner, **found, "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
