@@ -63,8 +63,10 @@ class SeatMemory:
 
     def check_taken(self) -> None:
         """Raise Unfit if the seat's peak use exceeds the owner's limit."""
+        if not self._allowed:
+            return
         taken = self.peak_bytes()
-        if self._allowed and (why := does_not_fit(taken, self._allowed, measured=True, by_flag=True)):
+        if why := does_not_fit(taken, self._allowed, measured=True, by_flag=True):
             self.needed_bytes = taken
             raise Unfit(why)
 
