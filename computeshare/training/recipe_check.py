@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 BATCH = 8
 """Most samples of a step of the trial."""
 PATIENCE_S = 600.0
+ANSWER = "answer"
+"""The file beside the recipe's in which the trial's process leaves its result."""
 
 
 class Report(Part):
@@ -55,13 +56,11 @@ def check(
     Raises: RecipeError: the recipe cannot train, with the reason; its process died, or took longer than `patience_s`.
     """
     request = {"files": dict(bundle.files), "arguments": dict(arguments), "folder": str(folder) if folder else None}
-    read, write = os.pipe()
-    with open(read, "rb") as answer, tempfile.TemporaryDirectory(prefix="recipe-") as scratch:
-        command = [sys.executable, "-m", __name__, str(write), scratch]
-        try:  # what the recipe prints goes to standard error: standard output is for the report
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[write])
-        finally:
-            os.close(write)
+    with tempfile.TemporaryDirectory(prefix="recipe-") as scratch:
+        answer = Path(scratch) / ANSWER
+        command = [sys.executable, "-m", __name__, scratch]
+        # what the recipe prints goes to standard error: standard output is for the report
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
         try:
             process.communicate(json.dumps(request).encode(), patience_s)
         except subprocess.TimeoutExpired as error:
@@ -71,8 +70,8 @@ def check(
         finally:
             process.kill()
             process.wait()
-        found = answer.read()
-    if process.returncode:
+        found = answer.read_bytes() if answer.exists() else b""
+    if process.returncode or not found:
         raise RecipeError(
             f"the recipe's process ended with exit code {process.returncode}: "
             "look for a call that ends the process, or for too little memory"
@@ -86,16 +85,16 @@ _ERROR = b"error: "
 
 
 def main() -> None:
-    """In the process of the trial: write the report as JSON to the pipe, or `error: ` and why there is none."""
-    answer, scratch = int(sys.argv[1]), Path(sys.argv[2]).resolve()
+    """In the process of the trial: write the report as JSON to the answer, or `error: ` and why there is none."""
+    scratch = Path(sys.argv[1]).resolve()
     request = json.load(sys.stdin.buffer)
     folder = Path(request["folder"]) if request["folder"] else None
     try:
-        found = _tried(Bundle(request["files"]), request["arguments"], folder, scratch).model_dump_json().encode()
+        report = _tried(Bundle(request["files"]), request["arguments"], folder, scratch / "files")
+        found = report.model_dump_json().encode()
     except ComputeShareError as error:
         found = _ERROR + str(error).encode()
-    with open(answer, "wb") as file:
-        file.write(found)
+    (scratch / ANSWER).write_bytes(found)
 
 
 def _tried(bundle: Bundle, arguments: dict[str, Any], folder: Path | None, scratch: Path) -> Report:

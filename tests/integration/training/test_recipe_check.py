@@ -77,6 +77,12 @@ def test_a_recipe_that_cannot_train_ends_with_the_reason(addition: str, told: st
         tried(GOOD + addition + "\n")
 
 
+def test_a_model_of_thousands_of_tensors_is_reported_whole() -> None:
+    layers = "nn.Sequential(*(nn.Linear(3, 3) for _ in range(1500)), nn.Linear(3, 2))"
+    report = tried(GOOD + f"\ndef model(): return {layers}\n")
+    assert len(report.facts.tensors) == 3002 and len(report.model_dump_json()) > 2**17
+
+
 def test_a_trial_that_hangs_is_ended() -> None:
     with pytest.raises(RecipeError, match="took more than 1 s"):
         check(Bundle({"recipe.py": "import time\ntime.sleep(600)\n"}), {}, patience_s=1)
