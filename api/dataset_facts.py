@@ -22,8 +22,6 @@ def completed(spec: JobSpec, data_dir: Path) -> JobSpec:
         document = spec.model_dump(mode="json", exclude=set(spec.strategy.implied))
         return JobSpec.model_validate(document | {"dataset_args": args.model_dump(mode="json")})
     except DatasetError as error:
-        found = {"type": "value_error", "loc": ("body", "dataset"), "msg": f"{spec.dataset}: {error}"}
-        raise InvalidFields([found]) from error
+        raise InvalidFields.at(f"{spec.dataset}: {error}", "dataset") from error
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise InvalidFields([{**one, "loc": ("body", *one["loc"])} for one in errors]) from error
+        raise InvalidFields.of(error) from error

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from computeshare.errors import ComputeShareError, SpecError
 
 
@@ -24,6 +26,17 @@ class InvalidFields(SpecError):
     def __init__(self, errors: Sequence[Mapping[str, Any]]) -> None:
         super().__init__("; ".join(str(error["msg"]) for error in errors))
         self._errors = errors
+
+    @classmethod
+    def at(cls, message: str, *field: str) -> "InvalidFields":
+        """One field of the body, by its path, with its message."""
+        return cls([{"type": "value_error", "loc": ("body", *field), "msg": message}])
+
+    @classmethod
+    def of(cls, error: ValidationError, *within: str) -> "InvalidFields":
+        """The fields of a model that lies in the body at the path `within`."""
+        found = error.errors(include_url=False)
+        return cls([{**one, "loc": ("body", *within, *one["loc"])} for one in found])
 
     def errors(self) -> Sequence[Mapping[str, Any]]:
         return self._errors

@@ -108,8 +108,7 @@ def _spec(parent: JobPublic, request: ForkRequest, version: int) -> JobSpec:
     try:
         spec = JobSpec.model_validate(changed({**parent.spec, "name": name}, request.spec))
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise InvalidFields([{**one, "loc": ("body", "spec", *one["loc"])} for one in errors]) from error
+        raise InvalidFields.of(error, "spec") from error
     return spec
 
 
@@ -117,7 +116,7 @@ def _check_fit(parent: JobSpec, spec: JobSpec) -> None:
     """Raises InvalidFields: the weights of `parent` do not fit `spec`."""
     if found := misfit(parent, spec):
         field, message = found
-        raise InvalidFields([{"type": "value_error", "loc": ("body", "spec", field), "msg": message}])
+        raise InvalidFields.at(message, "spec", field)
 
 
 def _check_seed(parent: JobPublic, spec: JobSpec, artifacts: Artifacts, checkpoint: CheckpointRow) -> None:
@@ -125,7 +124,7 @@ def _check_seed(parent: JobPublic, spec: JobSpec, artifacts: Artifacts, checkpoi
     with contextlib.suppress(ArtifactError):  # damaged, or just removed: its files say so when they are adopted
         if spec.seed != parent.spec["seed"] and artifacts.manifest(Token.parse(checkpoint.token)).frozen:
             message = "the model has parameters that are not trained, and are built from the seed: leave seed out"
-            raise InvalidFields([{"type": "value_error", "loc": ("body", "spec", "seed"), "msg": message}])
+            raise InvalidFields.at(message, "spec", "seed")
 
 
 def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> bool:
@@ -138,7 +137,7 @@ def _keeps_optimizer(parent: JobPublic, spec: JobSpec, request: ForkRequest) -> 
             "the optimizer's state fits only the same optimizer: change nothing but lr and weight_decay, "
             'add or remove no ema, or request "fresh"'
         )
-        raise InvalidFields([{"type": "value_error", "loc": ("body", "optimizer"), "msg": message}])
+        raise InvalidFields.at(message, "optimizer")
     return fits and request.optimizer != "fresh"
 
 

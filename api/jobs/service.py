@@ -84,7 +84,7 @@ class Jobs:
         images = catalog().datasets.get(spec.dataset)
         if images and (lacking := lacking_packages(images.requires)):
             message = f"{spec.dataset} {lacking} here and on every worker"
-            raise InvalidFields([{"type": "value_error", "loc": ("body", "dataset"), "msg": message}])
+            raise InvalidFields.at(message, "dataset")
         fingerprint = origin.fingerprint if origin else fingerprint_of(spec.model_dump(mode="json"))
         if key and spec.task.needs_facts and (known_job := self.repeated(key, fingerprint)):
             return known_job

@@ -39,6 +39,7 @@ class Copies:
         with self._database.read() as session:
             revisions = {row.id: row.revision for row in session.execute(select(col(Job.id), col(Job.revision)))}
         self._seen = {job_id: at for job_id, at in self._seen.items() if job_id in revisions}
+        self._not_before = {job_id: at for job_id, at in self._not_before.items() if job_id in revisions}
         for job_id, revision in revisions.items():
             if self._stop.is_set():
                 return

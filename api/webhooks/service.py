@@ -169,7 +169,7 @@ def _given(change: WebhookChange) -> dict[str, Any]:
 
 
 def _wrong(field: str, text: str) -> InvalidFields:
-    return InvalidFields([{"loc": ("body", field), "msg": text, "type": "value_error"}])
+    return InvalidFields.at(text, field)
 
 
 def _check_job(session: Session, job_id: str | None) -> None:
