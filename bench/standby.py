@@ -15,6 +15,7 @@ from pathlib import Path
 from redis import Redis
 
 from bench.dispatcher import commands_processed
+from bench.wait import wait_until
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
@@ -59,8 +60,7 @@ def measure(redis: Redis, folder: Path, jobs: int, seconds: float) -> dict[str, 
 
     keeper = threading.Thread(target=keep)
     keeper.start()
-    while not kept[0]:
-        time.sleep(0.01)
+    wait_until(lambda: kept[0], "the first claims", CLAIM_MS / 1000, every_s=0.01)
     used: list[float] = []
 
     def stand_by() -> None:

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = _cases_left_out(items)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # nobody named files
         left_out |= _files_left_out([item for item in items if item.get_closest_marker("long")], LONG_FILES, "long")
-        e2e = [item for item in items if "e2e" in item.path.parts and item.path.name not in ALWAYS]
+        e2e = [item for item in items if item.nodeid.startswith("tests/e2e/") and item.path.name not in ALWAYS]
         left_out |= _files_left_out(e2e, E2E_FILES, "e2e")
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))

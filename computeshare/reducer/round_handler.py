@@ -272,8 +272,7 @@ class RoundHandler:
             next_round = dataclasses.replace(next_round.behind(left[0]), carried=tuple(left[1]))
         job, model = self.job, version.model
         state, average = job.server_step.dump(model.master), job.server_step.averaged(model.published)
-        frozen = job.terms.frozen
-        snapshot = Snapshot(version.token, model.published, version.sha256, state, next_round, average, frozen)
+        snapshot = Snapshot(version.token, model.published, version.sha256, state, next_round, average, job.frozen)
         self.checkpoints.begin(job.layout, snapshot, job.retention)
         if job.spec.stop:  # no version may lack its score because the reducer died while its checkpoint was written
             self.checkpoints.wait()
