@@ -17,6 +17,7 @@ from computeshare.errors import RecipeError
 from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.tasks import modules
 from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, Indices, SplitName, Task, tensors
+from computeshare.tasks.recipes import state_files
 from computeshare.tasks.recipes.functions import Functions, told
 
 
@@ -31,6 +32,8 @@ class RecipeTask(Task):
         digest: of the recipe's bundle.
         arguments: the job's `recipe_args`.
         folder: with the files of the job's data set; None: the job names none.
+        state: with the files of the job's initial state (`state_files`), from which modules get what is frozen; None:
+            it stays as `model` builds it.
         extra: names of the metrics that the recipe's `metrics` returns.
         classes: the number of a classifier's classes; 0: not known, and scores are not counted by class.
         label_smoothing, validation: as of the other tasks; the first applies to the default loss alone.
@@ -40,6 +43,7 @@ class RecipeTask(Task):
     digest: str
     arguments: Mapping[str, Any]
     folder: Path | None = None
+    state: Path | None = None
     extra: tuple[str, ...] = ()
     classes: int = 0
     label_smoothing: float = 0.0
@@ -70,6 +74,8 @@ class RecipeTask(Task):
             module = self.functions.call("model", **self.functions.taken("model", self.arguments))
         if not isinstance(module, nn.Module):
             raise RecipeError(f"model() returned a {type(module).__name__}: return a torch.nn.Module")
+        if self.state:
+            state_files.load_frozen(module, self.state)
         return module
 
     def outline(self) -> nn.Module:

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from computeshare.errors import RecipeError
 from computeshare.tasks.metrics import score
-from computeshare.tasks.modules import layout_of, weights_of
+from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
+from computeshare.tasks.recipes import state_files
 from computeshare.tasks.recipes.functions import Functions, load
 from computeshare.tasks.recipes.task import RecipeTask
 
@@ -154,3 +155,16 @@ def test_modules_of_a_folder_import_each_other_and_errors_name_their_line(tmp_pa
     (tmp_path / "recipe.py").write_text("x = = 1\n")
     with pytest.raises(RecipeError, match=r"recipe\.py, line 1: the import failed: SyntaxError: invalid syntax"):
         load(tmp_path)
+
+
+def test_what_is_frozen_is_as_the_job_began_whatever_the_recipe_builds(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        module[0].requires_grad_(False)
+        return module
+
+    began = task(functions={"model": model}).module(7)
+    state_files.write(began, tmp_path)
+    built = task(functions={"model": model}, state=tmp_path).module(8)
+    assert frozen_digest(built) == frozen_digest(began)
+    assert not torch.equal(built[1].weight, began[1].weight)
