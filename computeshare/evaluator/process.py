@@ -37,7 +37,8 @@ from computeshare.transport.connections import connect
 from computeshare.types import Token
 
 if TYPE_CHECKING:
-    from computeshare.tasks.base import Part, TaskInstance
+    from computeshare.evaluator.scorers import Scorer
+    from computeshare.tasks.base import Part
 
 CLAIM_MS = 10_000
 RENEW_S = 2.0
@@ -98,7 +99,8 @@ class Evaluator:
         self._served: dict[str, int] = {}
         self._turns = 0
         self._specs: dict[str, JobSpec | None] = {}
-        self._loaded: dict[tuple[str, Part], TaskInstance] = {}
+        self._scorers: dict[str, Scorer] = {}
+        """By job; at most one, that of the job scored last."""
         self._remarks = Seldom(REMARK_EVERY_S)
 
     def run(self) -> None:
@@ -245,9 +247,8 @@ class Evaluator:
         tensors = artifacts.tensors(token, averaged=True)
         scored = self._scored(artifacts, spec, token, spec.scored_part, tensors)
         metrics = {name: round(value, 4) for name, value in scored.items() if name not in ("loss", "samples")}
-        instance = self._instance(rounds.job_id, spec, spec.scored_part)  # whose module has the weights now
         try:
-            if (sample := instance.task.sample(instance.module, spec.seed)) is not None:
+            if (sample := self._scorer(rounds.job_id, spec).sample()) is not None:
                 scored["sample"] = sample
         except Exception as error:  # weights that are not finite, for example: the score stands all the same
             log.warning("no sample", job=rounds.job_id, version=token.version, error=str(error))
@@ -266,28 +267,26 @@ class Evaluator:
         """The score of a version's state dict on a part of the data, as `score.json` holds it; stores a classifier's
         counts by class.
         """
-        from computeshare.tasks.metrics import score
-        from computeshare.tasks.modules import frozen_digest
-
-        instance = self._instance(artifacts.folder.name, spec, part)
-        if frozen_digest(instance.module) != artifacts.manifest(token).frozen:
+        scorer = self._scorer(artifacts.folder.name, spec)
+        if scorer.frozen != artifacts.manifest(token).frozen:
             raise SpecError(
                 "the parameters that are not trained are built by every machine, and this one builds others than the "
                 "job's: install the same version of torch as where the job began, and the same files"
             )
-        result = score(instance, instance.layout.gather(tensors), spec.eval_batch)
+        result = scorer.score(part, scorer.layout.gather(tensors), spec.eval_batch)
         if result.classes:
             artifacts.save_classes(token, part, result.classes.model_dump())
         return {"loss": result.loss, **result.metrics, "samples": result.samples}
 
-    def _instance(self, job_id: str, spec: JobSpec, part: "Part") -> "TaskInstance":
-        """The job's task with a part of the data open, kept until another job's is asked for."""
-        from computeshare.tasks.registry import task_of
+    def _scorer(self, job_id: str, spec: JobSpec) -> "Scorer":
+        """What scores the job, kept until another job's is asked for."""
+        from computeshare.evaluator.scorers import LocalScorer
 
-        if (job_id, part) not in self._loaded:
-            self._loaded = {key: one for key, one in self._loaded.items() if key[0] == job_id}
-            self._loaded[job_id, part] = task_of(spec).instance(spec.seed, part, self.data_dir)
-        return self._loaded[job_id, part]
+        if job_id not in self._scorers:
+            while self._scorers:
+                self._scorers.popitem()[1].close()
+            self._scorers[job_id] = LocalScorer(spec, self.data_dir)
+        return self._scorers[job_id]
 
 
 def best_of(scores: Mapping[Token, Mapping[str, Any]]) -> Token:
