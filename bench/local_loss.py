@@ -19,8 +19,8 @@ from computeshare.settings import Settings
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
+from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
-from computeshare.training.work_units import replica_of
 
 SAMPLES, REPLICAS, WARMUP = 24_000, 4, 100
 ADAMW = {"name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.1}

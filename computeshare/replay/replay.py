@@ -198,8 +198,8 @@ class _Machine:
         from computeshare.tasks.modules import weights_of
         from computeshare.tasks.registry import task_of
         from computeshare.training import devices
+        from computeshare.training.computation import kind_of, replica_of
         from computeshare.training.server_step import ServerStep
-        from computeshare.training.work_units import kind_of, replica_of
 
         devices.make_deterministic(device)
         instance = task_of(spec).instance(spec.seed, "train", data_dir)

@@ -1,18 +1,9 @@
 """Compiles a module's passes with `torch.compile`. Importing this module does not import the compiler."""
 
 import subprocess
-from dataclasses import dataclass
 
 import torch
 from torch import nn
-
-
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """By what a module is compiled, empty if it is not; and why it is not although it should be."""
-
-    compiler: str = ""
-    trouble: str = ""
 
 
 def compile_module(module: nn.Module) -> None:

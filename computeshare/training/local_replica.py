@@ -14,10 +14,10 @@ from computeshare.jobspec.schedule import EVERY_STEP_ALIKE, StepRules
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Weights
-from computeshare.training.compilation import Compilation
 from computeshare.training.execution import PLAIN, Execution
 from computeshare.training.optimizers import build_optimizer, clip, dump_state, load_state, set_rate, try_out
-from computeshare.training.replica import Replica, Take, Update
+from computeshare.training.replica import Replica
+from computeshare.training.work_units import Compilation, Take, Update
 from computeshare.types import Blob, Vector
 
 

@@ -1,11 +1,15 @@
-"""Memory use of this process: resident memory, and the device's memory."""
+"""Memory use of this process: resident memory, and the device's memory. Importing this module does not import torch."""
 
 import resource
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def resident_bytes() -> int:
@@ -30,12 +34,14 @@ _INHERITED = 0 if sys.platform == "darwin" else _counted_peak()
 """At the import of this module; the parent's, unless this process had used more by then."""
 
 
-def peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: "torch.device") -> int:
     """Peak use of the memory that the device computes with.
 
     CPU: peak resident memory. CUDA: torch's peak allocation on the device. MPS reports no peak: the driver's current
     allocation, which torch hardly ever returns.
     """
+    import torch
+
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if device.type == "mps":
@@ -43,17 +49,41 @@ def peak_bytes(device: torch.device) -> int:
     return peak_resident_bytes()
 
 
-def room_bytes(device: torch.device) -> int:
+def room_bytes(device: "torch.device") -> int:
     """Total memory that the device computes with: the GPU's with CUDA, else the machine's."""
+    import torch
+
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)
 
 
-def used_bytes(device: torch.device) -> int:
+def used_bytes(device: "torch.device") -> int:
     """Current use: resident memory, plus the device's allocation with CUDA or MPS. A leak makes it grow."""
+    import torch
+
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device)) + resident_bytes()
     if device.type == "mps":
         return int(torch.mps.driver_allocated_memory()) + resident_bytes()
     return resident_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of a device, and of this process, which computes with it."""
+
+    device: "torch.device"
+
+    @property
+    def device_type(self) -> str:
+        return self.device.type
+
+    def resident_bytes(self) -> int:
+        return resident_bytes()
+
+    def peak_bytes(self) -> int:
+        return peak_bytes(self.device)
+
+    def room_bytes(self) -> int:
+        return room_bytes(self.device)

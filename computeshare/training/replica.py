@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.base import Batch, TaskInstance, channels_last
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Layout, Weights
-from computeshare.training.compilation import Compilation, compile_module, compiler, undo
+from computeshare.training.compilation import compile_module, compiler, undo
 from computeshare.training.execution import PLAIN, Execution
+from computeshare.training.work_units import Compilation, Take, Update
 from computeshare.types import Precision, Vector
 
 LARGEST_APART: Mapping[Precision, float] = {"float32": 0.05, "bfloat16": 0.9}
@@ -25,22 +25,6 @@ LARGEST_APART: Mapping[Precision, float] = {"float32": 0.05, "bfloat16": 0.9}
 magnifies rounding a thousandfold, in bfloat16 to 0.4; a gradient of zeros is 1.0 away, an unrelated one more."""
 FEW = 8
 """Ratio of a convolution's weights to its input's values above which rearranging the weights costs more."""
-Take = Callable[[int, Vector], None]
-"""Called with a bucket's number and its values, which may change after the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A unit's update.
-
-    `vector` (d,) is the gradient of `loss` (the mean over the unit's samples), or the pseudo-gradient of local steps;
-    `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32 copies. `vector` is
-    empty if a gradient's buckets were passed to `take` as they became ready.
-    """
-
-    vector: Vector
-    buffers: Vector
-    loss: float
 
 
 class Replica:

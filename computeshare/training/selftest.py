@@ -9,29 +9,24 @@ from the CPU's, the CPU's own gradients for inputs that differ by rounding are c
 the batch proves nothing, and another batch is tried.
 """
 
-import contextlib
 import copy
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from computeshare import __version__
 from computeshare.jobspec.sampling_plan import Plan, Seeds
-from computeshare.settings import write_private
 from computeshare.tasks.base import Batch, Indices, TaskInstance, tensors
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.execution import PLAIN, Execution
 from computeshare.training.replica import Replica
+from computeshare.training.work_units import Trial
 from computeshare.types import Vector
 
 TIMES = 3
@@ -47,21 +42,6 @@ BATCHES = 4
 NUDGE, NUDGES = 1e-6, 3
 """Size of the noise added to inputs of about 1 to measure the effect of rounding, and number of trials."""
 _RANDOM_LAYERS = ("Dropout", "StochasticDepth")
-FOLDER = "selftests"
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """The result of a self-test.
-
-    `error` is the largest relative distance of a tensor's gradient; `saved_bytes` the bytes per sample that the forward
-    pass saves for the backward pass; `trouble` a description of the fault, empty if the device passed.
-    """
-
-    error: float
-    seconds: float
-    saved_bytes: int
-    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +57,6 @@ Compute = Callable[[], Vector]
 Make = Callable[[TaskInstance, torch.device, TrialBatch], Compute]
 """Builds a `Compute` on a device."""
 CPU = torch.device("cpu")
-
-
-def check(subject: TaskInstance, device: torch.device, home: Path | None = None) -> Trial:
-    """Test a device with a model, or return the passed trial stored in `home`.
-
-    Failed trials are not stored, so that a repaired machine is tested again.
-    """
-    path = home / FOLDER / f"{_identity(subject, device)}.json" if home else None
-    if path and (known := _remembered(path)):
-        return known
-    trial = run(subject, device)
-    if path and not trial.trouble:
-        with contextlib.suppress(OSError):  # read-only or full: then it is tested again
-            write_private(path, json.dumps(asdict(trial)))
-    return trial
 
 
 def run(subject: TaskInstance, device: torch.device, make: Make | None = None) -> Trial:
@@ -268,17 +233,3 @@ def _is_weight(tensor: Tensor) -> bool:
     while made_by is not None and len(made_by.next_functions) == 1:
         made_by = made_by.next_functions[0][0]
     return type(made_by).__name__ == "AccumulateGrad"
-
-
-def _identity(subject: TaskInstance, device: torch.device) -> str:
-    """Hash of everything that a trial depends on: model, input, kind of device, versions of the software."""
-    about = [subject.task.identity, __version__, devices.kind(device)]
-    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _remembered(path: Path) -> Trial | None:
-    try:
-        trial = Trial(**json.loads(path.read_bytes()))
-        return trial if not trial.trouble and trial.saved_bytes >= 0 and 0 <= trial.error <= TOLERANCE else None
-    except (OSError, ValueError, TypeError):
-        return None

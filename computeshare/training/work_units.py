@@ -1,25 +1,59 @@
-"""The replica that computes a job's units: a gradient per micro-batch, or steps of local SGD, by the strategy."""
+"""What computes a job's units on a machine's device: its interface, and its results. Imports no torch."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
-
-import torch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from computeshare.jobspec.spec import JobSpec
-from computeshare.tasks.base import TaskInstance
-from computeshare.tensors.layout import Weights
-from computeshare.training import devices
-from computeshare.training.compilation import Compilation
-from computeshare.training.execution import execution_of
-from computeshare.training.local_replica import LocalReplica
-from computeshare.training.replica import Replica, Take, Update
-from computeshare.types import Blob, Kind, Vector
+from computeshare.tensors.layout import Layout, Weights
+from computeshare.types import Blob, Kind, Precision, Vector
+
+Take = Callable[[int, Vector], None]
+"""Called with a bucket's number and its values, which may change after the call."""
+Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
+"""Computes some micro-batches; returns the update (d,) and the buffers (b,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A unit's update.
+
+    `vector` (d,) is the gradient of `loss` (the mean over the unit's samples), or the pseudo-gradient of local steps;
+    `buffers` (b,) are the floating-point buffers after the last forward pass. Both are float32 copies. `vector` is
+    empty if a gradient's buckets were passed to `take` as they became ready.
+    """
+
+    vector: Vector
+    buffers: Vector
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """By what a module is compiled, empty if it is not; and why it is not although it should be."""
+
+    compiler: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The result of a device's self-test.
+
+    `error` is the largest relative distance of a tensor's gradient; `saved_bytes` the bytes per sample that the forward
+    pass saves for the backward pass; `trouble` a description of the fault, empty if the device passed.
+    """
+
+    error: float
+    seconds: float
+    saved_bytes: int
+    trouble: str = ""
 
 
 class InnerState(Protocol):
     """The inner optimizer's state, kept from unit to unit and handed over by workers that leave; see `LocalReplica`."""
 
-    def dump(self) -> list[Blob] | None: ...
+    def dump(self) -> Sequence[Blob] | None: ...
     def restore(self, state: Blob) -> None: ...
 
 
@@ -53,15 +87,60 @@ class AnyReplica(Protocol):
         """Compute at least one micro-batch: returns the last gradient, or the pseudo-gradient of all steps."""
 
 
-def replica_of(spec: JobSpec, instance: TaskInstance, device: torch.device) -> AnyReplica:
-    """Build the replica for this job's strategy; it takes over the module of `instance`."""
-    strategy, execution = spec.strategy, execution_of(spec, device)
-    if strategy.inner is None:
-        return Replica(instance, spec.plan, device, strategy.sent, execution)
-    return LocalReplica(instance, spec.plan, device, strategy.inner, strategy.keeps_inner, spec.inner_rules, execution)
+class MemoryMeter(Protocol):
+    """The memory of a device, and of the process that computes with it; see `training.memory`."""
+
+    @property
+    def device_type(self) -> str:
+        """`cpu`, `mps` or `cuda`."""
+
+    def resident_bytes(self) -> int: ...
+    def peak_bytes(self) -> int: ...
+    def room_bytes(self) -> int: ...
 
 
-def kind_of(device: torch.device, replica: AnyReplica) -> Kind:
-    """The kind of this machine as it computes with the replica: as `devices.kind`, and the compiler if one is used."""
+class Computation(Protocol):
+    """A job's model and training data on this machine's device, in this process or in another."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """As `Task.identity`."""
+
+    @property
+    def frozen(self) -> str:
+        """The digest of the parameters that need no gradient, as `modules.frozen_digest`."""
+
+    @property
+    def device(self) -> str:
+        """The device in words, as `devices.describe`."""
+
+    @property
+    def kind(self) -> Kind:
+        """The machine's kind, as `devices.kind`."""
+
+    @property
+    def memory(self) -> MemoryMeter: ...
+
+    def test(self) -> Trial:
+        """Test the device with the model, as `selftest.run`."""
+
+    def saved_bytes_in_bfloat16(self) -> int:
+        """The bytes per sample that the forward pass saves for the backward pass under bfloat16 autocast."""
+
+    def trial(self, spec: JobSpec, precision: Precision) -> Compute:
+        """Micro-batches computed in a precision, with a copy of the module, to be timed."""
+
+    def replica(self, spec: JobSpec) -> AnyReplica:
+        """The replica for the job's strategy; it takes over the module, so this is the last call but for `memory`."""
+
+    def close(self) -> None:
+        """Release what the computation holds."""
+
+
+def kind_with(kind: Kind, replica: AnyReplica) -> Kind:
+    """The kind of a machine as it computes with the replica: as `devices.kind`, and the compiler if one is used."""
     compiler = replica.compilation.compiler
-    return devices.kind(device) | ({"compiler": compiler} if compiler else {})
+    return kind | ({"compiler": compiler} if compiler else {})

@@ -32,7 +32,7 @@ from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.training.optimizers import try_out
-from computeshare.training.work_units import replica_of
+from computeshare.training.computation import replica_of
 
 for kind in ("sync", "local"):
     spec = JobSpec.model_validate({"dataset": "digits", "model": "mlp", "rounds": 2, "strategy": {"kind": kind}})

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from computeshare.codecs.messages import UpdateEncoder, decode_update, feedback_
 from computeshare.codecs.registry import CANDIDATES, CODECS
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.tensors.layout import Layout
+from computeshare.training.work_units import Compute
 from computeshare.types import Precision, Vector
 
 LARGEST_PROBE = 8 << 20
@@ -20,9 +21,6 @@ LONG_ENOUGH_S = 1.0
 MOST_MICRO_BATCHES = 64
 TURNS = 2
 """How often each of several precisions is timed; the best time counts."""
-
-Compute = Callable[[Sequence[int]], tuple[Vector, Vector]]
-"""Computes some micro-batches; returns the update (d,) and the buffers (b,)."""
 
 
 def measure(session: WorkerSession, computes: Mapping[Precision, Compute], layout: Layout) -> MeasuredLink:

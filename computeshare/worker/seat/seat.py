@@ -3,11 +3,13 @@
 Loads the job, measures for its codecs if they are not chosen yet, joins, runs `SeatLoop`, and leaves.
 """
 
+import contextlib
 import os
 import signal
 import threading
+import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from redis import Redis
@@ -23,8 +25,9 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import Seat
 from computeshare.runtime.log_lines import Writer
-from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory
+from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.settings import Settings
+from computeshare.training.work_units import AnyReplica, Computation, kind_with
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
@@ -32,15 +35,9 @@ from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
 from computeshare.worker.seat.seat_loop import ASKED, SeatLoop, SeatStatus
-from computeshare.worker.seat.seat_setup import SeatMemory, set_up, trial_compute, trial_precisions
+from computeshare.worker.seat.seat_setup import SeatMemory, test_device, trial_precisions
 from computeshare.worker.seat.update_sender import UpdateQueue
 from computeshare.worker.seat.weights_receiver import Inbox
-
-if TYPE_CHECKING:
-    import torch
-
-    from computeshare.tasks.base import TaskInstance
-    from computeshare.training.work_units import AnyReplica
 
 ASK_AGAIN_S = 0.5
 """Seconds between checks that the codecs have been chosen."""
@@ -126,35 +123,40 @@ class SeatSession:
 
     def _take_part(self, device_name: str | None) -> str:
         """Load the job, await its codecs, join, and compute. Returns the reason for the end."""
-        import torch
-
-        from computeshare.tasks.modules import frozen_digest
-        from computeshare.training import devices
-        from computeshare.training.execution import execution_of
-        from computeshare.training.work_units import kind_of, replica_of
-
         log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
-        if self.spec.threads:
-            torch.set_num_threads(self.spec.threads)
-        device = devices.choose(device_name)
-        devices.make_deterministic(device)
-        self.device = devices.describe(device)
-        memory = self.memory = SeatMemory(self.spec, device, allowed_bytes(self.settings.max_memory))
-        instance = set_up(self.seat.job, self.spec, device, memory, self.settings.data_dir, self.settings.home)
-        frozen = frozen_digest(instance.module)
-        if self.spec.is_open:
-            self._measure(instance, device, memory)
-            self.spec = self._chosen()
-            memory.check(execution_of(self.spec, device).precision)
-        codecs, layout = self.spec.codecs, instance.layout
+        started = time.perf_counter()
+        with contextlib.closing(self._open(device_name)) as computation:
+            self.device = computation.device
+            memory = self.memory = SeatMemory(self.spec, computation.memory, allowed_bytes(self.settings.max_memory))
+            test_device(self.seat.job, self.spec, computation, memory, self.settings.home)
+            spare_the_collector()
+            seconds, threads = round(time.perf_counter() - started, 1), computation.kind.get("threads")
+            log.info("loaded", job=self.seat.job, seconds=seconds, device=self.device, threads=threads)
+            if self.spec.is_open:
+                self._measure(computation, memory)
+                self.spec = self._chosen()
+                if self.spec.precision != "auto":
+                    memory.check(self.spec.precision)
+            return self._train(computation, memory)
+
+    def _open(self, device_name: str | None) -> Computation:
+        """The job's model and data on this machine's device."""
+        from computeshare.training.computation import open_here
+
+        return open_here(self.spec, device_name, self.settings.data_dir)
+
+    def _train(self, computation: Computation, memory: SeatMemory) -> str:
+        """Join, and compute until the job or the seat ends. Returns the reason."""
+        codecs, layout, kind = self.spec.codecs, computation.layout, computation.kind
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
-        replica, outbox = replica_of(self.spec, instance, device), UpdateQueue(self.session, encoder)
+        replica, outbox = computation.replica(self.spec), UpdateQueue(self.session, encoder)
         self._tell_compilation(replica)
         inbox = Inbox(self.session, codecs.down, layout, replica.room)
         self.status.is_loaded = True
         self.teller.tell()  # from here on the worker lets the seat finish its work
-        self._join({"kind": kind_of(device, replica), "memory_bytes": memory.needed_bytes}, frozen)
+        about = {"kind": kind_with(kind, replica), "memory_bytes": memory.needed_bytes}
+        self._join(about, computation.frozen)
         self._take_over(replica)
         loop = SeatLoop(
             self.spec, self.session, self.keeper, replica, feedback, inbox, outbox, memory, self.status, self.stop
@@ -164,7 +166,7 @@ class SeatSession:
         self._hand_over(replica)
         return reason
 
-    def _tell_compilation(self, replica: "AnyReplica") -> None:
+    def _tell_compilation(self, replica: AnyReplica) -> None:
         """Log by what the model is compiled, or why it is not, if the job asks for it."""
         found = replica.compilation
         if found.compiler:
@@ -172,11 +174,11 @@ class SeatSession:
         elif self.spec.compile:
             log.warning("torch.compile failed: computing without it", job=self.seat.job, error=found.trouble)
 
-    def _measure(self, instance: "TaskInstance", device: "torch.device", memory: SeatMemory) -> None:
+    def _measure(self, computation: Computation, memory: SeatMemory) -> None:
         """Measure this machine and its link, and report the measurement, by which the reducer chooses what is open."""
         precisions = trial_precisions(self.spec, memory)
-        computes = {one: trial_compute(self.spec, instance, device, one) for one in precisions}
-        found = when_there_is_room(lambda: measure(self.session, computes, instance.layout), self.stop)
+        computes = {one: computation.trial(self.spec, one) for one in precisions}
+        found = when_there_is_room(lambda: measure(self.session, computes, computation.layout), self.stop)
         log.info("measured", job=self.seat.job, **found.model_dump())
         self.session.report(found.model_dump_json())
 
@@ -216,7 +218,7 @@ class SeatSession:
             self.session.wait(1000)
         raise _Ended(ASKED)
 
-    def _take_over(self, replica: "AnyReplica") -> None:
+    def _take_over(self, replica: AnyReplica) -> None:
         """Take over the inner state of a worker that has left, if the strategy keeps inner states."""
         if kept := replica.kept:
             try:
@@ -225,7 +227,7 @@ class SeatSession:
             except (ArtifactError, CodecError) as error:
                 log.warning("inner state not taken over", job=self.seat.job, error=str(error))
 
-    def _hand_over(self, replica: "AnyReplica") -> None:
+    def _hand_over(self, replica: AnyReplica) -> None:
         """Hand the replica's inner state over to another worker, if the job is not over."""
         status, kept = self.session.extend(()), replica.kept
         if kept and status in ("running", "paused") and (state := kept.dump()):

@@ -4,7 +4,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -14,15 +14,13 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.worker_session import Grant, Receipt, Waiting, WorkerSession
 from computeshare.runtime.failpoints import failpoint
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom
+from computeshare.training.work_units import AnyReplica
 from computeshare.transport.connections import when_there_is_room
 from computeshare.types import Token
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.seat_setup import SeatMemory
 from computeshare.worker.seat.update_sender import UpdateQueue
 from computeshare.worker.seat.weights_receiver import Inbox
-
-if TYPE_CHECKING:
-    from computeshare.training.work_units import AnyReplica
 
 AHEAD = 8
 """Longest round, in units, whose batches are assembled ahead: of longer rounds, other workers lease most units."""
@@ -62,7 +60,7 @@ class SeatLoop:
         spec: JobSpec,
         session: WorkerSession,
         keeper: LeaseKeeper,
-        replica: "AnyReplica",
+        replica: AnyReplica,
         feedback: Feedback | None,
         inbox: Inbox,
         outbox: UpdateQueue,

@@ -13,7 +13,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.lease_policy import shortest
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.tasks.registry import task_of
-from computeshare.training.work_units import replica_of
+from computeshare.training.computation import replica_of
 from tests.support.job_reducer import Job
 from tests.support.rounds import take_seat
 from tests.support.unequal import QUARTER, Hand, Unequal

@@ -15,8 +15,9 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.training import devices, replica
+from computeshare.training.computation import kind_of, replica_of
 from computeshare.training.server_step import ServerStep
-from computeshare.training.work_units import AnyReplica, kind_of, replica_of
+from computeshare.training.work_units import AnyReplica
 from computeshare.types import Vector
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ import hashlib, sys
 import torch
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.registry import task_of
-from computeshare.training.work_units import replica_of
+from computeshare.training.computation import replica_of
 torch.set_num_threads(1)
 spec = JobSpec(dataset="digits", model="mlp", micro_batch=100, compile=sys.argv[1] == "compile")
 replica = replica_of(spec, task_of(spec).on_noise(spec.plan.samples), torch.device("cpu"))

@@ -21,8 +21,8 @@ from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Weights
+from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
-from computeshare.training.work_units import replica_of
 from computeshare.types import Vector
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -28,7 +28,8 @@ from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
-from computeshare.training.replica import FlatTensors, Replica, Update
+from computeshare.training.replica import FlatTensors, Replica
+from computeshare.training.work_units import Update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

@@ -19,7 +19,8 @@ from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tensors.layout import Weights
 from computeshare.training import replica as replica_module
 from computeshare.training.execution import Execution
-from computeshare.training.replica import FlatTensors, Replica, Update
+from computeshare.training.replica import FlatTensors, Replica
+from computeshare.training.work_units import Update
 from computeshare.types import Vector
 
 CPU = torch.device("cpu")

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,35 +124,3 @@ def test_what_the_forward_pass_keeps_is_measured_for_a_sample() -> None:
     flat = subject("mlp", (1, 8, 8))
     values = 64 + 2 * 128 + 2 * 64 + 10  # of each layer its input; of a ReLU its result, which is the next one's input
     assert 4 * 200 <= selftest.run(flat, CPU).saved_bytes <= 4 * values
-
-
-def test_a_trial_that_was_passed_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = selftest.check(subject(), CPU, tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(selftest, "run", lambda *_: pytest.fail("tested again"))
-        assert selftest.check(subject(), CPU, tmp_path) == first
-    ran: list[str] = []
-    run = selftest.run
-    monkeypatch.setattr(selftest, "run", lambda its, device: ran.append(its.task.name) or run(its, device))
-    selftest.check(subject("simplenet"), CPU, tmp_path)
-    torch.set_num_threads(2)  # another kind of machine: other bits
-    selftest.check(subject(), CPU, tmp_path)
-    assert ran == ["simplenet", "lenet5"]
-
-
-def test_a_trial_that_was_not_passed_is_done_again_and_a_damaged_record_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = device_with(lambda call, vector, _: vector * np.float32(call), CPU)
-    with monkeypatch.context() as patched:
-        patched.setattr(selftest, "gradient_of", wrong)
-        assert selftest.check(subject(), CPU, tmp_path).trouble
-    assert not selftest.check(subject(), CPU, tmp_path).trouble
-    (record,) = (tmp_path / selftest.FOLDER).iterdir()
-    record.write_text('{"error": 0.5}')
-    assert selftest.check(subject(), CPU, tmp_path).error == 0
-
-
-def test_a_home_that_cannot_be_written_to_costs_only_a_test_at_each_start(tmp_path: Path) -> None:
-    (tmp_path / selftest.FOLDER).write_text("in the way")
-    assert not selftest.check(subject(), CPU, tmp_path).trouble

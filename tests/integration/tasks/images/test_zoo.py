@@ -10,8 +10,8 @@ from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.modules import weights_of
 from computeshare.tasks.registry import task_of
+from computeshare.training.computation import replica_of
 from computeshare.training.server_step import ServerStep
-from computeshare.training.work_units import replica_of
 
 SYNC = {"micro_batches_per_round": 1, "optimizer": {"name": "SGD", "lr": 1e-3}}
 LOCAL = {"strategy": {"kind": "local", "replicas": 1, "inner_steps": 2, "outer_momentum": 0.0}}
