@@ -14,12 +14,20 @@ Shape = tuple[int, int, int]
 def read(path: Path, shape: Shape) -> npt.NDArray[np.uint8]:
     """The image in a file, of any size and mode, as pixels (channels, height, width) from 0 to 255.
 
-    It is turned upright as its EXIF data say, and resized and cropped about its centre. Transparency is ignored.
+    It is turned upright, and resized and cropped about its centre. Raises InputError, as `upright`.
+    """
+    return pixels(upright(path), shape)
+
+
+def upright(path: Path) -> Image.Image:
+    """The image in a file, decoded, with at most 8 bits per channel, and turned as its EXIF data say; transparency is
+    ignored.
+
     Raises: InputError: the file is missing, is no image that Pillow reads, is damaged or too large.
     """
     try:
         with Image.open(path) as opened:
-            return pixels(ImageOps.exif_transpose(_in_8_bits(opened)), shape)
+            return ImageOps.exif_transpose(_in_8_bits(opened))
     except UnidentifiedImageError as error:
         raise InputError("it is not an image in a format that Pillow reads") from error
     except Image.DecompressionBombError as error:

@@ -1,8 +1,7 @@
 """Decoded images and their labels in memory-mapped files, made once on a machine. Does not import torch."""
 
-import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from computeshare.errors import DatasetError
-from computeshare.runtime.durability import flush_open
+from computeshare.errors import DatasetError, InputError
+from computeshare.tensors.npy_writer import npy_writer
 
 Bytes = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.uint16]
@@ -26,6 +25,10 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
+
+
+def _refuse(_: int, error: DatasetError) -> None:
+    raise error
 
 
 def labels_path(images: Path) -> Path:
@@ -47,38 +50,47 @@ def read(path: Path) -> tuple[Bytes, Labels]:
     return images, labels
 
 
-def write(path: Path, samples: Samples, order: Sequence[int], shape: Shape, classes: int, threads: int) -> None:
+def write(
+    path: Path,
+    samples: Samples,
+    order: Sequence[int],
+    shape: Shape,
+    classes: int,
+    threads: int,
+    broken: Callable[[int, DatasetError], object] = _refuse,
+    advance: Callable[[int], object] = lambda _: None,
+) -> None:
     """Decode the samples with the indices `order` and write them to `path`, in one step.
 
     Images of another size are resized and cropped to `shape`, about their centre. The caller holds a lock.
+
+    Args:
+        broken: gets the index of a sample that cannot be read, with the error; if it returns, the sample is left out.
+        advance: gets the number of samples done since it was called before.
     Raises: DatasetError: a sample cannot be read or has no label below `classes`, or the disk cannot take the files.
     """
-    labels = np.empty(len(order), _LABEL)
-    partial = path.with_name(f".{path.name}.partial")
+    labels: list[int] = []
+    length = max(1, CHUNK_BYTES // int(np.prod(shape)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_room(path.parent, len(order) * int(np.prod(shape)))
-        with partial.open("wb") as file, ThreadPoolExecutor(threads) as pool:
-            header = {"descr": "|u1", "fortran_order": False, "shape": (len(order), *shape)}
-            np.lib.format.write_array_header_1_0(file, header)
-            length = max(1, CHUNK_BYTES // int(np.prod(shape)))
+        with ThreadPoolExecutor(threads) as pool, npy_writer(path, np.uint8, shape) as images:
             for start in range(0, len(order), length):
                 chunk = order[start : start + length]
-                pairs = list(pool.map(lambda index: _sample(samples, index, shape, classes), chunk))
-                labels[start : start + length] = [label for _, label in pairs]
-                for image, _ in pairs:  # not mapped: a full disk is an error here, and would be a SIGBUS there
-                    file.write(image)
-            flush_open(file.fileno())
-        with labels_path(path).open("wb") as file:
-            np.save(file, labels, allow_pickle=False)
-            flush_open(file.fileno())
-        os.replace(partial, path)  # last, so that whoever finds the images finds the labels
+                found = pool.map(lambda index: _sample(samples, index, shape, classes), chunk)
+                for index, one in zip(chunk, found, strict=True):
+                    if isinstance(one, DatasetError):
+                        broken(index, one)
+                    else:
+                        images.append(one[0][None])
+                        labels.append(one[1])
+                    advance(1)
+            with npy_writer(labels_path(path), _LABEL) as written:  # first, so that who finds images finds labels
+                written.append(np.array(labels, _LABEL))
     except OSError as error:
         raise DatasetError(
             f"{path} cannot be written ({error}): free some space, or make the folder writable"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -90,14 +102,14 @@ def _check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _sample(samples: Samples, index: int, shape: Shape, classes: int) -> tuple[bytes, int]:
-    """The pixels in the order of `shape`, and the label. Raises DatasetError."""
+def _sample(samples: Samples, index: int, shape: Shape, classes: int) -> tuple[Bytes, int] | DatasetError:
+    """The pixels, in this shape, and the label; or why there are none."""
     from computeshare.tasks.images.files import pixels  # imports Pillow, which prepared files do not need
 
     try:
         image, label = samples[index]
         if label is None or not 0 <= int(label) < classes:
             raise ValueError(f"its label is {label}, not one of 0 to {classes - 1}")
-        return pixels(image, shape).tobytes(), int(label)
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
-        raise DatasetError(f"sample {index} cannot be read: {error}") from error
+        return pixels(image, shape), int(label)
+    except (InputError, OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
+        return DatasetError(f"sample {index} cannot be read: {error}")
