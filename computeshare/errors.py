@@ -49,6 +49,14 @@ class DatasetError(ComputeShareError):
     """A data set is missing, incomplete or damaged."""
 
 
+class BundleError(ComputeShareError):
+    """A bundle's files are incomplete, damaged or cannot be stored."""
+
+
+class BundleMissing(BundleError):
+    """There is no such bundle here."""
+
+
 class RecipeError(ComputeShareError):
     """A recipe cannot be read, or its code fails; the message names the file and the line."""
 

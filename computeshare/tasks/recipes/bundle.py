@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from computeshare.bundles.manifest import DIGEST, is_safe_path
 from computeshare.errors import RecipeError
 
 MAIN = "recipe.py"
 """The file that defines the recipe's functions; a recipe of a single file is stored under this name."""
 MOST_FILES, MOST_BYTES = 200, 1_000_000
-DIGEST = "sha256:"
 _IGNORED = ("__pycache__", "node_modules", "venv")
 
 
@@ -38,7 +38,7 @@ class Bundle:
         if len(self.files) > MOST_FILES:
             raise RecipeError(f"a recipe has at most {MOST_FILES} files, not {len(self.files):,}: {_ADVICE}")
         for path, text in self.files.items():
-            if not _is_safe(path):
+            if not is_safe_path(path):
                 raise RecipeError(f"{path!r} is not a path inside the recipe's folder: use plain relative paths")
             if "\0" in text:
                 raise RecipeError(f"{path} is not text: {_ADVICE}")
@@ -94,9 +94,3 @@ def _text(path: Path, name: str) -> str:
         raise RecipeError(f"{name} is not text in UTF-8: {_ADVICE}") from error
     except OSError as error:
         raise RecipeError(f"{name} cannot be read: {error.strerror}") from error
-
-
-def _is_safe(path: str) -> bool:
-    parts = PurePosixPath(path)
-    plain = str(parts) == path and not parts.is_absolute() and ".." not in parts.parts and "\\" not in path
-    return plain and len(path) <= 200 and ":" not in path and path.isprintable()
