@@ -61,6 +61,10 @@ class RecipeError(ComputeShareError):
     """A recipe cannot be read, or its code fails; the message names the file and the line."""
 
 
+class Unconfined(ComputeShareError):
+    """This machine has no means to confine a recipe; the message says what to install."""
+
+
 class InputError(ComputeShareError):
     """A file that a user gave to a model is not what the model takes."""
 
