@@ -86,6 +86,10 @@ class JobChange(_Editable):
         return self.model_dump(exclude_none=True)
 
 
+OwnMetrics = dict[str, float | None]
+"""A recipe's own metrics beside the accuracy, by name; null: not a finite number."""
+
+
 class OnTestSet(_Answer):
     """A version's score on the test set, in a job that compares its versions on a validation split."""
 
@@ -93,6 +97,7 @@ class OnTestSet(_Answer):
     loss: float | None
     accuracy: float | None
     samples: int
+    own_metrics: OwnMetrics | None = None
 
 
 class JobPublic(_Answer):
@@ -118,6 +123,7 @@ class JobPublic(_Answer):
     )
     test_loss: float | None = Field(description="loss of the same version on the same split, in nats")
     perplexity: float | None = Field(description="of a language model: e to the power of `test_loss`")
+    own_metrics: OwnMetrics | None = Field(description="a recipe's own metrics, by name, of the same version and split")
     tested: OnTestSet | None = Field(
         description="score on the test set of `best_version`, at the end of a job with a validation split"
     )
@@ -473,6 +479,7 @@ class CheckpointPublic(_Answer):
     at: Instant
     accuracy: float | None
     loss: float | None
+    own_metrics: OwnMetrics | None = Field(description="a recipe's own metrics, by name")
     tested: OnTestSet | None = Field(description="score on the test set, if the others are on a validation split")
     best: bool
     copied: bool = Field(description="whether it has been copied to the address of COMPUTESHARE_COPY_TO")
@@ -544,6 +551,7 @@ class Metrics(_Answer):
     )
     validation_accuracy: list[Point]
     perplexity: list[Point] = Field(description="of the same split; empty unless the job trains a language model")
+    own_metrics: dict[str, list[Point]] = Field(description="a recipe's own metrics, by name, of the same split")
     samples_per_s: list[Point]
     bytes_up: list[Point] = Field(description="bytes per version, of all workers")
     bytes_down: list[Point] = Field(description="bytes per version, of all workers")

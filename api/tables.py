@@ -96,6 +96,8 @@ class Job(_Traffic, table=True):
     """For a job with a validation split: `Score.tested` of the best version, once the job is at its end."""
     tested_last: dict[str, Any] | None = _json()
     """As `tested`, of the version scored last."""
+    own_metrics: dict[str, Any] | None = _json()
+    """`Score.own_metrics` of the version scored last."""
     durable_version: int = 0
     weights_sha256: str | None = None
     parameters: int | None = None
@@ -326,9 +328,13 @@ class Score(_OfVersion, table=True):
     accuracy: float | None
     samples: int
     tested: dict[str, Any] | None = _json()
-    """The `version`, `loss`, `accuracy` and `samples` on the test set, where the score is on the validation split."""
+    """The `version`, `loss`, `accuracy`, `samples` and `own_metrics` on the test set, where the score is on the
+    validation split.
+    """
     sample: str | None = None
     """A short text by a language model."""
+    own_metrics: dict[str, Any] | None = _json()
+    """The recipe's own metrics beside the accuracy, by name, on the same split."""
 
 
 TELLING = text("type NOT IN ('version', 'folded')")

@@ -221,13 +221,20 @@ def _refused(data: Data, name: Name) -> str:
 
 def _scored(data: Data, _name: Name) -> str:
     told = score(data.get("accuracy"), data["loss"])
-    return f"Version {count(data['version'])} scored {told}" + (
-        f", loss {loss(data['loss'])}" if data.get("accuracy") is not None else ""
-    )
+    parts = [f"Version {count(data['version'])} scored {told}"]
+    if data.get("accuracy") is not None:
+        parts.append(f"loss {loss(data['loss'])}")
+    return ", ".join([*parts, *_own(data)])
+
+
+def _own(data: Data) -> list[str]:
+    """A recipe's own metrics of a score."""
+    return [f"{name} {loss(value)}" for name, value in (data.get("own_metrics") or {}).items()]
 
 
 def _tested(data: Data, _name: Name) -> str:
-    return f"Version {count(data['version'])} scored {tested(OnTestSet.model_validate(data))} on the test set"
+    told = ", ".join([tested(OnTestSet.model_validate(data)), *_own(data)])
+    return f"Version {count(data['version'])} scored {told} on the test set"
 
 
 _SENTENCES: dict[str, Callable[[Data, Name], str]] = {

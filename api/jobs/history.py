@@ -145,7 +145,9 @@ class History:
     def checkpoints(self, job_id: str) -> CheckpointList:
         """The versions whose weights are on disk, newest first."""
         query = (
-            select(*table(CheckpointRow).c, col(Score.accuracy), col(Score.loss), col(Score.tested))
+            select(
+                *table(CheckpointRow).c, col(Score.accuracy), col(Score.loss), col(Score.tested), col(Score.own_metrics)
+            )
             .outerjoin(Score, (col(Score.job_id) == CheckpointRow.job_id) & (col(Score.token) == CheckpointRow.token))
             .where(col(CheckpointRow.job_id) == job_id, ~col(CheckpointRow.voided))
             .order_by(col(CheckpointRow.version).desc(), col(CheckpointRow.incarnation).desc())
@@ -312,6 +314,7 @@ def _checkpoint(row: Any, best: int | None, sha256: str, copied: bool) -> Checkp
         at=row.at_ms,
         accuracy=row.accuracy,
         loss=row.loss,
+        own_metrics=row.own_metrics,
         tested=row.tested,
         best=row.version == best,
         copied=copied,

@@ -46,7 +46,8 @@ def metrics(session: Session, job_id: str, since: int, points: int, until: int |
     """
     versions, scores = read(session, job_id, since, points, until)
     series = {name: _points(versions, name) for name in BY_VERSION}
-    return Metrics(**series, **{name: _points(scores, name) for name in BY_SCORE})
+    series |= {name: _points(scores, name) for name in BY_SCORE}
+    return Metrics(**series, own_metrics=_own_points(scores))
 
 
 def columns(session: Session, job_id: str, points: int) -> dict[str, Columns]:
@@ -142,7 +143,8 @@ def _versions(job_id: str) -> Any:
 
 
 def _scores(job_id: str) -> Any:
-    found = select(col(Score.version), col(Score.at_ms), col(Score.loss), col(Score.accuracy), col(Score.tested))
+    columns = ("version", "at_ms", "loss", "accuracy", "tested", "own_metrics")
+    found = select(*(table(Score).c[name] for name in columns))
     return found.where(col(Score.job_id) == job_id, ~col(Score.voided)).order_by(col(Score.version))
 
 
@@ -152,7 +154,7 @@ def _scored(row: Any, part: str) -> Row:
         values |= {"test_loss": row.tested["loss"], "test_accuracy": row.tested["accuracy"]}
     values |= {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
     values["perplexity"] = perplexity(row.loss) if row.accuracy is None else None
-    return {"version": row.version, "at_ms": row.at_ms, **values}
+    return {"version": row.version, "at_ms": row.at_ms, "own_metrics": row.own_metrics or {}, **values}
 
 
 def _grown(rows: Sequence[Any], late: dict[str, float]) -> Iterator[Row]:
@@ -190,6 +192,17 @@ def _thinned(rows: list[Row], points: int) -> list[Row]:
 def _points(rows: Iterable[Row], name: str) -> list[Point]:
     found = ((row["version"], row["at_ms"], row[name]) for row in rows)
     return [Point(version=version, at=at, value=value) for version, at, value in found if value is not None]
+
+
+def _own_points(rows: Iterable[Row]) -> dict[str, list[Point]]:
+    """The points of a recipe's own metrics, by name."""
+    found: dict[str, list[Point]] = {}
+    for row in rows:
+        for name, value in row["own_metrics"].items():
+            points = found.setdefault(name, [])
+            if value is not None:
+                points.append(Point(version=row["version"], at=row["at_ms"], value=value))
+    return found
 
 
 def _columns(rows: Sequence[Row], names: Iterable[str]) -> Columns:

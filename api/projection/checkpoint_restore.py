@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 import structlog
 from pydantic_core import to_json
@@ -126,15 +127,14 @@ def _recompute(connection: Connection, state: JobState, token: Token) -> None:
     state["loss"] = last.loss if last else None
     state["epoch"] = max(0, token.version - 1) // state.plan.rounds_per_epoch
     state["durable_version"] = token.version
-    columns = (scores.version, scores.accuracy, scores.loss, scores.tested)
+    columns = (scores.version, scores.accuracy, scores.loss, scores.tested, scores.own_metrics)
     standing = select(*columns).where(scores.job_id == state.id, scores.voided.is_(False))
     better_first = func.coalesce(scores.accuracy, -scores.loss).desc().nulls_last()  # as `tasks.facts.goodness`
     newest = connection.execute(standing.order_by(scores.version.desc()).limit(1)).one_or_none()
     best = connection.execute(standing.order_by(better_first, scores.version).limit(1)).one_or_none()
     for row, names in (
-        (newest, ("scored_version", "accuracy", "test_loss", "tested_last")),
+        (newest, ("scored_version", "accuracy", "test_loss", "tested_last", "own_metrics")),
         (best, ("best_version", "best_accuracy", "best_loss", "tested")),
     ):
-        *values, tested = row or (None, None, None, None)
-        for name, value in zip(names, (*values, to_json(tested).decode() if tested else None), strict=True):
-            state[name] = value
+        for name, value in zip(names, row or repeat(None), strict=False):
+            state[name] = to_json(value).decode() if isinstance(value, dict) else value

@@ -63,7 +63,7 @@ _INSERTS = {
     "scores": _inserting(Score, without=["tested"]),
     "events": _inserting(Event, without=["id"]),
 }
-_JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data"}
+_JSON = {"versions": "seconds", "submissions": "micro_batches", "events": "data", "scores": "own_metrics"}
 _COUNT_WORKER = _adding(
     WorkerStat, (*OUTCOMES, "bytes_up", "bytes_down", "samples", "strikes"), ["seen_ms"], ["memory_bytes"]
 )
@@ -110,7 +110,7 @@ def store_changes(connection: Connection, state: JobState, changes: Changes, was
         if rows := getattr(changes, name):
             if document := _JSON.get(name):
                 for row in rows:
-                    row[document] = to_json(row[document]).decode()
+                    row[document] = None if row[document] is None else to_json(row[document]).decode()
             connection.exec_driver_sql(statement, rows)
     for row in changes.presence:
         _present(connection, row)
@@ -178,7 +178,10 @@ def _drop_repeated(connection: Connection, job_id: str, changes: Changes) -> Non
 
 
 def _shown(row: Row, kind: str) -> Row:
-    data = {name: row[name] for name in row.keys() - {"job_id", "at_ms", "voided", "incarnation", "sample"}}
+    hidden = {"job_id", "at_ms", "voided", "incarnation", "sample"} | (
+        set() if row.get("own_metrics") else {"own_metrics"}
+    )
+    data = {name: row[name] for name in row.keys() - hidden}
     return {"job_id": row["job_id"], "stream_id": None, "type": kind, "at_ms": row["at_ms"], "data": data}
 
 

@@ -64,9 +64,9 @@ class Job:
     """A job. Its fields are a snapshot, updated by `refresh`, `wait`, `events` and `stream`.
 
     `accuracy` is a fraction of the test set, for the version scored last, `test_loss` its loss there (a language model
-    has no accuracy, but a `perplexity`); with a validation split they are of that, and at the end `tested` is the best
-    version's score on the test set; `loss` is that of the newest version's round;
-    sizes are in bytes; `rounds_total` is the number of the job's last version. Methods raise NoServer and Problem.
+    has no accuracy, but a `perplexity`; a recipe may have `own_metrics`); with a validation split they are of that, and
+    at the end `tested` is the best version's score on the test set; `loss` is that of the newest version's round; sizes
+    are in bytes; `rounds_total` is the number of the job's last version. Methods raise NoServer and Problem.
     """
 
     id = Field[str]()
@@ -86,6 +86,7 @@ class Job:
     accuracy = Field[float | None]()
     test_loss = Field[float | None]()
     perplexity = Field[float | None]()
+    own_metrics = Field[dict[str, float | None] | None]()
     tested = Field[OnTestSet | None]()
     tested_last = Field[OnTestSet | None]()
     best_version = Field[int | None]()

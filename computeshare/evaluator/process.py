@@ -23,7 +23,7 @@ from computeshare.errors import ArtifactError, ShapeError, SpecError
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.tasks.facts import goodness
+from computeshare.jobspec.tasks.facts import Metric, goodness
 from computeshare.protocol import handshake
 from computeshare.protocol.job_log import JobLog
 from computeshare.protocol.keys import EVALUATOR, JobKeys
@@ -39,6 +39,7 @@ from computeshare.types import Token
 if TYPE_CHECKING:
     from computeshare.evaluator.scorers import Scorer
     from computeshare.tasks.base import Part
+    from computeshare.tasks.metrics import SplitScore
 
 CLAIM_MS = 10_000
 RENEW_S = 2.0
@@ -246,7 +247,7 @@ class Evaluator:
     def _score(self, artifacts: Artifacts, rounds: RoundStore, spec: JobSpec, token: Token) -> dict[str, Any]:
         tensors = artifacts.tensors(token, averaged=True)
         scored = self._scored(artifacts, spec, token, spec.scored_part, tensors)
-        metrics = {name: round(value, 4) for name, value in scored.items() if name not in ("loss", "samples")}
+        told = {name: scored[name] for name in ("accuracy", "own_metrics") if name in scored}
         try:
             if (sample := self._scorer(rounds.job_id, spec).sample()) is not None:
                 scored["sample"] = sample
@@ -258,7 +259,7 @@ class Evaluator:
                 self._test(artifacts, rounds, spec, best)
             scored["test"] = self._scored(artifacts, spec, token, "test", tensors)
         artifacts.save_score(token, scored)
-        log.info("scored", job=rounds.job_id, version=token.version, **metrics)
+        log.info("scored", job=rounds.job_id, version=token.version, **told)
         return scored
 
     def _scored(
@@ -276,7 +277,7 @@ class Evaluator:
         result = scorer.score(part, scorer.layout.gather(tensors), spec.eval_batch)
         if result.classes:
             artifacts.save_classes(token, part, result.classes.model_dump())
-        return {"loss": result.loss, **result.metrics, "samples": result.samples}
+        return document_of(result, spec.facts.metric)
 
     def _scorer(self, job_id: str, spec: JobSpec) -> "Scorer":
         """What scores the job, kept until another job's is asked for."""
@@ -292,6 +293,18 @@ class Evaluator:
 def best_of(scores: Mapping[Token, Mapping[str, Any]]) -> Token:
     """The checkpoint with the best score; of equally good ones the earliest. Pure."""
     return max(scores, key=lambda token: (goodness(scores[token]), -token.version))
+
+
+def document_of(score: "SplitScore", metric: Metric) -> dict[str, Any]:
+    """A score as `score.json` and the event hold it: versions are compared by `accuracy`, else by `loss`. Pure.
+
+    Args:
+        metric: by which the job's versions are compared.
+    """
+    own = dict(score.metrics)
+    compared = {"accuracy": own.pop("accuracy")} if metric == "accuracy" else {}
+    found = {"loss": score.loss, **compared, "samples": score.samples}
+    return found | ({"own_metrics": own} if own else {})
 
 
 def _announce(rounds: RoundStore, token: Token, score: Mapping[str, Any]) -> None:

@@ -20,6 +20,8 @@ RawEntry = tuple[bytes, dict[bytes, bytes]]
 """An entry of a stream as the broker returns it: its id and its fields."""
 OUTCOMES: tuple[Outcome, ...] = ("accepted", "stale", "duplicate", "lease_lost", "fenced", "refused")
 NAME_LENGTH, TEXT_LENGTH, TRACE_LENGTH = 100, 500, 20_000
+MOST_METRICS = 50
+"""The most metrics of a recipe's own in a score."""
 LARGEST = 2**40
 """Counts in an event are below this number, so that a sum of many still fits an integer column."""
 LATEST_MS = 253_402_300_800_000

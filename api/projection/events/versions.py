@@ -4,6 +4,8 @@ from pydantic_core import to_json
 
 from api.projection.events.job_projection import JobProjection
 from api.projection.events.parser import (
+    MOST_METRICS,
+    NAME_LENGTH,
     Row,
     StreamEvent,
     count_of,
@@ -103,8 +105,8 @@ def scored(projection: JobProjection, event: StreamEvent) -> None:
 
 
 def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
-    """A version was scored: its loss, and the accuracy of a classifier. It is announced again, with `test`, once it is
-    scored on the test set too.
+    """A version was scored: its loss, the accuracy of a classifier, and a recipe's own metrics. It is announced again,
+    with `test`, once it is scored on the test set too.
     """
     state, token = projection.state, projection.token(data["token"])
     score, version = _score_of(data), token.version
@@ -114,12 +116,15 @@ def add_score(projection: JobProjection, data: Row, at_ms: int) -> None:
     tested = None
     if "test" in data:
         shown = {"version": version, **_score_of(data["test"])}
+        if not shown["own_metrics"]:
+            del shown["own_metrics"]
         tested = to_json(shown).decode()
         projection.changes.tested.append({**about, "at_ms": at_ms, "tested": tested, "data": shown})
     last, best = state["scored_version"], state["best_version"]
     if last is None or version >= last:
         state["scored_version"], state["accuracy"], state["test_loss"] = version, score["accuracy"], score["loss"]
         state["tested_last"] = tested or (state["tested_last"] if version == last else None)
+        state["own_metrics"] = to_json(score["own_metrics"]).decode() if score["own_metrics"] else None
     known = goodness({"accuracy": state["best_accuracy"], "loss": state["best_loss"]})
     if best is None or (goodness(score), -version) >= (known, -best):
         state["best_version"], state["best_accuracy"], state["best_loss"] = version, score["accuracy"], score["loss"]
@@ -130,7 +135,12 @@ def _score_of(data: Row) -> Row:
     """A score on a split. Raises KeyError, TypeError or ValueError where it is malformed."""
     accuracy = data.get("accuracy")
     loss, samples = optional_of(data["loss"]), count_of(data["samples"])
-    return {"loss": loss, "accuracy": None if accuracy is None else finite_of(accuracy), "samples": samples}
+    own = data.get("own_metrics", {})
+    if not isinstance(own, dict):
+        raise TypeError("own metrics are no object")
+    own = {text_of(name, NAME_LENGTH): optional_of(value) for name, value in list(own.items())[:MOST_METRICS]}
+    accuracy = None if accuracy is None else finite_of(accuracy)
+    return {"loss": loss, "accuracy": accuracy, "samples": samples, "own_metrics": own or None}
 
 
 def stopped(projection: JobProjection, event: StreamEvent) -> None:

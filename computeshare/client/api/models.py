@@ -56,6 +56,7 @@ class OnTestSet(TypedDict):
     loss: float | None
     accuracy: float | None
     samples: int
+    own_metrics: NotRequired[dict[str, float | None] | None]
 
 
 class Job(TypedDict):
@@ -78,6 +79,7 @@ class Job(TypedDict):
     accuracy: float | None
     test_loss: NotRequired[float | None]
     perplexity: NotRequired[float | None]
+    own_metrics: NotRequired[dict[str, float | None] | None]
     tested: NotRequired[OnTestSet | None]
     tested_last: NotRequired[OnTestSet | None]
     best_version: int | None
@@ -149,6 +151,7 @@ class Checkpoint(TypedDict):
     bytes: int
     accuracy: float | None
     loss: NotRequired[float | None]
+    own_metrics: NotRequired[dict[str, float | None] | None]
     tested: NotRequired[OnTestSet | None]
     best: bool
     copied: NotRequired[bool]

@@ -101,6 +101,11 @@ NAMES = {"w1": "mac-studio"}
             "Version 7 committed, loss 0.5; 2 micro-batches given to a second worker",
         ),
         ("scored", {"version": 300, "accuracy": 0.9731, "loss": None}, "Version 300 scored 97.31 %, loss –"),
+        (
+            "scored",
+            {"version": 3, "accuracy": 0.5, "loss": 0.7, "own_metrics": {"f1": 0.25, "recall": None}},
+            "Version 3 scored 50.00 %, loss 0.7, f1 0.25, recall –",
+        ),
         ("cancelled", {"reason": "Cancelled by a user", "error": None}, "Cancelled by a user"),
         ("paused", {"by": "a user"}, "Paused by a user"),
         ("resumed", {"by": "a user"}, "Resumed by a user"),

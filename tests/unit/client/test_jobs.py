@@ -237,9 +237,11 @@ def test_metrics_are_typed_and_make_a_table() -> None:
         "train_loss": [{"version": 1, "value": 2.0, "at": at}, {"version": 2, "value": 1.0, "at": at}],
         "test_accuracy": [{"version": 2, "value": 0.5, "at": at}],
         "staleness": [{"version": 2, "value": 1.5, "at": at}],
+        "own_metrics": {"f1": [{"version": 2, "value": 0.25, "at": at}]},
         "of_a_newer_release": [{"version": 1}],
     }
     found = Metrics.of(document)
+    assert found.own_metrics["f1"][0].value == 0.25 and found.rows()[-1]["own_metrics.f1"] == 0.25
     assert found.train_loss[1].value == 1.0 and found.train_loss[1].at == datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert found.to_dict()["test_accuracy"] == {2: 0.5} and found.to_dict()["test_loss"] == {}
     assert found.staleness[0].value == 1.5

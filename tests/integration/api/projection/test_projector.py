@@ -535,7 +535,7 @@ VALID: dict[str, dict[str, Any]] = {
     "closed": {"version": 1, "received": 3, "total": 4},
     "refused": {"worker": "w", "nonce": "n", "micro_batch": 1, "reason": "r"},
     "checkpoint": {"token": token(1), "sha256": "a", "bytes": 1},
-    "scored": {"token": token(1), "loss": 1.0, "accuracy": 0.5, "samples": 1},
+    "scored": {"token": token(1), "loss": 1.0, "accuracy": 0.5, "samples": 1, "own_metrics": {"f1": 0.5}},
 }
 HOSTILE: list[Any] = [
     None, True, -1, 2**53, 2**63, 10**400, 1e308, float("nan"), float("inf"), "", "\x00", "x" * 50_000, "\u2028ä",
