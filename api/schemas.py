@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.jobspec.tasks.facts import Metric
+from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.queue.text_requests import HOTTEST, LONGEST_PROMPT, MOST_CHARACTERS
 from computeshare.runtime.log_lines import Level
 from computeshare.tasks.class_counts import MOST_IN_MATRIX
@@ -105,7 +106,7 @@ class JobPublic(_Answer):
 
     id: str
     name: str
-    title: str = Field(description="the job's name; if it has none, the model and the data set")
+    title: str = Field(description="the job's name; if it has none, the model or recipe and the data set")
     queue: str
     priority: int = Field(description="higher-priority jobs get workers first")
     spec: dict[str, Any] = Field(description="the JobSpec with its defaults filled in")
@@ -116,10 +117,10 @@ class JobPublic(_Answer):
     rounds_total: int
     epoch: int
     loss: float | None = Field(description="training loss of the newest version's round")
-    metric: Metric = Field(description="what versions are compared by: their accuracy, or (language models) their loss")
+    metric: Metric = Field(description="what versions are compared by: their accuracy or their loss")
     accuracy: float | None = Field(
         description="accuracy, 0 to 1, of the version scored last: on the test set, or on the job's validation split; "
-        "null for a language model"
+        "null unless the model is a classifier"
     )
     test_loss: float | None = Field(description="loss of the same version on the same split, in nats")
     perplexity: float | None = Field(description="of a language model: e to the power of `test_loss`")
@@ -173,6 +174,15 @@ class JobPublic(_Answer):
     last_event_id: int = Field(
         description="send it as Last-Event-ID (or ?after=) to /events to receive all later events"
     )
+
+    @property
+    def subject(self) -> str:
+        """What the job trains, in a few words."""
+        return subject_of(self.spec)
+
+    @property
+    def is_language_model(self) -> bool:
+        return is_language_model(self.spec)
 
 
 class JobPage(_Answer):

@@ -9,6 +9,7 @@ from typing import Any, cast
 from sqlalchemy import JSON, BigInteger, Column, Index, LargeBinary, Table, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
+from computeshare.jobspec.tasks.stored import subject_of
 from computeshare.types import JobStatus
 
 Millis = BigInteger
@@ -127,7 +128,7 @@ class Job(_Traffic, table=True):
     @property
     def title(self) -> str:
         """The job's name, or `MODEL on DATASET` where it has none."""
-        return self.name or f"{self.spec['model']} on {self.spec['dataset']}"
+        return self.name or subject_of(self.spec)
 
     @property
     def priority(self) -> int:

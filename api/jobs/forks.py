@@ -58,7 +58,8 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
     A change that names an optimizer or a strategy kind replaces the whole object, so that its defaults apply. Fields
     implied by the old strategy are dropped, as are fields implied by the new strategy unless `changes` gives them.
-    `rounds` replaces `epochs`, and the reverse; another data set has none of the old one's `dataset_args`.
+    `rounds` replaces `epochs`, and the reverse; another data set has none of the old one's `dataset_args`; the facts of
+    another recipe, or of other arguments, are to be found out anew.
     """
     left = implied_by(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}
@@ -69,19 +70,27 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     if "strategy" in changes:
         for name in implied_by(merged["strategy"]).keys() - changes.keys():
             merged.pop(name, None)
-    for name, other in (("rounds", "epochs"), ("epochs", "rounds"), ("dataset", "dataset_args")):
+    for name, other in _SUPERSEDED:
         if name in changes and other not in changes:
             merged[other] = None
     return merged
 
 
+_SUPERSEDED = (
+    ("rounds", "epochs"),
+    ("epochs", "rounds"),
+    ("dataset", "dataset_args"),
+    ("recipe", "recipe_facts"),
+    ("recipe_args", "recipe_facts"),
+)
+"""Fields whose change makes another field void."""
+
+
 def misfit(parent: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
     """The field because of which a job of `spec` cannot start from weights of `parent`, and a message; None: it can."""
     if spec.model != parent.model:
-        return (
-            "model",
-            f"a fork keeps its parent's model, {parent.model}: leave model out, or create a new job",
-        )
+        field, kept = ("model", f"model, {parent.model}") if parent.model else ("recipe", "recipe's model")
+        return field, f"a fork keeps its parent's {kept}: leave {field} out, or create a new job"
     if spec.dataset == parent.dataset and spec.validation > parent.validation:
         return (
             "validation",
@@ -122,7 +131,11 @@ def _check_fit(parent: JobSpec, spec: JobSpec) -> None:
 def _check_seed(parent: JobPublic, spec: JobSpec, artifacts: Artifacts, checkpoint: CheckpointRow) -> None:
     """Raises InvalidFields: another seed would build other untrained parameters than the weights belong to."""
     with contextlib.suppress(ArtifactError):  # damaged, or just removed: its files say so when they are adopted
-        if spec.seed != parent.spec["seed"] and artifacts.manifest(Token.parse(checkpoint.token)).frozen:
+        if (
+            spec.recipe is None
+            and spec.seed != parent.spec["seed"]
+            and artifacts.manifest(Token.parse(checkpoint.token)).frozen
+        ):
             message = "the model has parameters that are not trained, and are built from the seed: leave seed out"
             raise InvalidFields.at(message, "spec", "seed")
 

@@ -12,7 +12,8 @@ from computeshare.types import JobSort, JobStatus
 
 _CREATED, _ID = col(Job.created_ms), col(Job.id)
 _SPEC: Any = col(Job.spec)
-_DEFAULT_TITLE = _SPEC["model"].as_string() + " on " + _SPEC["dataset"].as_string()
+_MODEL = func.coalesce(_SPEC["model"].as_string(), "recipe " + func.substr(_SPEC["recipe"].as_string(), 8, 8))
+_DEFAULT_TITLE = _MODEL + func.coalesce(" on " + _SPEC["dataset"].as_string(), "")  # as `subject_of`
 _TITLE = case((col(Job.name) != "", col(Job.name)), else_=_DEFAULT_TITLE)
 
 

@@ -27,7 +27,7 @@ from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import perplexity
-from computeshare.jobspec.tasks.registry import metric_of
+from computeshare.jobspec.tasks.stored import is_language_model, metric_of
 from computeshare.runtime.durability import Disk
 from computeshare.types import ENDED, JobSort, JobStatus
 
@@ -81,7 +81,7 @@ class Jobs:
         Raises: KeyReused: the key came with another body; Conflict: the key's job was deleted; InvalidFields: the data
         set needs a package that is not installed here, or as `completed`.
         """
-        images = catalog().datasets.get(spec.dataset)
+        images = catalog().datasets.get(spec.dataset or "")
         if images and (lacking := lacking_packages(images.requires)):
             message = f"{spec.dataset} {lacking} here and on every worker"
             raise InvalidFields.at(message, "dataset")
@@ -400,12 +400,11 @@ def _public(row: Any) -> JobPublic:
     if job.best_version == job.scored_version:
         values["tested_last"] = None
     values["samples_per_s"] = job.samples_per_s if job.status == "running" else 0.0
-    metric = metric_of(job.spec)
     return JobPublic(
         **values,
         title=job.title,
-        metric=metric,
-        perplexity=perplexity(job.test_loss) if metric == "loss" else None,
+        metric=metric_of(job.spec),
+        perplexity=perplexity(job.test_loss) if is_language_model(job.spec) else None,
         priority=job.priority,
         workers=0 if job.status in ENDED else workers,
         reducer=about if job.reducer_host else None,

@@ -20,8 +20,8 @@ class Texts:
         knows none of the prompt's characters.
         """
         job = self._jobs.show(job_id)
-        if job.metric != "loss":
-            raise SpecError(f"{job.spec['model']} does not generate text: choose a job that trains a language model")
+        if not job.is_language_model:
+            raise SpecError(f"{job.subject} does not generate text: choose a job that trains a language model")
         _, checkpoint = self._history.checkpoint(job_id, str(request.version))
         wanted = request.model_dump(exclude={"version"})
         asked = TextRequest(job_id=job_id, token=checkpoint.token, spec=job.spec, **wanted)

@@ -11,7 +11,7 @@ from computeshare.cli.connection import Json
 from computeshare.cli.jobs.spec_options import parse_setting
 from computeshare.tasks.recipes import bundle
 from computeshare.terminal.output import console, plain, print_json
-from computeshare.training.recipe_check import Report
+from computeshare.training.recipe_check import Report, Trial
 from computeshare.training.recipe_check import check as try_out
 
 app = typer.Typer(no_args_is_help=True, help="Train models and data of your own.")
@@ -44,7 +44,7 @@ def check(
     recipe = bundle.read(path)
     arguments = dict(parse_setting(text, "--arg", "NAME=VALUE, for example width=256") for text in arg or ())
     with console(stderr=True).status("trying the recipe"):
-        report = try_out(recipe, arguments, folder.resolve() if folder else None)
+        report = try_out(recipe, Trial(arguments, folder.resolve() if folder else None))
     if as_json:
         print_json(report.model_dump(mode="json"))
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from computeshare.client.api.models import Checkpoint, EpochLedger, Job, JobWorker
 from computeshare.jobspec.tasks.facts import perplexity
+from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.tasks.usage import Usage
 from computeshare.types import plain
 
@@ -38,7 +39,7 @@ class Facts:
             split: {name: score[name] for name in ("accuracy", "loss") if score.get(name) is not None}
             for split, score in found.items()
         }
-        if job.get("metric") == "loss":
+        if is_language_model(job["spec"]):
             for scores in named.values():
                 if (value := perplexity(scores.get("loss"))) is not None:
                     scores["perplexity"] = value
@@ -49,11 +50,11 @@ def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
     """The card of the version in a file of this name, which ends in `.safetensors`, `.pt` or `.onnx`."""
     job, checkpoint = facts.job, facts.checkpoint
     spec = job["spec"]
-    title = plain(job.get("title") or f"{spec['model']} on {spec['dataset']}")
+    title = plain(job.get("title") or subject_of(spec))
     parts = [
         _front_matter(title, facts, usage),
         f"# {title}",
-        f"`{spec['model']}` trained on `{spec['dataset']}` from {_origin(job)}, with ComputeShare on "
+        f"{_subject(spec)} from {_origin(job)}, with ComputeShare on "
         f"{_machines(facts.workers)}. This is version {checkpoint['version']} of {job['rounds_total']} of job "
         f"`{job['id']}`." + _average(spec),
         _table(_results(facts, parameters)),
@@ -77,7 +78,7 @@ def _front_matter(title: str, facts: Facts, usage: Usage) -> str:
     results = [
         {
             "task": {"type": usage.pipeline},
-            "dataset": {"name": spec["dataset"], "type": spec["dataset"], "split": split},
+            "dataset": {"name": _dataset(spec), "type": _dataset(spec), "split": split},
             "metrics": [{"type": name, "value": value} for name, value in scores.items()],
         }
         for split, scores in facts.scores().items()
@@ -85,13 +86,24 @@ def _front_matter(title: str, facts: Facts, usage: Usage) -> str:
     fields: dict[str, Any] = {
         "library_name": "pytorch",
         "pipeline_tag": usage.pipeline,
-        "tags": ["computeshare", spec["model"]],
-        "datasets": [spec["dataset"]],
+        "tags": ["computeshare", spec["model"] or "recipe"],
     }
+    if spec["dataset"]:
+        fields["datasets"] = [spec["dataset"]]
     if results:
         fields["model-index"] = [{"name": title, "results": results}]
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
+
+
+def _subject(spec: Mapping[str, Any]) -> str:
+    """What was trained, as the beginning of a sentence."""
+    model = f"The model of recipe `{spec['recipe']}`" if spec.get("recipe") else f"`{spec['model']}`"
+    return f"{model} trained on `{spec['dataset']}`" if spec["dataset"] else f"{model} trained on the recipe's data"
+
+
+def _dataset(spec: Mapping[str, Any]) -> str:
+    return spec["dataset"] or "the recipe's"
 
 
 def _origin(job: Job) -> str:
@@ -99,7 +111,8 @@ def _origin(job: Job) -> str:
     origin = job.get("forked_from")
     if origin:
         return f"version {origin['version']} of job `{origin['job_id']}`"
-    return f"initial weights drawn from seed {job['spec']['seed']}"
+    drawn = "the recipe's weights for" if job["spec"].get("recipe") else "initial weights drawn from"
+    return f"{drawn} seed {job['spec']['seed']}"
 
 
 def _average(spec: Mapping[str, Any]) -> str:

@@ -32,6 +32,12 @@ def error_at(title: str, field: str | tuple[str, ...], message: str) -> Validati
     return ValidationError.from_exception_data(title, [InitErrorDetails(type=kind, loc=loc, input=None)])
 
 
+def missing(title: str, *fields: str) -> ValidationError:
+    """The ValidationError of fields that must be given."""
+    lines = [InitErrorDetails(type="missing", loc=(field,), input=None) for field in fields]
+    return ValidationError.from_exception_data(title, lines)
+
+
 def plain_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """pydantic's errors in the words of JSON; those of a union's branches are one error, whose place is the field's."""
     found: list[dict[str, Any]] = []

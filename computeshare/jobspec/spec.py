@@ -17,16 +17,17 @@ from computeshare.jobspec.catalog import catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
-from computeshare.jobspec.part import Part, error_at
+from computeshare.jobspec.part import Part, error_at, missing
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
 from computeshare.jobspec.tasks import hugging_face
 from computeshare.jobspec.tasks.base import TaskSpec
 from computeshare.jobspec.tasks.facts import TaskFacts
 from computeshare.jobspec.tasks.hugging_face import HubArgs
-from computeshare.jobspec.tasks.images import LARGEST_SIDE
-from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
-from computeshare.jobspec.tasks.registry import task_spec_of
+from computeshare.jobspec.tasks.images import LARGEST_SIDE, ImageTask
+from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs, TextTask
+from computeshare.jobspec.tasks.recipe_facts import BUNDLE_PATTERN, RecipeFacts
+from computeshare.jobspec.tasks.recipes import RecipeArgs, RecipeTask
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
 from computeshare.types import Precision
@@ -106,22 +107,40 @@ class KeepPolicy(Part):
     )
 
 
+OF_TASKS = ("model", "model_args", "dataset_args", "input", "augment", "recipe_args")
+"""Fields that mean nothing to some kinds of task."""
 RECORD_BYTES = 4_000_000
 """The broker's memory, in bytes, for 6,000 events of a job (then submissions are folded into counts) and for 4,096
 answers to submissions."""
 
 
 class JobSpec(Part):
-    """The specification of one training job. Unknown fields are errors. Give `rounds` or `epochs`, not both."""
+    """The specification of one training job: a data set with a model, or a recipe. Unknown fields are errors. Give
+    `rounds` or `epochs`, not both.
+    """
 
-    dataset: Annotated[str, Control(DATA)] = Field(
+    dataset: Annotated[str | None, Control(DATA)] = Field(
+        None,
         title="Data set",
-        description="such as digits, mnist or cifar10; docs/datasets.md has all; hf:NAME for one of Hugging Face",
+        description="such as digits, mnist or cifar10; docs/datasets.md has all; hf:NAME for one of Hugging Face; a "
+        "recipe needs none",
     )
-    model: Annotated[str, Control(DATA)] = Field(
+    model: Annotated[str | None, Control(DATA)] = Field(
+        None,
         title="Model",
         description="mlp, lenet5, simplenet, resnet20, resnet32, resnet56, resnet110 or a torchvision classifier; "
-        "for text: gpt",
+        "for text: gpt; leave it out with a recipe",
+    )
+    recipe: Annotated[str | None, Control(DATA, None)] = Field(
+        None,
+        pattern=BUNDLE_PATTERN,
+        title="Recipe",
+        description="digest of a recipe that the control plane has, sha256:...; in place of a model",
+    )
+    recipe_args: RecipeArgs | None = Field(None, description="arguments of the recipe, by name")
+    recipe_facts: RecipeFacts | None = Field(
+        None,
+        description="found out when the job is created, for its recipe, arguments, data set and seed: leave it out",
     )
     model_args: GptArgs | None = Field(None, description="the size of model gpt; other models have none")
     dataset_args: HubArgs | None = Field(None, description="of a data set hf:NAME; others have none")
@@ -129,7 +148,7 @@ class JobSpec(Part):
         None, strict=False, description="[channels, height, width]; default: the data set's shape"
     )
     name: Annotated[JobName, Control(DATA, change="always")] = Field(
-        "", title="Name", description="shown on the pages; default: model and data set"
+        "", title="Name", description="shown on the pages; default: model or recipe, and data set"
     )
     queue: Annotated[str, Control(DATA)] = Field(
         "default", pattern=QUEUE_PATTERN, title="Queue", description="only workers of this queue run the job"
@@ -271,7 +290,9 @@ class JobSpec(Part):
 
     @field_validator("dataset", "model")
     @classmethod
-    def _known(cls, value: str, info: ValidationInfo) -> str:
+    def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
         found = catalog()
         known = {*found.datasets, *found.texts} if info.field_name == "dataset" else {*found.models, *LANGUAGE_MODELS}
         if info.field_name == "dataset":
@@ -303,8 +324,9 @@ class JobSpec(Part):
     def _possible(self) -> Self:
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("give rounds or epochs, not both")
+        self._named()
         task = self.task
-        task.check([name for name in ("input", "augment", "model_args", "dataset_args") if getattr(self, name)])
+        task.check([name for name in OF_TASKS if getattr(self, name)])
         if task.needs_facts:
             return self
         self._consistent()
@@ -314,11 +336,23 @@ class JobSpec(Part):
         if 4 * self.parameters * largest > LARGEST_BYTES:
             limit = LARGEST_BYTES // 4 // largest
             raise ValueError(
-                f"model {self.model} has {self.parameters:,} parameters; the limit with {heaviest} is {limit:,}: "
+                f"{_called(self)} has {self.parameters:,} parameters; the limit with {heaviest} is {limit:,}: "
                 f"choose a smaller model or {task.sized_by}"
             )
         task.check_sizes(self.plan)
         return self
+
+    def _named(self) -> None:
+        """Raises ValidationError: the job names neither a recipe nor both a model and a data set, or it gives a
+        recipe's fields without one.
+        """
+        if self.recipe is None:
+            for name in ("recipe_args", "recipe_facts"):
+                if getattr(self, name):
+                    raise error_at("JobSpec", name, "belongs to a recipe: set recipe, or leave it out")
+            absent = [name for name in ("dataset", "model") if getattr(self, name) is None]
+            if absent:
+                raise missing("JobSpec", *absent)
 
     def _consistent(self) -> None:
         """Raises ValidationError: a field contradicts the strategy or another field."""
@@ -337,7 +371,7 @@ class JobSpec(Part):
         if self.stop and not self.evaluate_every:
             raise error_at("JobSpec", "stop", "needs evaluations during training: set evaluate_every above 0")
         if self.stop and self.stop.metric == "accuracy" and self.facts.metric != "accuracy":
-            raise error_at("JobSpec", ("stop", "metric"), f"{self.model} has no accuracy: set metric to loss")
+            raise error_at("JobSpec", ("stop", "metric"), f"{_called(self)} has no accuracy: set metric to loss")
         if self.stop and self.stop.patience and not self.keep.best:
             raise error_at(
                 "JobSpec", ("stop", "patience"), "needs the best version's checkpoint: set keep.best above 0"
@@ -418,7 +452,18 @@ class JobSpec(Part):
     @property
     def task(self) -> TaskSpec:
         """What the job trains."""
-        return task_spec_of(self.dataset, self.model, self.input, self.model_args, self.dataset_args)
+        if self.recipe is not None:
+            return RecipeTask(self.recipe, self.recipe_args or {}, self.recipe_facts, self.dataset)
+        dataset, model = self.dataset, self.model
+        assert dataset is not None and model is not None, "checked when the specification was read"
+        if model in LANGUAGE_MODELS or (self.model_args and model not in catalog().models):  # of another release
+            return TextTask(dataset, model, self.model_args or GptArgs())
+        return ImageTask(dataset, model, self.input, self.dataset_args)
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The digests of all files that workers need, beside built-in data sets. Raises ValueError, as `facts`."""
+        return self.task.bundles
 
     @property
     def facts(self) -> TaskFacts:
@@ -485,6 +530,11 @@ class JobSpec(Part):
     def wants_score(self, version: int) -> bool:
         """Whether this version is to be scored."""
         return version == self.rounds_total or _is_multiple(version, self.evaluate_every)
+
+
+def _called(spec: JobSpec) -> str:
+    """The job's model in a message."""
+    return "the recipe's model" if spec.recipe else f"model {spec.model}"
 
 
 def _bytes_down(codec: Codec) -> int:

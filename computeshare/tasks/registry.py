@@ -1,20 +1,24 @@
 """The task of a job."""
 
+from computeshare.errors import SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.images import ImageTask
 from computeshare.jobspec.tasks.language_models import TextTask
+from computeshare.jobspec.tasks.recipes import RecipeTask, recipe_title
 from computeshare.tasks.base import Task
 from computeshare.tasks.images.classification import ImageClassification
 from computeshare.tasks.text.language_model import LanguageModel
 
 
 def task_of(spec: JobSpec) -> Task:
-    """The task that a job trains."""
+    """The task that a job trains. Raises SpecError: it is a recipe, whose code only a process of its own imports."""
     smoothing, validation = spec.label_smoothing, spec.validation
     match spec.task:
         case TextTask(dataset, _, args):
             return LanguageModel(dataset, args, smoothing, validation)
         case ImageTask(dataset, model, _, hub) as images:
             return ImageClassification(dataset, model, images.shape, smoothing, spec.augment, validation, hub)
+        case RecipeTask(recipe):
+            raise SpecError(f"{recipe_title(recipe)} is code of a user's, which is not run here: choose another job")
         case other:
             raise TypeError(f"no module trains {other}")

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from computeshare import types
 from computeshare.client.api.models import ICONS, ComparedJob, Job, tested
+from computeshare.jobspec.tasks.stored import subject_of
 
 NOTHING = "–"
 plain = types.plain
@@ -51,7 +52,7 @@ def how_to_help(queue: str) -> str:
 
 def title(job: Job) -> str:
     """The job's title, else its name, else its model and data set."""
-    return plain(job.get("title") or job["name"] or f"{job['spec'].get('model')} on {job['spec'].get('dataset')}")
+    return plain(job.get("title") or job["name"] or subject_of(job["spec"]))
 
 
 def status(job: Job | ComparedJob) -> Text:

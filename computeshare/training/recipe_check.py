@@ -7,9 +7,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from computeshare.bundles.source import described
 from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.tasks.recipe_facts import RecipeFacts, TensorEntry
@@ -45,18 +47,32 @@ class Report(Part):
     """Findings that do not keep the recipe from training, as sentences."""
 
 
-def check(
-    bundle: Bundle, arguments: Mapping[str, Any], folder: Path | None = None, patience_s: float = PATIENCE_S
-) -> Report:
-    """Try a recipe in a process of its own, which runs the recipe's code with this user's rights.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a recipe is tried with.
 
     Args:
         arguments: the job's `recipe_args`.
         folder: with the data that the recipe reads; None: it needs none.
+        seed: of the job.
+    """
+
+    arguments: Mapping[str, Any]
+    folder: Path | None = None
+    seed: int = 0
+
+
+def check(bundle: Bundle, trial: Trial, state: Path | None = None, patience_s: float = PATIENCE_S) -> Report:
+    """Try a recipe in a process of its own, which runs the recipe's code with this user's rights.
+
+    Args:
+        state: an empty folder that gets the files of the initial state; None: nobody needs them.
     Raises: RecipeError: the recipe cannot train, with the reason; its process died, or took longer than `patience_s`.
     """
-    request = {"files": dict(bundle.files), "arguments": dict(arguments), "folder": str(folder) if folder else None}
+    folder = str(trial.folder) if trial.folder else None
+    request = {"files": dict(bundle.files), "arguments": dict(trial.arguments), "folder": folder, "seed": trial.seed}
     with tempfile.TemporaryDirectory(prefix="recipe-") as scratch:
+        request["state"] = str(state or Path(scratch, "state"))
         answer = Path(scratch) / ANSWER
         command = [sys.executable, "-m", __name__, scratch]
         # what the recipe prints goes to standard error: standard output is for the report
@@ -89,27 +105,32 @@ def main() -> None:
     scratch = Path(sys.argv[1]).resolve()
     request = json.load(sys.stdin.buffer)
     folder = Path(request["folder"]) if request["folder"] else None
+    trial, state = Trial(request["arguments"], folder, request["seed"]), Path(request["state"])
     try:
-        report = _tried(Bundle(request["files"]), request["arguments"], folder, scratch / "files")
+        report = _tried(Bundle(request["files"]), trial, scratch / "files", state)
         found = report.model_dump_json().encode()
     except ComputeShareError as error:
         found = _ERROR + str(error).encode()
     (scratch / ANSWER).write_bytes(found)
 
 
-def _tried(bundle: Bundle, arguments: dict[str, Any], folder: Path | None, scratch: Path) -> Report:
+def _tried(bundle: Bundle, trial: Trial, files: Path, state: Path) -> Report:
+    from computeshare.tasks.modules import frozen_digest
+    from computeshare.tasks.recipes import state_files
     from computeshare.tasks.recipes.functions import load
     from computeshare.tasks.recipes.task import RecipeTask
 
-    bundle.write(scratch)
-    task = RecipeTask(load(scratch), bundle.digest, arguments, folder)
-    train, test = (task.open(split, scratch) for split in ("train", "test"))
-    first, second = _Steps(task), _Steps(task)
+    bundle.write(files)
+    task = RecipeTask(load(files), bundle.digest, trial.arguments, trial.folder)
+    train, test = (task.open(split, files) for split in ("train", "test"))
+    first, second = _Steps(task, trial.seed), _Steps(task, trial.seed)
     if first.initial != second.initial:
         raise RecipeError(
             "model() gave two different modules from the same seed: draw initial weights from torch's, NumPy's or "
             "Python's global generator, and from no other source"
         )
+    state.mkdir(exist_ok=True)
+    state_files.write(first.instance.module, state)
     losses, gradients = zip(*first.taken(), strict=True)
     is_deterministic = gradients == tuple(gradient for _, gradient in second.taken())
     instance = first.instance
@@ -125,6 +146,8 @@ def _tried(bundle: Bundle, arguments: dict[str, Any], folder: Path | None, scrat
         metric="accuracy" if task.classifies else "loss",
         metrics=task.found_metrics(instance.module, batch),
         classes=task.found_classes(instance.module, batch),
+        initial=described(state).digest,
+        frozen=frozen_digest(instance.module),
     )
     return Report(
         digest=bundle.digest,
@@ -141,14 +164,16 @@ def _tried(bundle: Bundle, arguments: dict[str, Any], folder: Path | None, scrat
 class _Steps:
     """A module of a recipe's, and steps of plain SGD on its first training samples, as a worker computes them."""
 
-    def __init__(self, task: "RecipeTask") -> None:
+    def __init__(self, task: "RecipeTask", seed: int) -> None:
         import numpy as np
 
-        from computeshare.tasks.modules import weights_of
+        from computeshare.tasks.modules import frozen_digest, weights_of
 
-        self.instance = task.instance(0, "train", Path())
-        self.indices = np.arange(min(BATCH, len(self.instance.split)))
-        self.initial = self.instance.layout.digest(weights_of(self.instance.module, self.instance.layout))
+        self.instance = instance = task.instance(seed, "train", Path())
+        task.load_pretrained(instance.module, seed)
+        self.indices = np.arange(min(BATCH, len(instance.split)))
+        trained = instance.layout.digest(weights_of(instance.module, instance.layout))
+        self.initial = trained, frozen_digest(instance.module)
         self.step_s = 0.0
 
     def taken(self, count: int = 2) -> Iterator[tuple[float, bytes]]:

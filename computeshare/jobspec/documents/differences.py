@@ -10,9 +10,9 @@ FEWEST, MOST = 2, 6
 def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The dotted fields that differ between specifications, each with its value in every specification.
 
-    A field that a specification does not have is None there.
+    A field that a specification does not have is None there. `recipe_facts` is left out: it follows from others.
     """
-    flat = [flattened(spec) for spec in specs]
+    flat = [flattened({name: value for name, value in spec.items() if name != "recipe_facts"}) for spec in specs]
     paths = dict.fromkeys(path for one in flat for path in one)
     found = {path: [one.get(path) for one in flat] for path in paths}
     return {path: values for path, values in found.items() if any(value != values[0] for value in values)}

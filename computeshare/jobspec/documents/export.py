@@ -39,9 +39,9 @@ def as_curl(document: Document, url: str) -> str:
 
 
 def as_cli(document: Document) -> str:
-    """The `computeshare jobs create` command for the job, on one line."""
+    """The `computeshare jobs create` command for the job, on one line; it finds a recipe's facts out itself."""
     arguments = ["computeshare", "jobs", "create"]
-    for path, value in _settings(shortened(document)):
+    for path, value in _settings({name: one for name, one in shortened(document).items() if name != "recipe_facts"}):
         arguments += _flag(path, value)
     return shlex.join(arguments)
 
@@ -75,7 +75,7 @@ def _flags() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def _defaults() -> dict[str, Any]:
     """The default of every optional field of a JobSpec."""
-    return JobSpec.model_construct(dataset="", model="").model_dump(mode="json", exclude={"dataset", "model"})
+    return JobSpec.model_construct().model_dump(mode="json", exclude={"dataset", "model"})
 
 
 def _implied(strategy: object) -> dict[str, Any]:
@@ -112,7 +112,10 @@ def _is_split(name: str, value: Document) -> bool:
 
 def _flag(path: str, value: object) -> list[str]:
     """Command-line arguments for a field: its own flag if the flag accepts the value as it is, otherwise `--set`."""
-    flag = _flags().get(path)
+    if path == "recipe":
+        return ["--recipe", str(value)]
+    option, path = ("--arg", path.removeprefix(_ARGS)) if path.startswith(_ARGS) else ("--set", path)
+    flag = _flags().get(path) if option == "--set" else None
     if flag and isinstance(value, list):  # of names
         value = ",".join(value)
     if flag and isinstance(value, str) and value.isprintable():
@@ -120,8 +123,11 @@ def _flag(path: str, value: object) -> list[str]:
     if flag and isinstance(value, int | float) and not isinstance(value, bool):
         return [flag, str(value)] if value >= 0 else [f"{flag}={value}"]
     if isinstance(value, str) and value.isprintable() and not _is_json(value):
-        return ["--set", f"{path}={value}"]
-    return ["--set", f"{path}={_json(value)}"]
+        return [option, f"{path}={value}"]
+    return [option, f"{path}={_json(value)}"]
+
+
+_ARGS = "recipe_args."
 
 
 def _is_json(text: str) -> bool:

@@ -49,7 +49,7 @@ class JobField:
 @lru_cache(maxsize=1)
 def job_fields() -> Sequence[JobField]:
     """All fields, in the order of the JobSpec, each strategy's after `strategy.kind`."""
-    defaults = JobSpec.model_construct(dataset="", model="").model_dump(mode="json")
+    defaults = JobSpec.model_construct().model_dump(mode="json")
     return tuple(_of(JobSpec, defaults))
 
 
@@ -172,8 +172,9 @@ def _limits(info: FieldInfo) -> str:
 _HEAD = """# The fields of a job
 
 A job is a JobSpec: JSON for [`POST /v1/jobs`](rest.md), keyword arguments for [Python](python.md), options of
-`computeshare jobs create`. Only `dataset` and `model` are needed; a field that does not exist is an error. This page
-is made from the JobSpec by `python -m computeshare.jobspec.documents.fields`.
+`computeshare jobs create`. Only `dataset` and `model` are needed, or a [`recipe`](recipes.md) in place of both; a field
+that does not exist is an error. This page is made from the JobSpec by
+`python -m computeshare.jobspec.documents.fields`.
 """
 
 

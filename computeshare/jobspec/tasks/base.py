@@ -40,6 +40,11 @@ class TaskSpec(ABC):
         """The number of training samples, known even for a model that this release does not know. Raises as `facts`."""
         return self.facts.train
 
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The digests of the files that workers need. Raises as `facts`."""
+        return ()
+
     @abstractmethod
     def check_names(self) -> None:
         """Raises ValidationError: model and data do not belong together."""

@@ -1,21 +1,24 @@
 """The facts of a recipe that are used without running it. Pure."""
 
-from typing import Literal
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.tasks.facts import Metric
+from computeshare.tensors.layout import Kind, Layout
 
 MOST_TENSORS = 20_000
+BUNDLE_PATTERN = r"^sha256:[0-9a-f]{64}$"
+"""The name of files by their digest."""
 
 
 class TensorEntry(Part):
     """An entry of the trained part of a module's `state_dict`."""
 
     name: str = Field(max_length=500)
-    shape: tuple[int, ...] = Field(max_length=16)
-    kind: Literal["parameter", "buffer", "counter"]
+    shape: tuple[Annotated[int, Field(ge=0, le=2**31)], ...] = Field(strict=False, max_length=16)
+    kind: Kind
 
 
 class RecipeFacts(Part):
@@ -24,8 +27,33 @@ class RecipeFacts(Part):
     train: int = Field(ge=1, le=2**40, description="samples that train")
     test: int = Field(ge=1, le=2**40, description="samples of the test split")
     tensors: tuple[TensorEntry, ...] = Field(
-        max_length=MOST_TENSORS, description="the layout, in the state dict's order"
+        strict=False, max_length=MOST_TENSORS, description="what is trained, in the state dict's order"
     )
     metric: Metric = Field(description="by which versions are compared")
-    metrics: tuple[str, ...] = Field((), max_length=50, description="of the recipe's own metrics")
+    metrics: tuple[str, ...] = Field((), strict=False, max_length=50, description="names of the recipe's own metrics")
     classes: int = Field(0, ge=0, le=2**31, description="of a classifier; 0: the recipe is none")
+    initial: str = Field(
+        pattern=BUNDLE_PATTERN,
+        description="digest of the files initial.safetensors (version 0) and, if the model has parameters that are not "
+        "trained, frozen.safetensors",
+    )
+    frozen: str = Field(
+        "", pattern=r"^([0-9a-f]{64})?$", description="sha256 of the parameters that are not trained; empty: none"
+    )
+    requires: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
+        (), strict=False, max_length=50, description="packages, from the recipe's lines `# requires:`"
+    )
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        names: set[str] = set()
+        for tensor in self.tensors:
+            if tensor.name in names:
+                raise ValueError(f"two tensors are named {tensor.name}")
+            names.add(tensor.name)
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """What is trained, in flat vectors."""
+        return Layout.build((one.name, one.shape, one.kind) for one in self.tensors)

@@ -13,7 +13,7 @@ from typing import Any
 from computeshare.errors import RecipeError
 from computeshare.tasks.recipes.bundle import MAIN
 
-REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics")
+REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics", "pretrained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Functions:
     data: Callable[..., Any]
     loss: Callable[..., Any] | None = None
     metrics: Callable[..., Any] | None = None
+    pretrained: Callable[..., Any] | None = None
 
     def call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Call a function. Raises RecipeError with the line of the recipe that failed, and the cause."""
@@ -36,15 +37,21 @@ class Functions:
         parameters = inspect.signature(getattr(self, name)).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return dict(arguments)
-        given = [p.name for p in list(parameters.values())[2 if name == "data" else 0 :]]
+        given = [p.name for p in list(parameters.values())[_LEADING[name] :]]
         return {key: value for key, value in arguments.items() if key in given}
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raises RecipeError: neither `model` nor `data` takes one of the arguments."""
-        known = self.taken("model", arguments).keys() | self.taken("data", arguments).keys()
-        for name in arguments:
-            if name not in known:
-                raise RecipeError(f"neither model() nor data() takes an argument {name}: mend --arg, or the recipe")
+        """Raises RecipeError: no function takes one of the arguments."""
+        taking = [name for name in _LEADING if getattr(self, name)]
+        known = {argument for name in taking for argument in self.taken(name, arguments)}
+        for argument in arguments:
+            if argument not in known:
+                told = " or ".join(f"{name}()" for name in taking)
+                raise RecipeError(f"no {told} takes an argument {argument}: mend --arg, or the recipe")
+
+
+_LEADING = {"model": 0, "data": 2, "pretrained": 1}
+"""The functions that take a job's arguments, and the number of their own parameters before those."""
 
 
 def load(folder: Path) -> Functions:
@@ -73,6 +80,7 @@ _FORMS = {
     "data": "define data(split, folder, **args), which returns a Dataset with a length",
     "loss": "define loss(model, batch), which returns the mean loss over the batch",
     "metrics": "define metrics(model, batch), which returns a dict of sums over the batch",
+    "pretrained": "define pretrained(model, **args), which loads weights into the module",
 }
 
 

@@ -78,6 +78,16 @@ class RecipeTask(Task):
             state_files.load_frozen(module, self.state)
         return module
 
+    def load_pretrained(self, module: nn.Module, seed: int) -> None:
+        """Let the recipe load weights into its module, where the job is created. Raises RecipeError."""
+        if self.functions.pretrained is None:
+            return
+        before = modules.layout_of(module)
+        with _drawn_from(seed):
+            self.functions.call("pretrained", module, **self.functions.taken("pretrained", self.arguments))
+        if modules.layout_of(module) != before:
+            raise RecipeError("pretrained() changed which parameters are trained, or their shapes: do that in model()")
+
     def outline(self) -> nn.Module:
         return self.module(0)  # a user's code need not work on the meta device
 

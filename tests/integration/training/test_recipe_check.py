@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from computeshare.bundles.source import described
 from computeshare.cli.main import app
 from computeshare.errors import RecipeError
 from computeshare.tasks.recipes.bundle import Bundle
-from computeshare.training.recipe_check import Report, check
+from computeshare.tasks.recipes.state_files import read_initial
+from computeshare.training.recipe_check import Report, Trial, check
 
 GOOD = """
 import torch
@@ -28,7 +31,7 @@ def data(split, folder, count=20):
 
 
 def tried(text: str, **arguments: Any) -> Report:
-    return check(Bundle({"recipe.py": text}), arguments)
+    return check(Bundle({"recipe.py": text}), Trial(arguments))
 
 
 def test_a_good_recipe_is_reported_with_its_facts() -> None:
@@ -70,6 +73,7 @@ model = Net
             "two different modules",
         ),
         ("def loss(model, batch): return model(batch[0]).sum() * float('nan')", "the loss was nan"),
+        ("def pretrained(model): model[0].requires_grad_(False)", r"pretrained\(\) changed which parameters"),
     ],
 )
 def test_a_recipe_that_cannot_train_ends_with_the_reason(addition: str, told: str) -> None:
@@ -85,7 +89,7 @@ def test_a_model_of_thousands_of_tensors_is_reported_whole() -> None:
 
 def test_a_trial_that_hangs_is_ended() -> None:
     with pytest.raises(RecipeError, match="took more than 1 s"):
-        check(Bundle({"recipe.py": "import time\ntime.sleep(600)\n"}), {}, patience_s=1)
+        check(Bundle({"recipe.py": "import time\ntime.sleep(600)\n"}), Trial({}), patience_s=1)
 
 
 def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
@@ -94,3 +98,26 @@ def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
     assert run.exit_code == 0 and json.loads(run.stdout)["parameters"] == 26
     run = CliRunner().invoke(app, ["recipes", "check", str(tmp_path / "net.py")])
     assert "20 to train, 6 to test" in run.stdout and "Same bits twice  yes" in run.stdout
+
+
+PRETRAINED = """
+def pretrained(model, weights):
+    model.load_state_dict(torch.load(weights, weights_only=True))
+"""
+SHAPES = {"0.weight": (4, 3), "0.bias": (4,), "3.weight": (2, 4), "3.bias": (2,)}
+
+
+def test_the_initial_state_is_that_of_the_seed_and_of_what_pretrained_loaded(tmp_path: Path) -> None:
+    states = []
+    for seed in (0, 1, 1):
+        folder = tmp_path / str(len(states))
+        folder.mkdir()
+        report = check(Bundle({"recipe.py": GOOD}), Trial({"width": 4}, seed=seed), folder)
+        states.append((report.facts.initial, read_initial(folder, report.facts.layout).parameters.tobytes()))
+        assert report.facts.initial == described(folder).digest and report.facts.frozen == ""
+    assert states[0] != states[1] == states[2]
+    torch.save({name: torch.full(shape, 0.5) for name, shape in SHAPES.items()}, tmp_path / "w.pt")
+    arguments = {"width": 4, "weights": str(tmp_path / "w.pt")}
+    (tmp_path / "loaded").mkdir()
+    report = check(Bundle({"recipe.py": GOOD + PRETRAINED}), Trial(arguments), tmp_path / "loaded")
+    assert set(read_initial(tmp_path / "loaded", report.facts.layout).parameters) == {0.5}

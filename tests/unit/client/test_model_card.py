@@ -8,6 +8,7 @@ from computeshare.client.api.models import Checkpoint, EpochLedger, JobWorker, O
 from computeshare.client.model_card import Facts, model_card
 from computeshare.tasks.usage import Usage
 from tests.support.http_answers import job
+from tests.support.recipe_jobs import RECIPE, recipe_spec
 
 USAGE = Usage("image-classification", "Inputs are images.", "module = build()")
 EPOCH: EpochLedger = {
@@ -64,9 +65,16 @@ def test_scores_are_those_of_the_split_that_they_were_computed_on() -> None:
 
 
 def test_a_language_model_has_loss_and_perplexity_and_no_accuracy() -> None:
-    text = card(metric="loss", accuracy=None, loss=1.5)
+    text = card(spec={**SPEC, "model": "gpt"}, accuracy=None, loss=1.5)
     assert "| Loss on the test split | 1.5000 |\n| Perplexity on the test split | 4.4817 |" in text
     assert "Accuracy" not in text and "perplexity" not in card().lower()
+
+
+def test_a_recipes_card_names_the_recipe_and_no_data_set() -> None:
+    spec = recipe_spec(recipe_args={"width": 4}).model_dump(mode="json")
+    text = card(spec=spec, title="", accuracy=None, loss=1.5)
+    assert "# recipe a1a1a1a1\n" in text and f"The model of recipe `{RECIPE}` trained on the recipe's data from" in text
+    assert "perplexity" not in text.lower() and "datasets" not in front_matter(text)
 
 
 def test_a_moving_average_is_told() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from api.jobs.forks import changed, fits_optimizer, misfit
 from computeshare.jobspec.spec import JobSpec
+from tests.support.recipe_jobs import FACTS, recipe_spec
 
 
 def spec(**fields: Any) -> JobSpec:
@@ -85,6 +86,31 @@ def test_a_language_model_keeps_its_size(args: dict[str, Any], field: str | None
     text = {"dataset": "tinyshakespeare", "model": "gpt"}
     found = misfit(spec(**text, model_args={"n_layer": 2}), spec(**text, model_args={"n_layer": 2, **args}))
     assert (found and found[0]) == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"recipe_args": {"rate": 2}, "seed": 5}, None),
+        (
+            {"recipe": "sha256:" + "00" * 32, "recipe_facts": FACTS | {"train": 70, "initial": "sha256:" + "c" * 64}},
+            None,
+        ),
+        ({"recipe_facts": FACTS | {"tensors": FACTS["tensors"][:1]}}, "recipe"),
+        ({"recipe_facts": FACTS | {"frozen": "d" * 64}}, "recipe"),
+        ({"recipe": None, "recipe_facts": None, "dataset": "digits", "model": "mlp"}, "recipe"),
+    ],
+)
+def test_a_fork_may_change_the_recipe_as_long_as_the_weights_fit(changes: dict[str, Any], field: str | None) -> None:
+    found = misfit(recipe_spec(), recipe_spec(**changes))
+    assert (found and found[0]) == field
+
+
+def test_another_recipe_or_other_arguments_are_to_be_tried_anew() -> None:
+    document = recipe_spec(recipe_args={"width": 4, "depth": 2}).model_dump(mode="json")
+    assert changed(document, {"seed": 3})["recipe_facts"] is not None
+    found = JobSpec.model_validate(changed(document, {"recipe_args": {"width": 8}}))
+    assert found.recipe_args == {"width": 8, "depth": 2} and found.task.needs_facts
 
 
 @pytest.mark.parametrize(

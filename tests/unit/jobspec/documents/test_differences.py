@@ -22,5 +22,10 @@ def test_only_what_differs_is_told_with_each_ones_value() -> None:
     }
 
 
+def test_what_a_recipe_was_found_to_have_is_no_difference_of_its_own() -> None:
+    specs = [{"recipe_args": {"width": width}, "recipe_facts": {"train": width}} for width in (1, 2)]
+    assert differences(specs) == {"recipe_args.width": [1, 2]}
+
+
 def test_the_same_specification_twice_has_no_differences() -> None:
     assert differences([{"a": {"b": 1}}, {"a": {"b": 1}}]) == {}

@@ -1,0 +1,129 @@
+"""Recipes that a JobSpec may name: models, data and losses that users bring as code. Pure, and runs none of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, JsonValue
+
+from computeshare.jobspec.part import error_at
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.jobspec.tasks.base import TaskSpec
+from computeshare.jobspec.tasks.facts import TaskFacts
+from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
+from computeshare.tensors.layout import Layout
+
+MOST_ARGUMENT_BYTES = 10_000
+
+
+def checked_arguments(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """A recipe's arguments. Raises ValueError: a name cannot be a parameter's, or they are too large."""
+    for name in arguments:
+        if not name.isidentifier() or len(name) > 100:
+            raise ValueError(f"{name!r} cannot be the name of an argument: use letters, digits and _")
+    size = len(json.dumps(arguments, allow_nan=False))
+    if size > MOST_ARGUMENT_BYTES:
+        raise ValueError(f"must have at most {MOST_ARGUMENT_BYTES:,} bytes as JSON, not {size:,}: read data from files")
+    return arguments
+
+
+RecipeArgs = Annotated[dict[str, JsonValue], AfterValidator(checked_arguments)]
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeTask(TaskSpec):
+    """A recipe with its arguments.
+
+    Args:
+        recipe: the digest of its files.
+        found: its sizes; None: they are still to be found out.
+    """
+
+    recipe: str
+    arguments: Mapping[str, Any]
+    found: RecipeFacts | None = None
+    dataset: str | None = None
+
+    sized_by: ClassVar[str] = "recipe_args"
+
+    @property
+    def excluded(self) -> Mapping[str, str]:
+        own = "belongs to the recipe: leave it out, and set recipe_args"
+        return {
+            "model": "a recipe has a model of its own: leave model or recipe out",
+            "model_args": own,
+            "input": own,
+            "augment": "is for images of the built-in data sets only: leave it out, and let the recipe's data() do it",
+            "dataset_args": own,
+        }
+
+    @property
+    def title(self) -> str:
+        return recipe_title(self.recipe) + (f" on {self.dataset}" if self.dataset else "")
+
+    @property
+    def needs_facts(self) -> bool:
+        return self.found is None
+
+    @property
+    def recipe_facts(self) -> RecipeFacts:
+        """Raises ValueError: they are still to be found out."""
+        if self.found is None:
+            raise ValueError(f"the facts of {recipe_title(self.recipe)} have not been found out yet")
+        return self.found
+
+    @property
+    def facts(self) -> TaskFacts:
+        found = self.recipe_facts
+        return TaskFacts(found.train, found.test, self.layout.parameters, found.metric)
+
+    @property
+    def train(self) -> int:
+        return self.recipe_facts.train
+
+    @property
+    def layout(self) -> Layout:
+        """What is trained, in flat vectors. Raises ValueError, as `facts`."""
+        return self.recipe_facts.layout
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        return (self.recipe_facts.initial,)
+
+    def check_names(self) -> None:
+        if self.dataset is not None:
+            message = "a recipe cannot read a built-in data set: leave dataset out, and let the recipe's data() read it"
+            raise error_at("JobSpec", "dataset", message)
+
+    def check_sizes(self, plan: Plan) -> None:
+        """Raises ValueError: nothing is trained, or version 0 has no parameter."""
+        if not self.facts.parameters:
+            raise ValueError("the recipe's model has no parameter to train: let some parameters require a gradient")
+
+    def misfit(self, parent: TaskSpec) -> tuple[str, str] | None:
+        if not isinstance(parent, RecipeTask):
+            return "recipe", "a fork keeps its parent's model: leave recipe out, or create a new job"
+        old, new = parent.recipe_facts, self.recipe_facts
+        if old.tensors != new.tensors:
+            different = next(b or a for a, b in zip_longest(*map(_tensors, (old, new))) if a != b)
+            return "recipe", (
+                f"its model has other tensors than the weights (the first: {different}): fork with a recipe and "
+                "arguments that build the same ones, or create a new job"
+            )
+        if old.frozen != new.frozen:
+            return "recipe", (
+                "its parameters that are not trained differ from those that the weights were trained beside: load the "
+                "same, or create a new job"
+            )
+        return None
+
+
+def _tensors(facts: RecipeFacts) -> list[str]:
+    return [f"{one.name}, a {one.kind} of shape {list(one.shape)}" for one in facts.tensors]
+
+
+def recipe_title(digest: str) -> str:
+    """What a recipe is called by its digest."""
+    return f"recipe {digest.removeprefix('sha256:')[:8]}"
