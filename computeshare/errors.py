@@ -57,6 +57,10 @@ class BundleMissing(BundleError):
     """There is no such bundle here."""
 
 
+class PieceDamaged(BundleError):
+    """A piece's bytes are not what its name says."""
+
+
 class RecipeError(ComputeShareError):
     """A recipe cannot be read, or its code fails; the message names the file and the line."""
 

@@ -25,7 +25,7 @@ from computeshare.errors import BundleError, BundleMissing
 from computeshare.runtime.durability import flush
 
 MANIFEST, FILES, UNFINISHED, KEPT = "manifest.json", "files", "unfinished", "kept"
-IN_USE, WRITING = "in-use", "writing"
+IN_USE, WRITING, FETCHING = "in-use", "writing", "fetching"
 Flush = Callable[[Path], None]
 
 
@@ -165,6 +165,12 @@ class BundleFolder:
     def writing(self) -> Iterator[None]:
         """As `using`, and no other process or thread writes within the block."""
         with self.using(), _locked(self.path / WRITING, fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """As `using`, and no other process fetches within the block. Raises BlockingIOError: one does."""
+        with self.using(), _locked(self.path / FETCHING, fcntl.LOCK_EX | fcntl.LOCK_NB):
             yield
 
     def used(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from computeshare.bundles.folder import FILES, KEPT, BundleFolder, bytes_below
 from computeshare.bundles.manifest import DIGEST, Manifest
 from computeshare.bundles.source import Progress, described
-from computeshare.errors import BundleError, BundleMissing
+from computeshare.errors import BundleError, BundleMissing, PieceDamaged
 from computeshare.runtime.durability import Disk, flush
 
 SCRATCH = ".scratch"
@@ -94,14 +94,14 @@ class BundleStore:
         return list(lacking)
 
     def put(self, digest: str, piece: str, data: bytes | memoryview) -> None:
-        """Store a piece wherever the bundle has it. Raises BundleError: it is not the bundle's, its bytes are not what
-        its name says, or it cannot be stored.
+        """Store a piece wherever the bundle has it. Raises PieceDamaged; BundleError: it is not the bundle's, or cannot
+        be stored.
         """
         contents, folder = self._contents(digest), self._folder(digest)
         if piece not in contents.places:
             raise BundleError(f"bundle {digest[:19]} has no piece {piece[:12]}: send only what the bundle lacks")
         if hashlib.sha256(data).hexdigest() != piece:
-            raise BundleError(f"piece {piece[:12]} arrived damaged: send it again")
+            raise PieceDamaged(f"piece {piece[:12]} arrived damaged: send it again")
         self._check(digest)
         with self._explained(), folder.writing():
             for place in contents.places[piece]:
@@ -117,6 +117,13 @@ class BundleStore:
                 if hashlib.sha256(data).hexdigest() == piece:
                     return data
         raise BundleMissing(f"bundle {digest[:19]} has no undamaged piece {piece[:12]} here: upload the bundle again")
+
+    def piece_bytes(self, digest: str, piece: str) -> int:
+        """A piece's size. Raises BundleMissing: the bundle has none of this name."""
+        contents = self._contents(digest)
+        for place in contents.places.get(piece, ()):
+            return contents.manifest.files[place.file].piece_bytes(place.piece)
+        raise BundleMissing(f"bundle {digest[:19]} has no piece {piece[:12]}")
 
     def remove(self, digest: str) -> bool:
         """Remove a bundle; returns False if a process is using it, and True if it is gone."""
@@ -137,6 +144,12 @@ class BundleStore:
         folder = self._folder(digest)
         with folder.using():
             folder.used()
+            yield
+
+    @contextmanager
+    def fetching(self, digest: str) -> Iterator[None]:
+        """Be the one process that fetches a bundle within the block. Raises BlockingIOError: another one does."""
+        with self._folder(digest).fetching():
             yield
 
     def digests(self) -> list[str]:

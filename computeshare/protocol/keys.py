@@ -24,6 +24,15 @@ EVALUATOR = "cs:evaluator"
 TEXT_REQUESTS = "cs:text-requests"
 """list: ids of requests for text from a job's language model, which evaluators take; expires."""
 
+BUNDLE_WANTS = "cs:bundle-wants"
+"""hash: a process that fetches a bundle to `turn digest piece...`, the pieces that it wants next; expires."""
+
+BUNDLE_ASKED = "cs:bundle-asked"
+"""list: one element when somebody wants pieces of a bundle, to wake the control plane; expires."""
+
+BUNDLE_OFFERS = "cs:bundle-offers"
+"""set: names of the pieces that the control plane has put into the broker; expires."""
+
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
 
@@ -61,6 +70,16 @@ def text_request(request_id: str) -> str:
 def text_answer(request_id: str) -> str:
     """list: the answer to a request for text (JSON); expires."""
     return f"cs:text-answer:{request_id}"
+
+
+def bundle_piece(piece: str) -> str:
+    """string: a piece of a bundle, while somebody wants it; expires."""
+    return f"cs:bundle-piece:{piece}"
+
+
+def bundle_ready(fetcher: str) -> str:
+    """list: one element, which of the pieces that a process wants are there, or `!` and why none is; expires."""
+    return f"cs:bundle-ready:{fetcher}"
 
 
 @dataclass(frozen=True, slots=True)

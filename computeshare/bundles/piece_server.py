@@ -1,0 +1,205 @@
+"""Puts the pieces that somebody wants into the broker: the control plane's side of `exchange`."""
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from redis import Redis
+
+from computeshare.bundles.exchange import AHEAD, KEYS_LIFE_S, REFUSED
+from computeshare.bundles.manifest import DIGEST
+from computeshare.bundles.store import BundleStore
+from computeshare.errors import BundleError
+from computeshare.protocol import keys
+
+ROOM_BYTES = 64 << 20
+"""The most that pieces take of the broker's memory."""
+BYTES_PER_S = 250_000_000
+"""The most that is put into the broker in a second: wants that come and go cost the control plane no more."""
+WAIT_S = 1
+PIECE_LIFE_S = 60
+QUIET_S = 60.0
+"""Seconds after which a process that has not written again what it wants is taken to be gone."""
+SLOW_S = 10.0
+"""Seconds after which a piece makes room for others: whoever began to read it reads on, others ask again."""
+MOST_WANTING, LONGEST_WANT = 1000, 1000
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a process wants next of a bundle; `raw` is how it says so, anew each time."""
+
+    raw: bytes
+    digest: str
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "Want | None":
+        """None: this is none."""
+        _, digest, *pieces = (*raw[:LONGEST_WANT].decode(errors="replace").split(), "", "")
+        pieces = [piece for piece in pieces if piece][:AHEAD]
+        is_hex = all(len(piece) == 64 and set(piece) <= set("0123456789abcdef") for piece in pieces)
+        return cls(raw, digest, tuple(pieces)) if is_hex and digest.startswith(DIGEST) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    size: int
+    since: float
+
+
+@dataclass(slots=True)
+class _Process:
+    """What a process wanted last, since when, what of it was ready when it was told last, and when it got a piece."""
+
+    raw: bytes
+    since: float
+    told: tuple[str, ...] = ()
+    served_at: float = -math.inf
+
+
+class PieceServer:
+    """Answers wants from a store; for one thread."""
+
+    def __init__(
+        self, store: BundleStore, room_bytes: int = ROOM_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._room_bytes, self._clock = store, room_bytes, clock
+        self._offers: dict[str, _Offer] = {}
+        self._processes: dict[str, _Process] = {}
+        self._began = False
+
+    def step(self, redis: Redis) -> None:
+        """Wait a second for somebody to want pieces, and put those into the broker that fit. Raises RedisError."""
+        redis.blpop([keys.BUNDLE_ASKED], timeout=WAIT_S)
+        began = self._clock()
+        put = self.serve(redis)
+        time.sleep(max(0.0, put / BYTES_PER_S - (self._clock() - began)))
+
+    def serve(self, redis: Redis) -> int:
+        """Put wanted pieces into the broker, and delete those that nobody wants; returns the bytes put there."""
+        if not self._began:
+            self._clear(redis)
+        wants = self._wants(redis)
+        wanted = dict(self._in_turn(wants))
+        self._refresh(redis, wanted)
+        heads = {want.pieces[0] for want in wants.values()}
+        put = 0
+        for piece, process in wanted.items():
+            if piece in self._offers:
+                continue
+            try:
+                size = self._size(wants[process].digest, piece)
+                if self._make_room(redis, size, heads, piece in heads):
+                    self._put(redis, piece, self._read(wants[process].digest, piece))
+                    self._processes[process].served_at = self._clock()
+                    put += size
+            except BundleError as error:
+                self._refuse(redis, process, str(error))
+                log.warning("cannot send a piece", piece=piece, error=str(error))
+        self._tell(redis, wants)
+        return put
+
+    def _clear(self, redis: Redis) -> None:
+        """Delete the pieces that another control plane has put there."""
+        left: Any = redis.smembers(keys.BUNDLE_OFFERS)
+        redis.unlink(keys.BUNDLE_OFFERS, *[keys.bundle_piece(piece.decode(errors="replace")) for piece in left])
+        self._began = True
+
+    def _wants(self, redis: Redis) -> dict[str, Want]:
+        """What each process wants that is there."""
+        found: Any = redis.hgetall(keys.BUNDLE_WANTS)
+        now, wants, gone, before = self._clock(), dict[str, Want](), [], self._processes
+        self._processes = {}
+        for name, raw in list(found.items())[:MOST_WANTING]:
+            process, want = name.decode(errors="replace"), Want.parse(raw)
+            known = before.get(process) or _Process(raw, now)
+            if known.raw != raw:
+                known.raw, known.since, known.told = raw, now, ()
+            if want is None or now - known.since > QUIET_S:
+                gone.append(name)
+                continue
+            self._processes[process] = known
+            if want.pieces:
+                wants[process] = want
+        if gone:
+            redis.hdel(keys.BUNDLE_WANTS, *gone)
+        return wants
+
+    def _in_turn(self, wants: dict[str, Want]) -> Iterator[tuple[str, str]]:
+        """Pieces, each with a process that wants it: first what each wants first, of those who waited longest."""
+        processes = sorted(wants, key=lambda process: (self._processes[process].served_at, process))
+        for place in range(AHEAD):
+            for process in processes:
+                if place < len(wants[process].pieces):
+                    yield wants[process].pieces[place], process
+
+    def _refresh(self, redis: Redis, wanted: Collection[str]) -> None:
+        """Delete the pieces that nobody wants, keep the others alive, and forget those that are gone."""
+        self._delete(redis, [piece for piece in self._offers if piece not in wanted])
+        pipeline = redis.pipeline(transaction=False)
+        for piece in (pieces := list(self._offers)):
+            pipeline.expire(keys.bundle_piece(piece), PIECE_LIFE_S)
+        pipeline.expire(keys.BUNDLE_OFFERS, PIECE_LIFE_S)
+        for piece, is_there in zip(pieces, pipeline.execute(), strict=False):
+            if not is_there:
+                self._delete(redis, [piece])
+
+    def _make_room(self, redis: Redis, size: int, heads: Collection[str], is_head: bool) -> bool:
+        """Whether there is room for a piece; for one that a process wants first, others make room."""
+        before = self._clock() - SLOW_S
+        oldest = sorted(self._offers, key=lambda piece: self._offers[piece].since)
+        yielding = [piece for piece in oldest if is_head and piece not in heads]
+        yielding += [piece for piece in oldest if piece not in yielding and self._offers[piece].since < before]
+        while self._offers and sum(offer.size for offer in self._offers.values()) + size > self._room_bytes:
+            if not yielding:
+                return False
+            self._delete(redis, [yielding.pop(0)])
+        return True
+
+    def _put(self, redis: Redis, piece: str, data: bytes) -> None:
+        redis.set(keys.bundle_piece(piece), data, ex=PIECE_LIFE_S)
+        self._offers[piece] = _Offer(len(data), self._clock())
+        redis.sadd(keys.BUNDLE_OFFERS, piece)
+        redis.expire(keys.BUNDLE_OFFERS, PIECE_LIFE_S)
+
+    def _delete(self, redis: Redis, pieces: list[str]) -> None:
+        if pieces:
+            redis.unlink(*map(keys.bundle_piece, pieces))
+            redis.srem(keys.BUNDLE_OFFERS, *pieces)
+            for piece in pieces:
+                del self._offers[piece]
+
+    def _tell(self, redis: Redis, wants: dict[str, Want]) -> None:
+        """Tell each process which of the pieces that it wants are there."""
+        for process, want in wants.items():
+            ready = tuple(piece for piece in want.pieces if piece in self._offers)
+            if ready and self._processes[process].told != ready:
+                self._say(redis, process, " ".join(ready).encode())
+                self._processes[process].told = ready
+
+    def _refuse(self, redis: Redis, process: str, why: str) -> None:
+        redis.hdel(keys.BUNDLE_WANTS, process)
+        self._say(redis, process, REFUSED + why.encode())
+
+    def _say(self, redis: Redis, process: str, text: bytes) -> None:
+        key = keys.bundle_ready(process)
+        pipeline = redis.pipeline()
+        pipeline.delete(key)
+        pipeline.rpush(key, text)
+        pipeline.expire(key, KEYS_LIFE_S)
+        pipeline.execute()
+
+    def _size(self, digest: str, piece: str) -> int:
+        if piece == digest.removeprefix(DIGEST):
+            return len(self._store.manifest(digest).content)
+        return self._store.piece_bytes(digest, piece)
+
+    def _read(self, digest: str, piece: str) -> bytes:
+        if piece == digest.removeprefix(DIGEST):
+            return self._store.manifest(digest).content
+        return self._store.piece(digest, piece)
