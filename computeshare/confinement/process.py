@@ -1,6 +1,8 @@
 """Starts a confined process."""
 
 import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,7 @@ from typing import IO
 
 from computeshare.confinement import bubblewrap, folders, landlock, launcher
 from computeshare.confinement.methods import Method, method
+from computeshare.confinement.watch import MOST_TASKS
 from computeshare.errors import Unconfined
 
 MOST_BYTES = 16 << 30
@@ -88,7 +91,7 @@ def _command(
     root = str(folders.package_root())
     match by.name:
         case "bubblewrap":
-            order = launcher.Order(0, limits, forks, contained=True, access=None)
+            order = launcher.Order(0, limits | _tasks(), forks, contained=True, access=None)
             wrap = [str(bubblewrap.program()), *bubblewrap.options(readable, scratch, gpu)]
             return [*wrap, *launcher.command(root, order, argv)]
         case "landlock":
@@ -97,6 +100,12 @@ def _command(
             return launcher.command(root, order, argv)
         case _:
             return argv
+
+
+def _tasks() -> dict[str, int]:
+    """The limit on processes and threads, where it counts those of the namespace: before, it counts all the user's."""
+    release = tuple(int(word) for word in re.findall(r"\d+", platform.release())[:2])
+    return {"NPROC": MOST_TASKS} if release >= (5, 14) else {}
 
 
 def _access(readable: tuple[Path, ...], scratch: Path, gpu: bool) -> landlock.Access:

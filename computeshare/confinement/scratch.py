@@ -37,11 +37,10 @@ def open_file(folder: Path, name: str, most_bytes: int) -> BinaryIO:
         raise RecipeError(f"the recipe's process left no file {name}, but something that cannot be read") from error
     finally:
         os.close(parent)
-    file = os.fdopen(number, "rb")
     found = os.fstat(number)
     if stat.S_ISREG(found.st_mode) and found.st_size <= most_bytes:
-        return file
-    file.close()
+        return os.fdopen(number, "rb")
+    os.close(number)
     raise RecipeError(f"the recipe's process left {name} with more than {most_bytes / 1e6:.0f} MB, or not as a file")
 
 
