@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from computeshare.errors import RecipeError
+from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.tasks.recipes.bundle import MAIN
 
 REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics", "pretrained")
@@ -86,10 +86,12 @@ _FORMS = {
 
 @contextmanager
 def told(folder: Path, doing: str) -> Iterator[None]:
-    """Turn any error within the block into a RecipeError that names the last of the recipe's lines it came through."""
+    """Turn a recipe's error within the block into a RecipeError that names the last of the recipe's lines it came
+    through.
+    """
     try:
         yield
-    except RecipeError:
+    except ComputeShareError:
         raise
     except (Exception, SystemExit) as error:  # whatever the recipe raises
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_in(frame.filename, folder)]

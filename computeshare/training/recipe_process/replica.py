@@ -1,0 +1,118 @@
+"""A replica whose model is in a recipe's process."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from computeshare.errors import Interrupted, RecipeError
+from computeshare.jobspec.sampling_plan import Plan
+from computeshare.tensors.layout import Layout, Weights
+from computeshare.training.recipe_process import messages
+from computeshare.training.recipe_process.connection import Connection
+from computeshare.training.recipe_process.shared_vectors import SharedVectors
+from computeshare.training.work_units import Compilation, Take, Update
+from computeshare.types import Blob, Precision, Vector
+
+_STATE_BYTES, _STATE_SLACK = 4 * 8, 16 << 20
+"""The most bytes of an inner state, for each parameter and beside: no optimizer keeps eight vectors."""
+
+
+class RecipeReplica:
+    """Computes units as `Replica` and `LocalReplica` do, in the recipe's process."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        shared: SharedVectors,
+        layout: Layout,
+        plan: Plan,
+        built: messages.Built,
+        measured: Callable[[int], None],
+    ) -> None:
+        """`measured`: is given the process's peak memory after each unit."""
+        self._connection, self._shared, self._layout, self._plan = connection, shared, layout, plan
+        self._kept, self._measured = built.is_kept, measured
+        self.compilation = Compilation(built.compiler, built.trouble)
+
+    @property
+    def room(self) -> Vector:
+        """As `Replica.room`: both processes map it."""
+        return self._shared.parameters
+
+    @property
+    def kept(self) -> "RecipeReplica | None":
+        """The replica itself if it keeps the inner state from unit to unit; else None."""
+        return self if self._kept else None
+
+    def load(self, weights: Weights) -> None:
+        """Start the following units from `weights`, which are copied. Raises: ShapeError; RecipeError."""
+        self._layout.check(weights)
+        self._shared.put(weights)
+        self._connection.tell(messages.Load())
+
+    def prefetch(self, micro_batches: Iterable[int]) -> None:
+        """As `Replica.prefetch`, without waiting for it."""
+        self._connection.tell(messages.Prefetch(micro_batches=tuple(micro_batches)))
+
+    def compute(self, unit: int, goes_on: Callable[[], bool] = lambda: True, take: Take | None = None) -> Update:
+        """The unit with this number. Raises: Interrupted; RecipeError, and what else the recipe's process raises."""
+        if not goes_on():
+            raise Interrupted("the work was called off")
+        shared = self._shared
+        shared.is_called_off = False
+
+        def look() -> None:
+            shared.is_called_off = not goes_on()
+
+        buckets = _Buckets(self._layout, shared, take) if take else None
+        request = messages.Compute(unit=unit, by_bucket=take is not None)
+        steps = len(self._plan.micro_batches(unit))
+        told, _ = self._connection.ask(
+            request, messages.Computed, steps=steps, tick=look, take=buckets.taken if buckets else None
+        )
+        if buckets:
+            buckets.check()
+        self._measured(told.peak_bytes)
+        vector = np.empty(0, np.float32) if take else shared.update.copy()
+        return Update(vector, shared.new_buffers.copy(), told.loss)
+
+    def walk(self, micro_batches: Sequence[int]) -> Update:
+        """As `Replica.walk`."""
+        return walk(self._connection, self._shared, micro_batches, None)
+
+    def dump(self) -> list[Blob] | None:
+        """As `LocalReplica.dump`."""
+        most = _STATE_BYTES * self._layout.parameters + _STATE_SLACK
+        told, body = self._connection.ask(messages.Dump(), messages.State, most_body=most)
+        return [body] if told.is_there else None
+
+    def restore(self, state: Blob) -> None:
+        """As `LocalReplica.restore`."""
+        self._connection.ask(messages.Restore(), messages.Done, body=[state])
+
+
+def walk(
+    connection: Connection, shared: SharedVectors, micro_batches: Sequence[int], precision: Precision | None
+) -> Update:
+    """Compute micro-batches with the trial's model in a precision, or, for None, with the replica."""
+    request = messages.Walk(precision=precision, micro_batches=tuple(micro_batches))
+    told, _ = connection.ask(request, messages.Computed, steps=len(micro_batches))
+    return Update(shared.update.copy(), shared.new_buffers.copy(), told.loss)
+
+
+class _Buckets:
+    """Passes on buckets from shared memory, each once, as copies."""
+
+    def __init__(self, layout: Layout, shared: SharedVectors, take: Take) -> None:
+        self._where, self._shared, self._take = layout.buckets, shared, take
+        self._left = set(range(len(self._where)))
+
+    def taken(self, number: int) -> None:
+        if number not in self._left:
+            raise RecipeError(f"the recipe's process sent bucket {number} twice, or there is none: it is broken")
+        self._left.remove(number)
+        self._take(number, self._shared.update[self._where[number]].copy())
+
+    def check(self) -> None:
+        if self._left:
+            raise RecipeError(f"the recipe's process left out bucket {min(self._left)}: it is broken")

@@ -1,0 +1,270 @@
+"""`python -m computeshare.training.recipe_process.server SOCKET MEMORY`: the process that runs a recipe's code."""
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from computeshare.errors import ComputeShareError, RecipeError
+from computeshare.jobspec.sampling_plan import Seeds
+from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.recipes import RecipeTask as RecipeTaskSpec
+from computeshare.runtime.processes import keep_freed_memory, spare_the_collector
+from computeshare.tasks import metrics
+from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, TaskInstance
+from computeshare.tasks.modules import frozen_digest
+from computeshare.tasks.recipes.functions import load, told
+from computeshare.tasks.recipes.task import RecipeTask
+from computeshare.tensors.layout import Layout
+from computeshare.training import devices
+from computeshare.training.computation import LocalComputation, choose_device
+from computeshare.training.memory import DeviceMemory, peak_bytes
+from computeshare.training.recipe_process import messages
+from computeshare.training.recipe_process.channel import Channel, Closed
+from computeshare.training.recipe_process.shared_vectors import SharedVectors
+from computeshare.training.work_units import AnyReplica, Compute, Update
+from computeshare.types import Blob, Precision, Vector
+
+STEP_S = 1.0
+"""How often steps are told at most."""
+
+
+def main() -> None:
+    """Serve requests until the other side is gone."""
+    end = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
+    keep_freed_memory()
+    channel = Channel(end, None)
+    with contextlib.suppress(Closed):
+        head, _ = channel.receive(messages.MOST_REQUEST, 0)
+        _serve(channel, messages.request_in(head), int(sys.argv[2]))
+
+
+def _end_with(end: socket.socket) -> None:
+    """End this process when the other side is gone, even in mid-computation."""
+    poll = select.poll()
+    poll.register(end, select.POLLHUP)
+    poll.poll()
+    os._exit(70)
+
+
+def _serve(channel: Channel, opening: messages.Open, memory: int) -> None:
+    server: _Server | None = None
+    request, body = opening, b""
+    while True:
+        try:
+            with told(Path(opening.recipe), "training"):
+                server = server or _Server.start(opening, SharedVectors(memory, _layout(opening)), channel)
+                answer, state = server.answer(request, body)
+        except ComputeShareError as error:
+            answer, state = messages.Failed.of(error), ()
+        channel.send(answer.dumps(), state)
+        head, body = channel.receive(messages.MOST_REQUEST, sys.maxsize)
+        request = messages.request_in(head)
+
+
+Answer = tuple[messages.Head, Sequence[Blob]]
+
+
+class _Server:
+    """Answers requests with a recipe's model and data."""
+
+    def __init__(
+        self, spec: JobSpec, task: RecipeTask, device: torch.device, shared: SharedVectors, out: Channel
+    ) -> None:
+        self._spec, self._task, self._device = spec, task, device
+        self._shared, self._channel = shared, out
+        self._instances: dict[Part, TaskInstance] = {}
+        self._tried: dict[Precision, Compute] = {}
+        self._replica: AnyReplica | None = None
+        self._told_at = 0.0
+        self._answers: dict[type[messages.Head], Callable[[Any, bytes], Answer]] = {
+            messages.Open: lambda request, _: (self._open(request.part), ()),
+            messages.Test: lambda *_: (self._test(), ()),
+            messages.MeasureSaved: lambda *_: (self._measure_saved(), ()),
+            messages.Try: lambda request, _: (self._try(request), ()),
+            messages.Walk: lambda request, _: (self._walk(request), ()),
+            messages.Build: lambda request, _: (self._build(request), ()),
+            messages.Load: lambda *_: (self._load(), ()),
+            messages.Prefetch: lambda request, _: (self._prefetch(request), ()),
+            messages.Compute: lambda request, _: (self._compute(request), ()),
+            messages.Dump: lambda *_: self._dump(),
+            messages.Restore: lambda _, body: (self._restore(body), ()),
+            messages.Score: lambda request, _: (self._score(request), ()),
+        }
+
+    @classmethod
+    def start(cls, opening: messages.Open, shared: SharedVectors, out: Channel) -> "_Server":
+        """Import the recipe. Raises RecipeError."""
+        spec = JobSpec.model_validate_json(opening.spec)
+        device = choose_device(spec, opening.device)
+        its, facts = _recipe(spec), _recipe(spec).recipe_facts
+        task = RecipeTask(
+            load(Path(opening.recipe)),
+            its.recipe,
+            its.arguments,
+            Path(opening.data) if opening.data else None,
+            Path(opening.initial),
+            facts.metrics,
+            facts.classes,
+            spec.label_smoothing,
+            spec.validation,
+        )
+        return cls(spec, task, device, shared, out)
+
+    def answer(self, request: messages.Head, body: bytes) -> Answer:
+        """Carry a request out. Raises ComputeShareError; what the recipe raises."""
+        return self._answers[type(request)](request, body)
+
+    def _open(self, part: Part) -> messages.Opened:
+        facts, instance = _recipe(self._spec).recipe_facts, self._instance(part)
+        if instance.layout != facts.layout or frozen_digest(instance.module) != facts.frozen:
+            raise RecipeError(
+                "model() builds other parameters here than where the job was created: install the same versions of "
+                "packages, or create the job again"
+            )
+        split: SplitName = "test" if part == "test" else "train"
+        count, expected = len(self._task.open(split, Path())), facts.test if split == "test" else facts.train
+        if count != expected:
+            raise RecipeError(
+                f"data({split!r}) has {count:,} samples here, and {expected:,} where the job was created: it must "
+                "return the same on every machine"
+            )
+        described, kind = devices.describe(self._device)[:200], self._device.type
+        return messages.Opened.model_validate(
+            {"device": described, "device_type": kind, "kind": devices.kind(self._device), "memory": self._memory()}
+        )
+
+    def _instance(self, part: Part) -> TaskInstance:
+        """The recipe's module with a part of its data."""
+        if part not in self._instances:
+            self._instances[part] = self._task.instance(self._spec.seed, part, Path())
+        return self._instances[part]
+
+    def _computation(self) -> LocalComputation:
+        return LocalComputation(self._instance("train"), self._device)
+
+    def _test(self) -> messages.Tested:
+        return messages.Tested(**asdict(self._computation().test()), memory=self._memory())
+
+    def _measure_saved(self) -> messages.Number:
+        return messages.Number(value=self._computation().saved_bytes_in_bfloat16())
+
+    def _try(self, request: messages.Try) -> messages.Done:
+        spec = JobSpec.model_validate_json(request.spec)
+        self._tried[request.precision] = self._computation().trial(spec, request.precision)
+        return messages.Done()
+
+    def _load(self) -> messages.Done:
+        self._ready().load(self._shared.weights)
+        return messages.Done()
+
+    def _prefetch(self, request: messages.Prefetch) -> messages.Done:
+        self._ready().prefetch(request.micro_batches)
+        return messages.Done()
+
+    def _dump(self) -> Answer:
+        state = kept.dump() if (kept := self._ready().kept) else None
+        return messages.State(is_there=state is not None), state or ()
+
+    def _restore(self, body: bytes) -> messages.Done:
+        if kept := self._ready().kept:
+            kept.restore(body)
+        return messages.Done()
+
+    def _ready(self) -> AnyReplica:
+        assert self._replica is not None
+        return self._replica
+
+    def _build(self, request: messages.Build) -> messages.Built:
+        self._tried.clear()
+        self._replica = replica = self._computation().replica(JobSpec.model_validate_json(request.spec))
+        spare_the_collector()
+        found = replica.compilation
+        trouble = found.trouble[: messages.MOST_MESSAGE]
+        return messages.Built(compiler=found.compiler[:200], trouble=trouble, is_kept=replica.kept is not None)
+
+    def _walk(self, request: messages.Walk) -> messages.Computed:
+        if request.precision is None:
+            return self._computed(self._ready().walk(request.micro_batches))
+        vector, buffers = self._tried[request.precision](request.micro_batches)
+        return self._computed(Update(vector, buffers, 0.0))
+
+    def _compute(self, request: messages.Compute) -> messages.Computed:
+        steps = itertools.count()
+
+        def goes_on() -> bool:
+            self._tell_step(next(steps))
+            return not self._shared.is_called_off
+
+        update = self._ready().compute(request.unit, goes_on, self._take if request.by_bucket else None)
+        return self._computed(update, has_vector=not request.by_bucket)
+
+    def _take(self, bucket: int, values: Vector) -> None:
+        np.copyto(self._shared.update[self._instance("train").layout.buckets[bucket]], values)
+        self._channel.send(messages.Bucket(number=bucket).dumps())
+
+    def _computed(self, update: Update, has_vector: bool = True) -> messages.Computed:
+        if has_vector:
+            np.copyto(self._shared.update, update.vector)
+        np.copyto(self._shared.new_buffers, update.buffers)
+        return messages.Computed(loss=update.loss, peak_bytes=peak_bytes(self._device))
+
+    def _score(self, request: messages.Score) -> messages.Scored:
+        instance = self._instance(request.part)
+        watched = replace(instance, split=_Watched(instance.split, self._tell_step))
+        found = metrics.score(watched, self._shared.weights, request.batch)
+        return messages.Scored(
+            loss=found.loss, metrics=dict(found.metrics), samples=found.samples, classes=found.classes
+        )
+
+    def _tell_step(self, number: int) -> None:
+        now = time.monotonic()
+        if number and now - self._told_at > STEP_S:
+            self._told_at = now
+            self._channel.send(messages.Step(number=number).dumps())
+
+    def _memory(self) -> messages.Memory:
+        meter = DeviceMemory(self._device)
+        return messages.Memory(resident=meter.resident_bytes(), peak=meter.peak_bytes(), room=meter.room_bytes())
+
+
+@dataclass
+class _Watched:
+    """A split that counts its batches."""
+
+    whole: Split
+    tell: Callable[[int], None]
+    count: int = 0
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def batch(self, indices: Indices, seeds: Seeds | None = None) -> Batch:
+        self.tell(self.count)
+        self.count += 1
+        return self.whole.batch(indices, seeds)
+
+
+def _recipe(spec: JobSpec) -> RecipeTaskSpec:
+    assert isinstance(spec.task, RecipeTaskSpec)
+    return spec.task
+
+
+def _layout(opening: messages.Open) -> Layout:
+    return _recipe(JobSpec.model_validate_json(opening.spec)).layout
+
+
+if __name__ == "__main__":
+    main()
