@@ -25,6 +25,7 @@ from api.webhooks.http_delivery import Poster
 from api.webhooks.notifier import Notifier
 from api.webhooks.service import WebhookService
 from api.webhooks.webhook_events import Notices
+from computeshare.bundles.store import BundleStore
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings
 
@@ -42,7 +43,10 @@ class Services:
         allowed = networks_of(settings.webhook_networks)
         notifier = Notifier(self.database, self.notices, Poster(allowed))
         self.webhooks = WebhookService(self.database, self.notices, allowed, hurry=notifier.hurry)
-        self.control = Background(self.database, self.broker, settings.artifacts_dir, notifier, settings.copy_to)
+        self.bundles = BundleStore(settings.bundles_dir)
+        self.control = Background(
+            self.database, self.broker, settings.artifacts_dir, notifier, self.bundles, settings.copy_to
+        )
         wake, spread = self.control.wake, self.notices.spread
         self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir)
         self.bans = Bans(self.database, self.control.wake)
@@ -104,6 +108,7 @@ FleetDep = Annotated[Fleet, _one("fleet")]
 WebhooksDep = Annotated[WebhookService, _one("webhooks")]
 HealthDep = Annotated[HealthService, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
+BundlesDep = Annotated[BundleStore, _one("bundles")]
 TextsDep = Annotated[Texts, _one("texts")]
 ServicesDep = Annotated[Services, Depends(services)]
 

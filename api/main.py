@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
+from api.bundles import routes as bundles
 from api.deps import Services
 from api.fleet import invite_routes, worker_routes
 from api.fleet import routes as fleet
@@ -43,6 +44,7 @@ ROUTES = (
     fleet,
     invite_routes,
     webhooks,
+    bundles,
     system,
     pages,
     new_job_routes,  # before the jobs' pages: /jobs/new is no job

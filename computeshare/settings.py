@@ -91,6 +91,10 @@ class Settings(BaseSettings):
         return self.home / "artifacts"
 
     @property
+    def bundles_dir(self) -> Path:
+        return self.home / "bundles"
+
+    @property
     def run_path(self) -> Path:
         return self.home / "run.json"
 

@@ -18,9 +18,12 @@ from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from computeshare.errors import (
     ArtifactError,
     BrokerError,
+    BundleError,
+    BundleMissing,
     DatabaseDamaged,
     DatabaseLost,
     NoEvaluator,
+    PieceDamaged,
     SettingsError,
     SpecError,
 )
@@ -41,6 +44,9 @@ CODES: Mapping[type[Exception], tuple[int, str]] = {
     SpecError: (422, "The request cannot be carried out"),
     ArtifactError: (503, "The checkpoint's files cannot be read or written"),
     OverflowError: (422, "A number is out of range"),
+    BundleMissing: (404, "Not found"),
+    PieceDamaged: (422, "The bytes are not the piece's"),
+    BundleError: (503, "The bundle's files cannot be read or written"),
     NoEvaluator: (503, "No evaluator answers"),
     SettingsError: (503, "The broker is not known"),
     BrokerError: (503, "The broker cannot be reached"),

@@ -15,10 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.problems import problem
 from api.http.throttle import Throttle
+from computeshare.bundles.manifest import CONTENT_BYTES
 from computeshare.settings import EVERYWHERE, derive
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
+LARGE_BODIES, LARGE_BODY_BYTES = "/v1/bundles", CONTENT_BYTES
+"""Routes whose bodies may be larger; each has a limit of its own."""
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
 FAILED = frozenset({401, 403, 404, 410})
 """Status codes that count as a failed try of a login key or an invite's code."""
@@ -102,9 +105,10 @@ class Guard:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             text = f"send at most {MAX_HEADERS} headers, {MAX_HEADER_BYTES:,} bytes in total"
             return _answer(problem(431, "Headers too large", text))
-        if _is_too_large(request.headers.get("content-length", "0")):
-            return _answer(problem(413, "Request too large", f"send at most {MAX_BODY_BYTES:,} bytes"))
         path = request.scope["path"]  # not request.url's path, which the Host header can influence
+        limit = LARGE_BODY_BYTES if path.startswith(LARGE_BODIES) else MAX_BODY_BYTES
+        if _is_too_large(request.headers.get("content-length", "0"), limit):
+            return _answer(problem(413, "Request too large", f"send at most {limit:,} bytes"))
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return None
         return self._who(request)
@@ -146,9 +150,9 @@ def _is_try(scope: Scope) -> bool:
     return path.startswith("/join/") or (path == "/login" and b"key=" in scope.get("query_string", b""))
 
 
-def _is_too_large(content_length: str) -> bool:
+def _is_too_large(content_length: str, limit: int) -> bool:
     try:
-        return int(content_length) > MAX_BODY_BYTES
+        return int(content_length) > limit
     except ValueError:
         return True
 

@@ -22,6 +22,8 @@ from api.scheduler.dispatcher import Dispatcher
 from api.system.backups import Backups
 from api.system.copies import Copies
 from api.webhooks.notifier import Notifier
+from computeshare.bundles.piece_server import PieceServer
+from computeshare.bundles.store import BundleStore
 from computeshare.errors import ComputeShareError
 from computeshare.protocol.keys import CONTROL_LOCK
 
@@ -30,6 +32,7 @@ DISPATCH_S = 1.0
 PROJECT_S = 0.25
 COLLECT_S = NOTIFY_S = 0.5
 BACKUP_S = COPY_S = 5.0
+IDLE_S = 1.0
 LONGEST_PAUSE_S = 5.0
 SILENT_S = 15.0
 """Seconds without a finished turn after which a loop counts as stuck."""
@@ -63,7 +66,13 @@ class Background:
     """Starts, runs and stops the background loops, a thread each."""
 
     def __init__(
-        self, database: Database, broker: Broker, artifacts_dir: Path, notifier: Notifier, copy_to: str | None = None
+        self,
+        database: Database,
+        broker: Broker,
+        artifacts_dir: Path,
+        notifier: Notifier,
+        bundles: BundleStore,
+        copy_to: str | None = None,
     ) -> None:
         """`copy_to`: the address to which checkpoints are copied; None: nowhere."""
         self._broker = broker
@@ -73,6 +82,7 @@ class Background:
         self._collector = Collector(database)
         self._stop = threading.Event()
         self._backups = Backups(database.file, self._stop)
+        self._pieces = PieceServer(bundles)
         self._copies = Copies(database, artifacts_dir, copy_to, self._stop)
         self._wake = threading.Event()
         self._leading = threading.Event()
@@ -82,6 +92,7 @@ class Background:
             Loop("projector", PROJECT_S, self._project),
             Loop("logs", COLLECT_S, self._collect),
             Loop("notifier", NOTIFY_S, self._notify),
+            Loop("bundles", 0.0, self._serve_pieces),
             Loop("backup", BACKUP_S, self._back_up, BACKUP_SILENT_S),
             Loop("copies", COPY_S, self._copy, BACKUP_SILENT_S),
         )
@@ -157,6 +168,12 @@ class Background:
         dispatcher = self.loops[0]
         if self.leading or dispatcher.failures:  # without a broker no process leads, and webhooks need no broker
             self._notifier.step()
+
+    def _serve_pieces(self) -> None:
+        if self.leading:
+            self._pieces.step(self._broker.client())
+        else:
+            self._stop.wait(IDLE_S)
 
     def _back_up(self) -> None:
         if self.leading:

@@ -77,10 +77,10 @@ class BundleFolder:
             raise BundleError(f"the manifest of bundle {name} is damaged: delete the folder {self.path}")
         return Contents(Manifest.parse(content))
 
-    def begin(self, manifest: Manifest) -> None:
-        """Write the manifest, and the files that have no pieces. Raises OSError."""
+    def begin(self, manifest: Manifest) -> bool:
+        """Write the manifest, and the files that have no pieces; returns False if they are here. Raises OSError."""
         if (self.path / MANIFEST).exists():
-            return
+            return False
         (self.path / FILES).mkdir(exist_ok=True)
         for file in manifest.files:
             if not file.size:
@@ -91,6 +91,7 @@ class BundleFolder:
         flush(new)
         os.replace(new, self.path / MANIFEST)
         flush(self.path)
+        return True
 
     def file(self, file: FileEntry) -> Path:
         """The path of a complete file."""

@@ -41,6 +41,18 @@ def described(source: Path, progress: Progress | None = None, copy_to: Path | No
         raise BundleError(plain_errors(error.errors(include_url=False))[0]["msg"]) from error
 
 
+def pieces_of(source: Path, manifest: Manifest) -> Iterator[tuple[str, bytes]]:
+    """Each piece's name and bytes. Raises BundleError: a file changed since the manifest was made."""
+    paths = listed(source)
+    for file in manifest.files:
+        data = _read(paths[file.path], None) if file.path in paths else iter(())
+        for piece in file.pieces:
+            content = next(data, b"")
+            if hashlib.sha256(content).hexdigest() != piece:
+                raise BundleError(f"{file.path} changed while it was read: leave the files alone, and try again")
+            yield piece, content
+
+
 def listed(source: Path) -> dict[str, Path]:
     """The files that make a bundle, by their path in it, sorted. Raises BundleError: there are none, or too many."""
     if source.is_file():

@@ -53,14 +53,14 @@ class BundleStore:
                 folder.forget_unfinished()
         return manifest
 
-    def adopt(self, manifest: Manifest) -> None:
-        """Store a manifest, so that pieces can be put. Raises BundleError: it cannot be stored."""
+    def adopt(self, manifest: Manifest) -> bool:
+        """Store a manifest, so that pieces can be put; returns whether it is new here. Raises BundleError."""
         folder = self._folder(manifest.digest)
         with self._explained(), folder.writing():
             if self._limit_bytes is None:
                 (folder.path / KEPT).touch()
-            folder.begin(manifest)
             folder.used()
+            return folder.begin(manifest)
 
     def manifest(self, digest: str) -> Manifest:
         """A bundle's manifest. Raises BundleMissing, BundleError: it is damaged."""
@@ -94,12 +94,12 @@ class BundleStore:
         return list(lacking)
 
     def put(self, digest: str, piece: str, data: bytes | memoryview) -> None:
-        """Store a piece wherever the bundle has it. Raises PieceDamaged; BundleError: it is not the bundle's, or cannot
-        be stored.
+        """Store a piece wherever the bundle has it. Raises PieceDamaged; BundleMissing: there is no such bundle or
+        piece; BundleError: it cannot be stored.
         """
         contents, folder = self._contents(digest), self._folder(digest)
         if piece not in contents.places:
-            raise BundleError(f"bundle {digest[:19]} has no piece {piece[:12]}: send only what the bundle lacks")
+            raise BundleMissing(f"bundle {digest[:19]} has no piece {piece[:12]}: send only what the bundle lacks")
         if hashlib.sha256(data).hexdigest() != piece:
             raise PieceDamaged(f"piece {piece[:12]} arrived damaged: send it again")
         self._check(digest)

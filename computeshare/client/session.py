@@ -5,9 +5,11 @@ from typing import Self
 
 import platformdirs
 
+from computeshare.bundles.source import Progress
 from computeshare.client.api.address import NoServer
 from computeshare.client.api.calls import Client
 from computeshare.client.jobs import Jobs
+from computeshare.client.uploads import upload
 from computeshare.client.weights import WeightsCache
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings
@@ -59,6 +61,16 @@ class ComputeShare:
     def url(self) -> str:
         """The control plane's address."""
         return self.client.url
+
+    def upload_bundle(self, source: Path, progress: Progress | None = None) -> str:
+        """Upload a folder's files, or one file, and return the bundle's digest. What an interrupted upload sent is not
+        sent again; hidden files are left out.
+
+        Args:
+            progress: called with the bytes that the control plane has, and all bytes.
+        Raises: BundleError: the files cannot make a bundle, or one changed meanwhile. NoServer, Problem.
+        """
+        return upload(self.client.bundles, source, progress)
 
     def __enter__(self) -> Self:
         return self

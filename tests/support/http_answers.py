@@ -160,7 +160,7 @@ def serving() -> Iterator[FakeServer]:
             with lock:
                 fake.open_streams -= 1
 
-        do_GET = do_POST = do_PATCH = do_DELETE = _answer
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
 
         def log_message(self, *_: object) -> None:
             pass

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from computeshare.checkpoints.store import weights_digest
 from computeshare.client.api.address import NoServer
+from computeshare.client.api.bundles import Bundles
 from computeshare.client.api.invites import Invites
 from computeshare.client.api.models import (
     Checkpoint,
@@ -49,6 +50,7 @@ class Client:
         self._requests = Requests(url, token, timeout_s)
         self.url, self.connection = self._requests.url, self._requests.connection
         self.webhooks, self.invites = Webhooks(self._requests), Invites(self._requests)
+        self.bundles = Bundles(self._requests)
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ from api.webhooks.notifier import Notifier
 from api.webhooks.schemas import WebhookRequest
 from api.webhooks.service import WebhookService
 from api.webhooks.webhook_events import Notices
+from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
 from tests.support.wait import wait_until
@@ -23,7 +24,8 @@ HERE = networks_of("127.0.0.1")
 def test_notifications_go_out_though_no_broker_is_known(database: Database, tmp_path: Path) -> None:
     notices = Notices()
     notifier = Notifier(database, notices, Poster(HERE))
-    control = Background(database, Broker(Settings(home=tmp_path, redis_url=None)), tmp_path / "artifacts", notifier)
+    broker, bundles = Broker(Settings(home=tmp_path, redis_url=None)), BundleStore(tmp_path / "bundles")
+    control = Background(database, broker, tmp_path / "artifacts", notifier, bundles)
     with receiving() as receiver:
         WebhookService(database, notices, HERE).create(WebhookRequest(url=receiver.url, events=["created"]))
         Jobs(database, tmp_path / "artifacts").create(JobSpec(dataset="digits", model="mlp", rounds=1))

@@ -11,7 +11,7 @@ from computeshare.bundles.folder import UNFINISHED
 from computeshare.bundles.manifest import PIECE_BYTES, Manifest
 from computeshare.bundles.source import described
 from computeshare.bundles.store import CACHE_BYTES, BundleStore, cache_limit
-from computeshare.errors import BundleError, BundleMissing
+from computeshare.errors import BundleError, BundleMissing, PieceDamaged
 
 LARGE = 2 * PIECE_BYTES + 17
 
@@ -87,9 +87,9 @@ def test_pieces_that_are_not_what_they_are_called_are_refused(source: Path, stor
     manifest = described(source)
     store.adopt(manifest)
     first = store.missing(manifest)[0]
-    with pytest.raises(BundleError, match="arrived damaged"):
+    with pytest.raises(PieceDamaged, match="arrived damaged"):
         store.put(manifest.digest, first, b"something else")
-    with pytest.raises(BundleError, match="has no piece"):
+    with pytest.raises(BundleMissing, match="has no piece"):
         store.put(manifest.digest, hashlib.sha256(b"x").hexdigest(), b"x")
     assert first in store.missing(manifest)
 

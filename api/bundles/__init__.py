@@ -1,0 +1,1 @@
+"""Bundles of files, which clients upload and workers fetch."""
