@@ -84,7 +84,7 @@ class JobChange(_Editable):
     @property
     def changes(self) -> dict[str, Any]:
         """The given fields with their new values."""
-        return self.model_dump(exclude_none=True)
+        return {name: value for name, value in self.model_dump(mode="json").items() if value is not None}
 
 
 OwnMetrics = dict[str, float | None]
@@ -273,8 +273,9 @@ class WorkerPublic(_Answer):
     queues: list[str]
     host: str
     pid: int | None
-    memory_bytes: int
+    memory_bytes: int = Field(description="of its computing device: the GPU's own with CUDA, else the machine's")
     max_memory_bytes: int | None = Field(description="memory limit for a job, set by the machine's owner")
+    labels: dict[str, str] = Field(description="given by the machine's owner, for `requires` and `prefers` of jobs")
     versions: dict[str, Any]
     seat: str | None
     job_id: str | None = Field(description="the job that the worker serves now")

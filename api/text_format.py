@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from api.schemas import EpochPublic, EventPublic, JobPublic, OnTestSet
+from computeshare.jobspec.machine_needs import NEEDS, need_texts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.strategies.registry import stored
@@ -176,7 +177,9 @@ def _unfit(data: Data, name: Name) -> str:
 
 def _edited(data: Data, _name: Name) -> str:
     title = JobSpec.model_fields[data["field"]].title or data["field"]
-    before, after = data["before"], data["after"]
+    before, after = (
+        ", ".join(need_texts(value)) if data["field"] in NEEDS else value for value in (data["before"], data["after"])
+    )
     if not isinstance(after, str):
         return f"{title} changed from {before} to {after} by {data['by']}"
     if not after:

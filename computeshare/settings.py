@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     appendonly: bool = Field(False, description="append-only file for the embedded broker (durable, ten times slower)")
     name: str | None = Field(None, description="what the pages call a worker; default its host name")
     device: str | None = Field(None, description="what a worker computes with: cuda:1, mps, cpu; default the best")
+    labels: str = Field("", description="a worker's labels, for jobs that ask for them: room=attic,floor=2")
     max_up: str | None = Field(None, description="how fast a worker sends at most, in bits per second: 5mbit")
     max_memory: str | None = Field(None, description="what a job may take of a worker's memory: 8GB, 512MiB")
     cache: str | None = Field(None, description="how much fetched data a worker keeps: 100GB; default 50 GB or less")

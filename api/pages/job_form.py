@@ -1,5 +1,6 @@
 """The form for a new job: its fields, and the conversion between form values and a JobSpec's document. Pure."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from computeshare.jobspec import controls
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.documents.export import shortened
 from computeshare.jobspec.documents.fields import JobField, job_fields, listed
+from computeshare.jobspec.machine_needs import need_texts, parse_need
 from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
@@ -30,7 +32,7 @@ class FormField:
 
     `kinds`: the strategies that have the field; empty: all. `step`: the HTML attribute of a number input, `1` or
     `any`; empty for text. `lines`: the height of a text box. `models`: the models that have the field; empty: all.
-    `is_list`: names separated by commas.
+    `is_list`: names separated by commas; `is_needs`: needs of a machine, separated likewise.
     """
 
     path: str
@@ -42,6 +44,7 @@ class FormField:
     lines: int = 1
     models: Sequence[str] = ()
     is_list: bool = False
+    is_needs: bool = False
 
     @property
     def id(self) -> str:
@@ -97,7 +100,7 @@ def _form_field(one: JobField) -> FormField:
         choices = ("", *choices)
     models = LANGUAGE_MODELS if one.path.startswith(f"{MODEL_ARGS}.") else ()
     shown = (one.path, one.title, one.description, choices, step, one.kinds, one.control.lines)
-    return FormField(*shown, models, one.type == "list")
+    return FormField(*shown, models, one.type == "list", one.type == "needs")
 
 
 def fields() -> Iterator[FormField]:
@@ -121,9 +124,10 @@ def filled(values: Mapping[str, str]) -> Filled:
         has_field = (not one.kinds or kind in one.kinds) and (not one.models or model in one.models)
         if text and one.path != CODEC and has_field:
             try:
-                _put(document, one.path, _number(text) if one.step else listed(text) if one.is_list else text)
-            except ValueError:
-                errors[one.path] = f"{text!r} is not a number"
+                for path, value in _read(one, text):
+                    _put(document, path, value)
+            except ValueError as error:
+                errors[one.path] = str(error)
     if values.get(CODEC) == "auto":
         document[CODEC] = "auto"
     _tidy(document)
@@ -132,6 +136,14 @@ def filled(values: Mapping[str, str]) -> Filled:
     except ValueError as error:
         errors[MORE] = str(error)
     return _checked(values, document, errors)
+
+
+def _read(one: FormField, text: str) -> Iterator[tuple[str, Any]]:
+    """The dotted paths and values of an input's text. Raises ValueError."""
+    if one.is_needs:
+        yield from ((f"{one.path}.{path}", value) for path, value in map(parse_need, listed(text)))
+    else:
+        yield one.path, _number(text) if one.step else listed(text) if one.is_list else text
 
 
 def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -143,7 +155,8 @@ def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
         found = _take(rest, one.path) if one.path != CODEC else None
         value = found if found is not None else _get(spec, one.path)
         if one.path != CODEC and value is not None:
-            values[one.path] = ", ".join(value) if one.is_list else str(value)
+            listing = need_texts(value) if one.is_needs else value
+            values[one.path] = ", ".join(listing) if one.is_list or one.is_needs else str(value)
     values[CODEC] = "auto" if spec["codec"] == "auto" else CHOSEN
     rest.pop(CODEC, None)
     if kept := _without_empty(rest):
@@ -217,12 +230,11 @@ def _more(text: str) -> Document:
 
 def _number(text: str) -> int | float:
     """Parse an integer or a finite number. Raises ValueError."""
-    try:
-        return int(text)
-    except ValueError:
-        if math.isfinite(value := float(text)):
-            return value
-        raise
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := kind(text)):
+                return value
+    raise ValueError(f"{text!r} is not a number")
 
 
 def _put(document: Document, path: str, value: Any) -> None:

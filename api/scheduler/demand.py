@@ -1,7 +1,7 @@
 """Computes the jobs' demands for workers from their state in SQLite and in the broker."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from sqlalchemy import Engine, func, select
@@ -12,6 +12,7 @@ from api.scheduler.seat_planner import Demand
 from api.scheduler.seat_writer import seats_wanted
 from api.stored_specs import spec_of
 from api.tables import ACTIVE, JOB, WORKER
+from computeshare.queue import WorkerInfo
 from computeshare.types import ENDED
 
 PAST_MS = 120_000
@@ -47,10 +48,23 @@ class Stored:
         return cls(jobs, paused, seats, past, present)
 
 
-def demands_of(stored: Stored, published: Mapping[str, Published], now: int) -> list[Demand]:
-    """The demand of each active job, oldest job first."""
+def demands_of(
+    stored: Stored, published: Mapping[str, Published], workers: Sequence[WorkerInfo], now: int
+) -> list[Demand]:
+    """The demand of each active job, oldest job first; `workers` are the online workers."""
     moved = _moved(stored, now)
-    return [_demand(job, published[job.id], moved.get(job.id)) for job in stored.jobs]
+    machines = {worker.id: worker.machine for worker in workers}
+    met: dict[str, dict[str, int]] = {}
+    demands = []
+    for job in stored.jobs:
+        demand = _demand(job, published[job.id], moved.get(job.id))
+        if prefers := spec_of(job.spec).prefers:
+            text = prefers.model_dump_json()
+            if text not in met:
+                met[text] = {worker: count for worker, one in machines.items() if (count := prefers.met(one))}
+            demand = replace(demand, prefers=met[text])
+        demands.append(demand)
+    return demands
 
 
 def is_finished(job: Any, published: Published) -> bool:
@@ -70,6 +84,7 @@ def _demand(job: Any, published: Published, moved_ms: int | None) -> Demand:
         started=job.started_ms is not None,
         priority=spec.priority,
         moved_ms=moved_ms,
+        requires=spec.requires.told if spec.requires else "",
     )
 
 

@@ -127,7 +127,7 @@ class Dispatcher:
         if now <= self._calm_until:
             heard = {w.id for w in registered}
             workers += [Available(s.worker, (), s.id) for s in held if s.worker not in heard]
-        demands = demands_of(stored, published, now)
+        demands = demands_of(stored, published, registered, now)
         past = [Past(s.id, s.job_id, s.worker, s.state, now - s.ended_ms) for s in stored.past]
         with self._database.engine.connect() as connection:
             out = excluded(connection, registered, now)
@@ -137,7 +137,7 @@ class Dispatcher:
         short = [job_id for job_id, its in share.items() if its.holds < its.due]
         self._short_since = {job_id: self._short_since.get(job_id, now) for job_id in short}
         demands = [replace(d, short_ms=now - self._short_since.get(d.job_id, now)) for d in demands]
-        missing = shortages(demands, workers, held, out.reasons, {job_id: its.due for job_id, its in share.items()})
+        missing = shortages(demands, workers, held, out, {job_id: its.due for job_id, its in share.items()})
         if redis.exists(EVALUATOR):
             self._evaluator_seen = now
         situations = self._situations(stored, published, missing, out, now)

@@ -1,8 +1,10 @@
-"""Which workers get no seat in which job, and why: banned, on an unfit machine, or unable to start."""
+"""Which workers get no seat in which job, and why: banned, on an unfit machine, unable to start, or without what
+the job requires.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sqlalchemy import Connection, func, select
@@ -11,7 +13,8 @@ from api.scheduler.seat_planner import Pair
 from api.scheduler.start_backoff import Try, failing
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, SeatRow, table
 from computeshare import errors
-from computeshare.jobspec.memory_estimate import device_type, does_not_fit, seat_bytes
+from computeshare.jobspec.machine_needs import Needs, device_type
+from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo
 
@@ -31,6 +34,10 @@ class Excluded:
     troubles: dict[Pair, str]
     """`reasons` without the bans."""
     now: frozenset[Pair]
+    lacking: dict[Pair, str] = field(default_factory=dict)
+    """The part of `reasons` that follows from what jobs require."""
+    unmet: dict[str, str] = field(default_factory=dict)
+    """What is missing, for jobs whose requirements none of their queue's workers meets, unless there are no workers."""
 
     def trouble(self, job_id: str, most: int = 3) -> str | None:
         """The troubles of at most `most` workers in a job, as one text; None if there are none."""
@@ -38,7 +45,7 @@ class Excluded:
 
 
 def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int) -> Excluded:
-    """Check bans, memory limits and recent seats; `workers` are the online workers."""
+    """Check bans, requirements, memory limits and recent seats; `workers` are the online workers."""
     names = {worker.id: worker.name or worker.id for worker in workers}
     stuck = failing(_tries(connection, now_ms))
     troubles = {
@@ -46,8 +53,10 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     }
     bans, unfit = _bans(connection), _too_small(connection, workers) | _unfit(connection, names)
     troubles |= unfit
+    lacking, unmet = _lacking(connection, workers)
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
-    return Excluded(troubles | bans, troubles, frozenset(resting | bans.keys() | unfit.keys()))
+    now = frozenset(resting | bans.keys() | unfit.keys() | lacking.keys())
+    return Excluded(troubles | bans | lacking, troubles, now, lacking, unmet)
 
 
 def _bans(connection: Connection) -> dict[Pair, str]:
@@ -59,6 +68,27 @@ def _bans(connection: Connection) -> dict[Pair, str]:
         f"lift the ban with computeshare jobs unban {row.job_id} {row.worker}"
         for row in rows
     }
+
+
+def _lacking(connection: Connection, workers: Sequence[WorkerInfo]) -> tuple[dict[Pair, str], dict[str, str]]:
+    """The workers without what a job of their queue requires, and the jobs that no worker can serve for that reason."""
+    requires = func.json_extract(JOB.c.spec, "$.requires")
+    query = select(JOB.c.queue, requires, JOB.c.id).where(JOB.c.status.in_(ACTIVE), requires.is_not(None))
+    alike: dict[tuple[str, str], list[str]] = {}
+    for queue, text, job_id in connection.execute(query):
+        alike.setdefault((queue, text), []).append(job_id)
+    lacking: dict[Pair, str] = {}
+    unmet: dict[str, str] = {}
+    for (queue, text), jobs in alike.items():
+        needs = Needs.model_validate_json(text)
+        serving = [worker for worker in workers if queue in worker.queues]
+        missing = [(worker, why) for worker in serving if (why := needs.lacking(worker.machine))]
+        for worker, why in missing:
+            told = f"{worker.name or worker.id} cannot take part: it {' and '.join(why)}"
+            lacking |= {(job_id, worker.id): told for job_id in jobs}
+        if serving and len(missing) == len(serving):
+            unmet |= dict.fromkeys(jobs, needs.unmet([worker.machine for worker in serving]))
+    return lacking, unmet
 
 
 def _unfit(connection: Connection, names: Mapping[str, str]) -> dict[Pair, str]:

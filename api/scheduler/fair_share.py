@@ -173,11 +173,12 @@ def settle(
     Args:
         counts: each job's share.
         owners: the current assignment, of these jobs only.
-        may: whether steps that take a worker from a job may be made now; the first step is the asking job's.
+        may: whether steps that take a worker from a job may be made now; the first step is the asking job's. A worker
+            that a job got in this same call is not asked about.
     Returns: the assignment after all permitted steps; each job gives or gets at most one worker of another job.
     """
     graph, priority = {want.job_id: want.serving for want in wants}, {want.job_id: want.priority for want in wants}
-    owners, most = dict(owners), max(priority.values(), default=0)
+    held, owners, most = owners, dict(owners), max(priority.values(), default=0)
     has = Counter(owners.values())
     changed: set[str] = set()
 
@@ -187,7 +188,7 @@ def settle(
     for want in sorted(wants, key=lambda want: -want.priority):
         while has[want.job_id] < counts[want.job_id]:
             steps = transfer_path(want.job_id, graph, owners, spare)
-            givers = {step.giver for step in steps if step.giver}
+            givers = {step.giver for step in steps if step.giver and step.worker in held}
             concerned = {want.job_id, *givers} if givers else set()
             if not steps or concerned & changed or (givers and not may(steps)):
                 break

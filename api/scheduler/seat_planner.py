@@ -1,7 +1,8 @@
 """Decides which worker should have which seat. Pure: demand, supply and time are arguments."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from api.scheduler.fair_share import Owners, Step, Want, settle, shares
 
@@ -28,7 +29,8 @@ class Demand:
     """The demand of an active job. `seats` is 0 once all rounds are done.
 
     `short_ms` is how long the job has had fewer workers than its share, `moved_ms` the time since a worker was last
-    asked to change over from or to the job (None: not lately).
+    asked to change over from or to the job (None: not lately). `requires` is what it requires of a worker, in words,
+    `prefers` how many of its preferences a worker meets, for those that meet any.
     """
 
     job_id: str
@@ -39,6 +41,8 @@ class Demand:
     priority: int = 0
     short_ms: int = 0
     moved_ms: int | None = None
+    requires: str = ""
+    prefers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +263,11 @@ def _wants(
     past: Sequence[Past],
     out: Collection[Pair],
 ) -> list[Want]:
-    """The `Want` of each job. Jobs of one queue share one tuple of workers, unless their workers differ."""
+    """The `Want` of each job. Jobs of one queue share one tuple of workers, unless their workers differ.
+
+    A job's best workers come first: those that meet most of its preferences, then those that fewest jobs prefer.
+    """
+    wanted_by = Counter(worker for demand in demands for worker in demand.prefers)
     pausing = {(seat.job_id, seat.worker) for seat in past}
     barred = [*out, *(pair for pair in pausing if _pause_ms(*pair, past) > BRIEF_MS)]
     barred_of, mine_of = _by_job(barred), _by_job((job_id, worker) for worker, job_id in owners.items())
@@ -272,9 +280,15 @@ def _wants(
         if not_it or (mine and not mine.issubset(serving)):
             may = mine | (set(serving) - not_it)
             serving = tuple(worker.id for worker in workers if worker.id in may)
+        if wanted_by:
+            serving = _best_first(serving, demand.prefers, wanted_by)
         about = (demand.job_id, demand.priority, demand.seats, demand.minimum, demand.started)
         wants.append(Want(*about, serving, len(mine)))
     return wants
+
+
+def _best_first(serving: Sequence[str], met: Mapping[str, int], wanted_by: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(serving, key=lambda worker: (-met.get(worker, 0), wanted_by.get(worker, 0))))
 
 
 def _by_job(pairs: Iterable[Pair]) -> dict[str, set[str]]:

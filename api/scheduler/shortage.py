@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from api.scheduler.eligibility import Excluded
 from api.scheduler.seat_planner import Available, Demand, HeldSeat, Pair
 
-Kind = tuple[str, int, int, bool, bool]
+Kind = tuple[str, str, int, int, bool, bool]
 
 SHOWN = 3
 """The number of workers named in a reason; further workers are only counted."""
@@ -15,28 +16,36 @@ def shortages(
     demands: Sequence[Demand],
     workers: Sequence[Available],
     held: Sequence[HeldSeat],
-    out: Mapping[Pair, str],
+    out: Excluded,
     due: Mapping[str, int],
 ) -> dict[str, str | None]:
     """Why each job has too few seats (see `shortage`), by job.
 
-    Jobs of one queue, minimum and priority share one reason, computed once, unless a job holds a seat or a worker is
-    left out of it.
+    Jobs of one queue, minimum, priority and requirement share one reason, computed once, unless a job holds a seat or a
+    worker is left out of it for another reason than the requirement.
 
     Args:
         due: each job's share of workers.
     """
-    special = {seat.job_id for seat in held} | {job_id for job_id, _ in out}
+    special = {seat.job_id for seat in held} | {job_id for job_id, _ in out.reasons.keys() - out.lacking.keys()}
     known: dict[Kind, str | None] = {}
     found = {}
     for demand in demands:
         share = due[demand.job_id]
-        kind = (demand.queue, demand.minimum, demand.priority, demand.seats > 0, share >= demand.minimum)
+        about = (demand, workers, held, out.reasons, demands, share, out.unmet.get(demand.job_id, ""))
+        kind = (
+            demand.queue,
+            demand.requires,
+            demand.minimum,
+            demand.priority,
+            demand.seats > 0,
+            share >= demand.minimum,
+        )
         if demand.job_id in special:
-            found[demand.job_id] = shortage(demand, workers, held, out, demands, share)
+            found[demand.job_id] = shortage(*about)
             continue
         if kind not in known:
-            known[kind] = shortage(demand, workers, held, out, demands, share)
+            known[kind] = shortage(*about)
         found[demand.job_id] = known[kind]
     return found
 
@@ -48,6 +57,7 @@ def shortage(
     out: Mapping[Pair, str] | None = None,
     others: Sequence[Demand] = (),
     share: int = 0,
+    unmet: str = "",
 ) -> str | None:
     """Why a job has too few seats, and what would help; None if it has enough, or soon will.
 
@@ -55,6 +65,7 @@ def shortage(
         out: why a worker gets no seat in a job.
         others: the demands of all jobs.
         share: the job's share of workers.
+        unmet: what is missing, if no worker of the queue has what the job requires.
     """
     out, queue = out or {}, demand.queue
     mine = {seat.worker for seat in held if seat.job_id == demand.job_id and not seat.leaving}
@@ -81,8 +92,11 @@ def shortage(
     off = [f"{_are(count)} {why}" for why, count in Counter(w.off for w in serving if w.off).most_common()]
     resting = Counter(worker.resting for worker in serving if worker.resting and not worker.off)
     off += [f"{count} resting: {why}" for why, count in resting.most_common()]
+    if unmet:
+        left_out = [unmet]
     more = [f"{len(left_out) - SHOWN} more cannot take part"] if len(left_out) > SHOWN else []
-    needs = f"Needs {_workers(demand.minimum)} on queue {queue}, {online}"
+    having = f" with {demand.requires}" if demand.requires else ""
+    needs = f"Needs {_workers(demand.minimum)} on queue {queue}{having}, {online}"
     return "; ".join([needs, *off[:SHOWN], *left_out[:SHOWN], *more])
 
 

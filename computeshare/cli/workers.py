@@ -123,7 +123,7 @@ def state(worker: dict[str, Any]) -> str:
 def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
     """A table with a row for each worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("Worker", "Name", "Device", "State", "Job", "Queues"):
+    for heading in ("Worker", "Name", "Device", "State", "Job", "Queues", "Labels"):
         table.add_column(heading, overflow="fold")
     for heading in ("Memory", "Samples/s", "Share", "Last seen"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -135,6 +135,7 @@ def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
             Text(state(worker)),
             Text(plain(worker["job_id"] or NOTHING)),
             Text(plain(", ".join(worker["queues"]))),
+            Text(plain(", ".join(f"{name}={value}" for name, value in worker.get("labels", {}).items()) or NOTHING)),
             size(worker["memory_bytes"]),
             f"{worker['samples_per_s']:,.0f}" if worker["job_id"] else NOTHING,
             f"{100 * worker['share']:.0f} %",

@@ -276,7 +276,7 @@ class Job:
         return self._told(self._client.rename(self.id, name))
 
     def edit(self, **changes: Any) -> "Job":
-        """Change fields of the JobSpec: descriptive fields at any time, its priority only until the job has ended."""
+        """Change fields of the JobSpec: descriptive fields at any time, others only until the job has ended."""
         return self._told(self._client.edit(self.id, changes))
 
     def fork(self, version: int | str = "latest", *, optimizer: str | None = None, **changes: Any) -> "Job":

@@ -14,7 +14,7 @@ from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.tasks.usage import Usage
 from computeshare.types import plain
 
-PRIVATE = ("queue", "priority", "notes")
+PRIVATE = ("queue", "priority", "notes", "requires", "prefers")
 """Fields of a job that say nothing of its model."""
 
 

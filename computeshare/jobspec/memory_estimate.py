@@ -1,35 +1,24 @@
 """An estimate of a seat's memory, used before it has been measured. Pure."""
 
-import re
-
 from computeshare.errors import SettingsError
+from computeshare.jobspec.machine_needs import parse_size, size_text
 from computeshare.jobspec.spec import JobSpec
 
 TORCH_BYTES = 500_000_000
 """What a process has resident once it has imported torch."""
 SMALLEST = 100_000_000
 """The smallest limit, in bytes: no seat runs with less."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(|k|m|g|t)(i?)b?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_size(text: str) -> int:
-    """Bytes from words such as `8GB`, `1.5g` or `512MiB` (a k is 1000, a Ki 1024).
-
-    Raises: SettingsError: the text is not a size, or the size is below `SMALLEST`.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if not found:
-        raise SettingsError(f"{text!r} is not a size: give for example 8GB, 1.5GB or 512MiB")
-    size = int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()])
-    if size < SMALLEST:
-        raise SettingsError(f"{text} is too small: allow at least 100MB, or 1GB for most jobs on a CPU")
-    return size
 
 
 def allowed_bytes(text: str | None) -> int:
-    """The limit `--max-memory` in bytes; 0, no limit, for None."""
-    return parse_size(text) if text else 0
+    """The limit `--max-memory` in bytes; 0, no limit, for None.
+
+    Raises: SettingsError: the text is not a size, or the size is below `SMALLEST`.
+    """
+    size = parse_size(text) if text else 0
+    if text and size < SMALLEST:
+        raise SettingsError(f"{text} is too small: allow at least 100MB, or 1GB for most jobs on a CPU")
+    return size
 
 
 def seat_bytes(spec: JobSpec, device: str, saved_bytes: int = 0, resident_bytes: int = TORCH_BYTES) -> int:
@@ -49,17 +38,8 @@ def does_not_fit(needed_bytes: int, room_bytes: int, measured: bool, by_flag: bo
     """Why a seat that needs `needed_bytes` does not fit, and what to do; None if it fits."""
     if needed_bytes <= room_bytes:
         return None
-    takes = f"{'needs' if measured else 'needs about'} {_size(needed_bytes)}"
+    takes = f"{'needs' if measured else 'needs about'} {size_text(needed_bytes)}"
     if by_flag:
-        allowed = f"--max-memory allows ({_size(room_bytes)})"
+        allowed = f"--max-memory allows ({size_text(room_bytes)})"
         return f"the job {takes}, more than {allowed}: raise --max-memory or accumulate, or lower micro_batch"
-    return f"the job {takes}, more than the device has ({_size(room_bytes)}): raise accumulate or lower micro_batch"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def device_type(described: str) -> str:
-    """The kind of a device in words such as `cpu (x86_64)` or `cuda:1`."""
-    return re.split("[ :]", described, maxsplit=1)[0]
+    return f"the job {takes}, more than the device has ({size_text(room_bytes)}): raise accumulate or lower micro_batch"

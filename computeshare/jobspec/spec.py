@@ -16,6 +16,7 @@ from computeshare.errors import SettingsError
 from computeshare.jobspec.catalog import catalog, dataset_names, normalized_name
 from computeshare.jobspec.controls import DATA, MACHINES, MORE, OPTIMIZER, ROUND, Control
 from computeshare.jobspec.early_stop import Stop
+from computeshare.jobspec.machine_needs import Needs
 from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.part import Part, error_at, missing
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
@@ -243,6 +244,16 @@ class JobSpec(Part):
         "convolutions on a GPU; without effect on a CPU",
     )
     workers: WorkerRange = WorkerRange()
+    requires: Annotated[Needs | None, Control(MACHINES, change="active")] = Field(
+        None,
+        title="Required of a worker",
+        description="only workers with all of this get a seat: memory=8GB, device=cuda, or a label such as room=attic",
+    )
+    prefers: Annotated[Needs | None, Control(MACHINES, change="active")] = Field(
+        None,
+        title="Preferred in a worker",
+        description="of the free workers, those with most of this get the seats; written like requires",
+    )
     checkpoint_every: Annotated[Count, Control(MORE)] = Field(
         100, title="Versions between checkpoints", description="0: only at the end"
     )

@@ -2,13 +2,15 @@
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.host.rest_policy import UNKNOWN, Power
+from computeshare.jobspec.machine_needs import MOST_LABELS, Machine
 from computeshare.protocol import keys
 from computeshare.protocol.handshake import OURS, PROTOCOL, Release, disagreement
 from computeshare.types import plain
@@ -24,6 +26,7 @@ WORKER_ID = re.compile(r"[a-z0-9]{8,32}")
 class WorkerInfo:
     """A worker's description of itself: name, device, queues and versions, as stored in Redis.
 
+    `memory_bytes` is the memory that its device computes with: a GPU's own with CUDA, else the machine's.
     `last_seen_ms` is the time of its last heartbeat, by the broker's clock.
     """
 
@@ -45,6 +48,14 @@ class WorkerInfo:
     power: Power = UNKNOWN
     max_memory_bytes: int = 0
     """Its owner's limit on a seat's use of device memory; 0: no limit."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Its owner's labels, such as `room` with the value `attic`; they stay until the worker is started again."""
+
+    @property
+    def machine(self) -> Machine:
+        """What a job may ask of it: the memory within its owner's limit, its device and its labels."""
+        limit = self.max_memory_bytes or self.memory_bytes
+        return Machine(min(limit, self.memory_bytes), self.device, self.labels)
 
     @property
     def refusal(self) -> str | None:
@@ -71,6 +82,7 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "state": worker.state,
         "protocol": worker.protocol,
         "resting": worker.resting,
+        "labels": json.dumps(dict(worker.labels)),
         "power": json.dumps({"plugged": worker.power.plugged, "percent": worker.power.percent}),
     }
     pipeline = redis.pipeline(transaction=True)
@@ -119,13 +131,13 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
     if not WORKER_ID.fullmatch(worker_id):
         return None
     try:
-        values = {name.decode(): value.decode()[:1000] for name, value in raw.items()}
+        values = {name.decode(): value.decode()[:4000] for name, value in raw.items()}
         return WorkerInfo(
             id=worker_id,
             name=_short(values["name"], 100),
             device=_short(values["device"], 100),
             queues=tuple(_short(queue, 64) for queue in json.loads(values["queues"])),
-            versions={_short(name, 64): _short(text, 64) for name, text in json.loads(values["versions"]).items()},
+            versions=_words(values["versions"]),
             memory_bytes=_whole(values["memory_bytes"]),
             host=_short(values["host"], 100),
             pid=_whole(values["pid"]),
@@ -136,9 +148,15 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             resting=_short(values.get("resting", ""), 200),
             power=_power(values.get("power", "{}")),
             max_memory_bytes=_whole(values.get("max_memory_bytes", "0")),
+            labels=_words(values.get("labels", "{}"), MOST_LABELS),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _words(text: str, most: int | None = None) -> dict[str, str]:
+    """The first `most` names with their texts in a JSON object, cut to size."""
+    return {_short(name, 64): _short(value, 64) for name, value in list(json.loads(text).items())[:most]}
 
 
 def _short(value: object, length: int) -> str:

@@ -1,12 +1,15 @@
 """Chooses and describes the device that a worker computes on. Importing this module does not import torch."""
 
 import contextlib
+import os
 import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import psutil
 
 from computeshare.errors import SettingsError
 from computeshare.types import Kind
@@ -55,6 +58,23 @@ def check(preference: str) -> None:
     if found.returncode:
         lines = found.stderr.strip().splitlines() or [f"device {preference!r} cannot be looked at"]
         raise SettingsError(lines[-1])
+
+
+def memory_bytes(device: str) -> int:
+    """The memory that a device (`cuda:1`, `mps`, `cpu`) computes with: the GPU's own with CUDA, else the machine's.
+
+    Without torch: the driver's `nvidia-smi` is asked, and the machine's memory is given where it does not answer.
+    """
+    kind, _, index = device.partition(":")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    position = int(index or 0)
+    chosen = visible[position] if position < len(visible) and visible[position] else str(position)
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", chosen]
+    if kind == "cuda":
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+            found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            return int(found.stdout) * 2**20
+    return int(psutil.virtual_memory().total)
 
 
 def describe(device: "torch.device") -> str:

@@ -6,14 +6,13 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import structlog
 import typer
 from redis import Redis
@@ -27,6 +26,8 @@ from computeshare.host import services
 from computeshare.host.availability import Minder
 from computeshare.host.rest_policy import manners_of
 from computeshare.host.sleep_events import watch_sleep
+from computeshare.jobspec.documents.fields import listed
+from computeshare.jobspec.machine_needs import parse_labels
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import check_queue
 from computeshare.protocol import handshake
@@ -52,7 +53,9 @@ HASTE_S = 1.0
 log = structlog.get_logger()
 
 
-def worker_info(name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0) -> WorkerInfo:
+def worker_info(
+    name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0, labels: Mapping[str, str] | None = None
+) -> WorkerInfo:
     """A description of this machine as a worker, with a new random id."""
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
     return WorkerInfo(
@@ -61,10 +64,11 @@ def worker_info(name: str, device: str, queues: tuple[str, ...], max_memory_byte
         device=device,
         queues=queues,
         versions={"computeshare": __version__, "python": ".".join(map(str, sys.version_info[:3])), **versions},
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=devices.memory_bytes(device),
         host=hostname(),
         pid=os.getpid(),
         max_memory_bytes=max_memory_bytes,
+        labels=labels or {},
     )
 
 
@@ -165,6 +169,12 @@ def command(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu. Default: the fastest one here.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this machine on the pages. Default: its host name.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A label that jobs may ask for, such as room=attic; may be given several times."
+        ),
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="Folder with run.json and the invites joined.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
     max_up: Annotated[
@@ -198,11 +208,12 @@ def command(
         check_queue(name_of_queue)
     minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
     given = {"redis_url": redis_url, "home": home, "data": data, "device": device, "name": name or None}
+    given |= {"labels": ",".join(label) if label else None}
     settings = Settings.given(**given, max_up=max_up, max_memory=max_memory, nice=nice)
     settings = settings.model_copy(update={"name": settings.name or hostname()})
     if settings.max_up:
         parse_rate(settings.max_up)
-    max_memory_bytes = allowed_bytes(settings.max_memory)
+    max_memory_bytes, labels = allowed_bytes(settings.max_memory), parse_labels(listed(settings.labels))
     if join:
         settings = settings.model_copy(update={"redis_url": accept(join, str(settings.name), settings.home)})
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
@@ -220,7 +231,8 @@ def command(
     if device:
         devices.check(device)
     computing = settings.device or devices.guess()
-    serve(url, worker_info(str(settings.name), computing, tuple(queue or ["default"]), max_memory_bytes), minder)
+    worker = worker_info(str(settings.name), computing, tuple(queue or ["default"]), max_memory_bytes, labels)
+    serve(url, worker, minder)
 
 
 def _service(kind: str, context: typer.Context) -> str:

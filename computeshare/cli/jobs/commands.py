@@ -156,8 +156,8 @@ def edit(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Change fields of a job: its priority until it has ended, descriptive fields at any time."""
-    changes = {field: value for field, value in flags.items() if value is not None}
+    """Change fields of a job: descriptive fields at any time, the others until it has ended."""
+    changes = spec_options.build({}, flags, [])
     with connect(url, home) as client:
         _tell(client.edit(job_id, changes), as_json)
 

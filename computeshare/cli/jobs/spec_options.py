@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from computeshare.cli.connection import queues
 from computeshare.errors import SpecError
 from computeshare.jobspec.documents.fields import JobField, job_fields, listed
+from computeshare.jobspec.machine_needs import parse_need
 from computeshare.jobspec.spec import JobSpec, fields_beside
 from computeshare.terminal.command import validation_errors
 
 Document = dict[str, Any]
-_PYTHON = {"integer": int, "number": float}
+_PYTHON = {"integer": int, "number": float, "needs": list[str]}
 
 
 def with_job_fields(command: Callable[..., None], fields: Sequence[JobField] | None = None) -> Callable[..., None]:
@@ -29,7 +30,8 @@ def with_job_fields(command: Callable[..., None], fields: Sequence[JobField] | N
     options = {one.path.replace(".", "__"): one for one in fields or job_fields() if one.flag}
 
     def told(**given: Any) -> None:
-        command({one.path: _parsed(one, given.pop(name)) for name, one in options.items()}, **given)
+        flags = [_parsed(one, given.pop(name)) for name, one in options.items()]
+        command({path: value for parsed in flags for path, value in parsed.items()}, **given)
 
     kind = inspect.Parameter.KEYWORD_ONLY
     _, *others = inspect.signature(command, eval_str=True).parameters.values()
@@ -48,12 +50,14 @@ def with_editable_fields(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(one: JobField) -> Any:
     """The annotation by which Typer offers a field as an option."""
+    repeatable = " May be repeated." if one.type == "needs" else ""
     about = f" ({one.description})" if one.description else ""
     default = f", default {one.default}" if one.default not in (None, "") else ""
     complete = queues if one.path == "queue" else (lambda: sorted(one.choices)) if one.choices else None
     option = typer.Option(
         one.flag,
-        help=f"{one.title}{about}{default}.",
+        help=f"{one.title}{about}{default}.{repeatable}",
+        metavar="NAME=VALUE" if repeatable else None,
         show_default=False,
         rich_help_panel="The job",
         autocompletion=complete,
@@ -62,9 +66,17 @@ def _option(one: JobField) -> Any:
     return Annotated[kind | None, option]
 
 
-def _parsed(one: JobField, value: Any) -> Any:
-    """A flag's value; a list is given as `crop,flip`."""
-    return listed(value) if one.type == "list" and value is not None else value
+def _parsed(one: JobField, value: Any) -> dict[str, Any]:
+    """A flag's dotted fields and their values; a list is given as `crop,flip`, needs as `memory=8GB` each.
+
+    Raises: SpecError.
+    """
+    if one.type != "needs":
+        return {one.path: listed(value) if one.type == "list" and value is not None else value}
+    try:
+        return {f"{one.path}.{path}": need for path, need in map(parse_need, value or ())}
+    except ValueError as error:
+        raise SpecError(f"{one.flag} {error}") from error
 
 
 def build(document: Document, flags: Mapping[str, Any], settings: Sequence[str]) -> Document:

@@ -11,6 +11,7 @@ from keyword import iskeyword
 from typing import Any
 
 from computeshare.jobspec.documents.fields import job_fields
+from computeshare.jobspec.machine_needs import NEEDS, Needs, need_texts
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import KINDS, implied_by
@@ -42,7 +43,8 @@ def as_cli(document: Document) -> str:
     """The `computeshare jobs create` command for the job, on one line; it finds a recipe's facts out itself."""
     arguments = ["computeshare", "jobs", "create"]
     for path, value in _settings({name: one for name, one in shortened(document).items() if name != "recipe_facts"}):
-        arguments += _flag(path, value)
+        needs = need_texts(value) if path in NEEDS else []
+        arguments += [part for need in needs for part in (_flags()[path], need)] or _flag(path, value)
     return shlex.join(arguments)
 
 
@@ -91,6 +93,8 @@ def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:
         usual = _defaults()[name]
     elif name == "strategy" and (kind := part.get("kind")) in list(KINDS):
         usual = KINDS[str(kind)]().model_dump(mode="json", exclude={"kind"})
+    elif name in NEEDS:
+        usual = Needs().model_dump()
     elif name == "stop":
         usual = dict.fromkeys(part)
     return {field: value for field, value in part.items() if field not in usual or value != usual[field]}
@@ -99,7 +103,7 @@ def _short_part(name: str, part: dict[str, Any]) -> dict[str, Any]:
 def _settings(short: Document) -> Iterator[tuple[str, Any]]:
     """The dotted path and value of each field to write on a command line."""
     for name, value in short.items():
-        if isinstance(value, dict) and _is_split(name, value):
+        if isinstance(value, dict) and name not in NEEDS and _is_split(name, value):
             yield from ((f"{name}.{field}", one) for field, one in value.items())
         else:
             yield name, value

@@ -14,14 +14,15 @@ from pydantic.fields import FieldInfo
 
 from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.controls import Control
+from computeshare.jobspec.machine_needs import Needs
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
 from computeshare.strategies.base import Strategy
 from computeshare.strategies.registry import KINDS
 
-FieldType = Literal["integer", "number", "boolean", "text", "list", "object"]
-_TYPES: dict[Any, FieldType] = {int: "integer", float: "number", bool: "boolean", str: "text"}
+FieldType = Literal["integer", "number", "boolean", "text", "list", "needs", "object"]
+_TYPES: dict[Any, FieldType] = {int: "integer", float: "number", bool: "boolean", str: "text", Needs: "needs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _arms(annotation: Any) -> Sequence[Any]:
     """The types of a union without None, or the one type."""
     if get_origin(annotation) is Annotated:
         return _arms(get_args(annotation)[0])
-    if get_origin(annotation) is Literal or not get_args(annotation) or get_origin(annotation) in (tuple, list):
+    if get_origin(annotation) is Literal or not get_args(annotation) or get_origin(annotation) in (tuple, list, dict):
         return (annotation,)
     return tuple(one for one in get_args(annotation) if one is not type(None))
 
@@ -164,7 +165,7 @@ def _limits(info: FieldInfo) -> str:
         return f"{lowest:,} to {highest:,}"
     signs = {Gt: ("above", "gt"), Ge: ("at least", "ge"), Le: ("at most", "le"), Lt: ("below", "lt")}
     told = [f"{signs[type(one)][0]} {getattr(one, signs[type(one)][1]):,}" for one in metadata if type(one) in signs]
-    counted = "values" if get_origin(info.annotation) is tuple else "characters"
+    counted = "values" if get_origin(info.annotation) in (tuple, dict) else "characters"
     length = [f"at most {one.max_length} {counted}" for one in metadata if hasattr(one, "max_length")]
     return ", ".join(told + length)
 
@@ -181,12 +182,15 @@ that does not exist is an error. This page is made from the JobSpec by
 def _told_type(one: JobField) -> str:
     if one.choices and len(one.choices) < 12:
         return ", ".join(f"`{choice}`" for choice in one.choices)
-    return f"{one.type}, {one.limits}" if one.limits else one.type
+    name = "object" if one.type == "needs" else one.type
+    return f"{name}, {one.limits}" if one.limits else name
 
 
 def _told_default(one: JobField) -> str:
     return (
-        "" if one.default in (None, "") else f"`{str(one.default).lower() if one.type == 'boolean' else one.default}`"
+        ""
+        if one.default in (None, "", {})
+        else f"`{str(one.default).lower() if one.type == 'boolean' else one.default}`"
     )
 
 

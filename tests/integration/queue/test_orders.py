@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from computeshare.jobspec.machine_needs import Machine
 from computeshare.queue import Orders, give_orders, list_workers
 from computeshare.terminal.command import REMOVED
 from computeshare.up.stack import Child
@@ -36,12 +37,14 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_
         f"{redis_url}?db=11",
         "--device",
         "cpu",
+        *("--label", "room=attic", "--label", "floor=2", "--max-memory", "1GB"),
     ]
-    environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path)}
+    environment = {**os.environ, "COMPUTESHARE_HOME": str(tmp_path), "COMPUTESHARE_LABELS": "room=cellar"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             wait_until(lambda: list_workers(own) or process.poll() is not None)
             (worker,) = list_workers(own)
+            assert worker.machine == Machine(10**9, "cpu", {"room": "attic", "floor": "2"})
             give_orders(own, {worker.id: Orders(dismissed="a user removed this worker")})
             _, said = process.communicate(timeout=30)
         finally:

@@ -110,6 +110,16 @@ NAMES = {"w1": "mac-studio"}
         ("paused", {"by": "a user"}, "Paused by a user"),
         ("resumed", {"by": "a user"}, "Resumed by a user"),
         ("retried", {"by": "a user"}, "Retried by a user, from the last checkpoint"),
+        (
+            "edited",
+            {"by": "a user", "field": "requires", "before": None, "after": {"memory": "8GB", "labels": {"a": "b"}}},
+            'Required of a worker set to "memory=8GB, a=b" by a user',
+        ),
+        (
+            "edited",
+            {"by": "a user", "field": "prefers", "before": {"device": "cuda"}, "after": {"labels": {}}},
+            'Preferred in a worker "device=cuda" removed by a user',
+        ),
         ("completed", {"status": "completed"}, "Completed"),
         ("something_new", {}, "Something new"),
         ("reassigned", {"of": "another version"}, "Reassigned"),

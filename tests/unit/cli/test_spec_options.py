@@ -34,6 +34,12 @@ def test_the_document_given_is_not_changed() -> None:
     assert document["workers"] == {"min": 1}
 
 
+def test_needs_add_to_those_of_the_document() -> None:
+    document = {**BASE, "requires": {"memory": "8GB"}}
+    built = spec_options.build(document, {"requires.device": "cuda", "requires.labels.room": "attic"}, [])
+    assert built["requires"] == {"memory": "8GB", "device": "cuda", "labels": {"room": "attic"}}
+
+
 def test_a_learning_rate_alone_keeps_the_default_optimizers_momentum() -> None:
     chosen = spec_options.check(spec_options.build(BASE, {"optimizer.lr": 0.2}, [])).optimizer
     default = JobSpec.model_validate(BASE).optimizer

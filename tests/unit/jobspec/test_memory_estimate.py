@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from computeshare.errors import SettingsError
-from computeshare.jobspec.memory_estimate import device_type, does_not_fit, parse_size, seat_bytes
+from computeshare.jobspec.machine_needs import device_type, parse_size
+from computeshare.jobspec.memory_estimate import allowed_bytes, does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 
 
@@ -38,7 +39,7 @@ def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
 
 def test_a_size_in_which_nothing_runs_is_refused() -> None:
     with pytest.raises(SettingsError, match="too small: allow at least 100MB"):
-        parse_size("99MB")
+        allowed_bytes("99MB")
 
 
 def test_an_estimate_counts_the_model_what_its_optimizer_keeps_and_a_micro_batch() -> None:

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -66,3 +68,17 @@ def test_a_kind_tells_threads_and_versions_apart() -> None:
     assert three == {**one, "threads": 3}
     assert (one["device"], one["threads"], one["torch"]) == ("cpu", 1, torch.__version__)
     assert all(one[name] for name in ("model", "platform", "instructions"))
+
+
+def test_memory_is_the_gpus_own_with_cuda_and_else_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text('#!/bin/sh\nfor last; do :; done\ncase "$last" in 3) echo 81559;; *) exit 6;; esac\n')
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    whole = psutil.virtual_memory().total
+    assert devices.memory_bytes("cuda:3") == 81_559 * 2**20
+    assert devices.memory_bytes("cuda") == devices.memory_bytes("cpu") == whole
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    assert devices.memory_bytes("cuda:1") == 81_559 * 2**20

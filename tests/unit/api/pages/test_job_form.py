@@ -29,6 +29,12 @@ SPECS = {
         "model_args": {"n_layer": 2, "dropout": 0.5},
         "stop": {"metric": "loss", "at": 1, "patience": 3},
     },
+    "choosy": {
+        "dataset": "digits",
+        "model": "mlp",
+        "requires": {"memory": "8GB", "labels": {"room": "attic"}},
+        "prefers": {"device": "cuda"},
+    },
     "augmented": {"dataset": "cifar10", "model": "resnet20", "augment": ["flip", "crop"], "stop": {"patience": 5}},
     "input": {
         "dataset": "mnist",
@@ -104,3 +110,8 @@ def test_chosen_codecs_count_only_where_they_are_not_left_to_measurement() -> No
 def test_what_is_nested_too_deep_is_said(depth: int) -> None:
     more = f'{{"strategy": {"[" * depth}{"]" * depth}}}'
     assert job_form.filled(job_form.of_defaults() | {MORE: more}).errors
+
+
+def test_needs_that_are_none_are_told_at_their_input() -> None:
+    found = job_form.filled(job_form.of_defaults() | {"requires": "memory=8GB, attic", "prefers": "memory=much"})
+    assert "give memory=8GB" in found.errors["requires"] and "8GB" in found.errors["prefers"]

@@ -64,6 +64,10 @@ SPECS = st.fixed_dictionaries(
         "workers": st.sampled_from([{"max": 3}, {"min": 2}, {"min": 1, "max": 8}]),
         "augment": st.sampled_from([[], ["crop"], ["flip", "crop"]]),
         "stop": st.sampled_from([{"metric": "loss", "at": -0.5, "patience": 2}, {"patience": 3}]),
+        "requires": st.sampled_from(
+            [{"memory": "8GB", "labels": {"room": "attic", "floor": "2.5"}}, {"device": "cuda"}]
+        ),
+        "prefers": st.sampled_from([{}, {"labels": {"room": "attic"}}]),
         "seed": st.integers(0, 2**63 - 1),
         "checkpoint_every": st.sampled_from([0, 100, 7]),
         "keep": st.sampled_from([{}, {"last": 5}, {"best": 3, "every": 10}]),
