@@ -43,7 +43,7 @@ def main() -> None:
 def measure(redis: Redis, folder: Path, jobs: int, seconds: float) -> dict[str, float]:
     """Per second: commands of the reducer alone, and CPU seconds of its thread."""
     stop = threading.Event()
-    reducer = Reducer(redis, folder / "artifacts", stop)
+    reducer = Reducer(redis, folder / "artifacts", folder / "bundles", stop)
     names = [f"bench{number}" for number in range(jobs)]
     for name in names:
         RoundStore(redis, name).publish(SPEC.model_dump_json())

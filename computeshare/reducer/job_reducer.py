@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound, LostClaim
 from computeshare.protocol.reducer_session import ReducerSession
@@ -33,9 +34,9 @@ MOST_FOLDS = 10
 class JobReducer:
     """Turns a job's rounds into versions, from wherever the job stands."""
 
-    def __init__(self, session: ReducerSession, artifacts: Path) -> None:
+    def __init__(self, session: ReducerSession, artifacts: Path, bundles: Path) -> None:
         self.session = session
-        self.artifacts = Artifacts(artifacts, session.job_id)
+        self.artifacts, self.bundles = Artifacts(artifacts, session.job_id), BundleStore(bundles)
         self.checkpoints = Checkpointer(session, self.artifacts)
         self.handler: RoundHandler | None = None
         """None until the job is set up."""
@@ -110,7 +111,7 @@ class JobReducer:
 
     def _set_up(self) -> RoundHandler | None:
         """Build the job's context and its round handler; None if the job is gone. Raises Undecided."""
-        job = set_up(self.session, self.artifacts, self._decider, self._helper)
+        job = set_up(self.session, self.artifacts, self.bundles, self._decider, self._helper)
         self.handler = RoundHandler(job, self.session, self.artifacts, self.checkpoints, self._helper) if job else None
         return self.handler
 

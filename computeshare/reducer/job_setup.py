@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.codecs.registry import CODECS
@@ -19,9 +20,7 @@ from computeshare.reducer.recovery import Recovery
 from computeshare.tensors.layout import Layout
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from computeshare.tasks.base import Task
+    from computeshare.tasks.initial_state import InitialState
     from computeshare.training.server_step import ServerStep
 
 
@@ -49,22 +48,23 @@ class JobContext:
         return Terms(*limits, self.frozen)
 
 
-def _frozen(task: "Task", outline: "nn.Module", spec: JobSpec, artifacts: Artifacts) -> str:
+def _frozen(initial: "InitialState", artifacts: Artifacts) -> str:
     """The digest of the parameters that are not trained: as the job began, on whatever machine that was."""
-    from computeshare.tasks import modules
-
-    if not modules.has_frozen(outline):
+    if not initial.has_frozen:
         return ""
     for token in reversed(artifacts.tokens()):
         with contextlib.suppress(ArtifactError):
             return artifacts.manifest(token).frozen
-    return modules.frozen_digest(task.module(spec.seed))
+    return initial.frozen
 
 
-def set_up(session: ReducerSession, artifacts: Artifacts, decider: Decider, helper: Executor) -> JobContext | None:
+def set_up(
+    session: ReducerSession, artifacts: Artifacts, bundles: BundleStore, decider: Decider, helper: Executor
+) -> JobContext | None:
     """Build a job's context from its specification; None if the job is gone.
 
     Args:
+        bundles: with the initial state of a recipe's job.
         helper: reads updates ahead.
     Raises: Undecided: the codecs are still being chosen; ValidationError: the specification is not one.
     """
@@ -74,24 +74,21 @@ def set_up(session: ReducerSession, artifacts: Artifacts, decider: Decider, help
     spec = decider.decide(JobSpec.model_validate_json(raw))
     import torch
 
-    from computeshare.tasks.modules import layout_of
-    from computeshare.tasks.registry import task_of
+    from computeshare.tasks.initial_state import initial_state_of
     from computeshare.training import devices
     from computeshare.training.server_step import ServerStep
 
-    task = task_of(spec)
-    outline = task.outline()
-    layout = layout_of(outline)
-    gatherer = Gatherer(session, CODECS[spec.codecs.up], layout, spec.plan, helper, spec.sharers)
-    server_step = ServerStep(spec, layout)
+    initial = initial_state_of(spec, bundles)
+    gatherer = Gatherer(session, CODECS[spec.codecs.up], initial.layout, spec.plan, helper, spec.sharers)
+    server_step = ServerStep(spec, initial.layout)
     return JobContext(
         spec,
         spec.plan,
-        layout,
+        initial.layout,
         devices.kind(torch.device("cpu")),
         gatherer,
         server_step,
-        Recovery(session, artifacts, spec, server_step, gatherer),
+        Recovery(session, artifacts, initial, server_step, gatherer, CODECS[spec.codecs.down]),
         Retention(artifacts, spec),
-        _frozen(task, outline, spec, artifacts),
+        _frozen(initial, artifacts),
     )

@@ -27,9 +27,9 @@ class JobThread:
     It ends when the job needs no reducer any more, when the claim is lost, or when `stop` is set.
     """
 
-    def __init__(self, session: ReducerSession, artifacts: Path, stop: threading.Event) -> None:
+    def __init__(self, session: ReducerSession, artifacts: Path, bundles: Path, stop: threading.Event) -> None:
         self.session, self.stop = session, stop
-        self.job = JobReducer(session, artifacts)
+        self.job = JobReducer(session, artifacts, bundles)
         self.holds_claim = True
         """Whether the process renews the claim."""
         self._remarks = Seldom(REMARK_EVERY_S)

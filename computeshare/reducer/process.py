@@ -58,8 +58,8 @@ log = structlog.get_logger()
 class Reducer:
     """Claims the jobs that have no reducer and renews the claims; each job is served by a thread of its own."""
 
-    def __init__(self, redis: Redis, artifacts: Path, stop: threading.Event) -> None:
-        self.redis, self.artifacts, self.stop = redis, artifacts, stop
+    def __init__(self, redis: Redis, artifacts: Path, bundles: Path, stop: threading.Event) -> None:
+        self.redis, self.artifacts, self.bundles, self.stop = redis, artifacts, bundles, stop
         self.id = uuid.uuid4().hex[:12]
         self.jobs: dict[str, JobThread] = {}
         self._near: Redis | None = None
@@ -115,7 +115,7 @@ class Reducer:
         elif session.claim(hostname(), os.getpid(), CLAIM_MS):
             self._asleep.pop(job_id, None)
             log.info("claimed", job=job_id, fence=session.fence)
-            thread = JobThread(session, self.artifacts, self.stop)
+            thread = JobThread(session, self.artifacts, self.bundles, self.stop)
             self.jobs[job_id] = thread
             thread.start()
 
@@ -195,7 +195,7 @@ def serve(settings: Settings) -> None:
         warm()
         spare_the_collector()
         log.info("reducer ready", pid=os.getpid())
-        reducer = Reducer(redis, settings.artifacts_dir, stop)
+        reducer = Reducer(redis, settings.artifacts_dir, settings.bundles_dir, stop)
         end_soon_after(stop, reducer.is_saving)
         reducer.run()
 

@@ -1,4 +1,4 @@
-"""Recovery: load the version that a job has reached from the broker, from disk, or from its seed."""
+"""Recovery: load the version that a job has reached from the broker, from disk, or from how it began."""
 
 import dataclasses
 import struct
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from computeshare.checkpoints.store import Artifacts
+from computeshare.codecs.base import Codec
 from computeshare.codecs.messages import add_delta, decode_weights
-from computeshare.codecs.registry import CODECS, EXACT
+from computeshare.codecs.registry import EXACT
 from computeshare.errors import ArtifactError, CodecError, LostClaim, ShapeError
 from computeshare.jobspec.sampling_plan import Round
-from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundState
 from computeshare.protocol.versions.chain import Chain, route
@@ -22,6 +22,7 @@ from computeshare.tensors.layout import Weights
 from computeshare.types import Token, Vector
 
 if TYPE_CHECKING:
+    from computeshare.tasks.initial_state import InitialState
     from computeshare.training.server_step import ServerModel, ServerStep
 
 log = structlog.get_logger()
@@ -44,22 +45,18 @@ class Recovery:
         self,
         session: ReducerSession,
         artifacts: Artifacts,
-        spec: JobSpec,
+        initial: "InitialState",
         server_step: "ServerStep",
         gatherer: Gatherer,
+        down: Codec,
     ) -> None:
-        self._session, self._artifacts, self._spec, self._server_step = session, artifacts, spec, server_step
-        self._gatherer, self._layout, self._plan = gatherer, gatherer.layout, gatherer.plan
-        self._down = CODECS[spec.codecs.down]
+        self._session, self._artifacts, self._initial, self._server_step = session, artifacts, initial, server_step
+        self._gatherer, self._layout, self._plan, self._down = gatherer, gatherer.layout, gatherer.plan, down
         self._reported: set[Token] = set()
 
     def initial(self) -> "ServerModel":
-        """Version 0: the model initialized from the job's seed."""
-        from computeshare.tasks.modules import weights_of
-        from computeshare.tasks.registry import task_of
-
-        module = task_of(self._spec).module(self._spec.seed)
-        return self._server_step.load(weights_of(module, self._layout), b"")
+        """Version 0, as the job begins."""
+        return self._server_step.load(self._initial.weights(), b"")
 
     def on_disk(self) -> LoadedVersion | None:
         """Load the newest undamaged checkpoint of the job's current branch; announce damaged ones."""

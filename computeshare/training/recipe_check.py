@@ -139,12 +139,13 @@ def _tried(bundle: Bundle, trial: Trial, files: Path, state: Path) -> Report:
     batch = instance.split.batch(first.indices)
     entries = [TensorEntry(name=t.name, shape=t.shape, kind=t.kind) for t in instance.layout.tensors]
     frozen = sum(p.numel() for p in instance.module.parameters() if not p.requires_grad)
+    metrics = task.found_metrics(instance.module, batch)
     facts = RecipeFacts(
         train=len(train),
         test=len(test),
         tensors=tuple(entries),
-        metric="accuracy" if task.classifies else "loss",
-        metrics=task.found_metrics(instance.module, batch),
+        metric="accuracy" if task.classifies or "accuracy" in metrics else "loss",
+        metrics=metrics,
         classes=task.found_classes(instance.module, batch),
         initial=described(state).digest,
         frozen=frozen_digest(instance.module),

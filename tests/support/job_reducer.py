@@ -15,6 +15,7 @@ from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import Grant, WorkerSession
 from computeshare.reducer.job_reducer import JobReducer
+from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.training.replica import Replica
@@ -36,9 +37,12 @@ Spoil = Callable[[list[Blob]], list[Blob]]
 class Hand:
     """A worker in this process, moved by hand."""
 
-    def __init__(self, redis: Redis, job_id: str, spec: JobSpec, worker: str) -> None:
+    def __init__(
+        self, redis: Redis, job_id: str, spec: JobSpec, worker: str, instance: TaskInstance | None = None
+    ) -> None:
+        """`instance`: what it trains; default: the job's task."""
         torch.set_num_threads(1)
-        instance = task_of(spec).instance(spec.seed, "train", Path())
+        instance = instance or task_of(spec).instance(spec.seed, "train", Path())
         self.layout, self.module = instance.layout, instance.module
         self.replica = Replica(instance, spec.plan, torch.device("cpu"))
         self.session = WorkerSession(redis, job_id, worker, f"session of {worker}")
@@ -78,10 +82,10 @@ class Job:
         self.redis.delete(self.store.keys.reducer())
         reducer = ReducerSession(self.redis, self.job_id, "reducer")
         assert reducer.claim("host", 1, 60_000)
-        return JobReducer(reducer, self.root)
+        return JobReducer(reducer, self.root, self.root / "bundles")
 
-    def hand(self, worker: str) -> Hand:
-        return Hand(self.redis, self.job_id, self.spec, worker)
+    def hand(self, worker: str, instance: TaskInstance | None = None) -> Hand:
+        return Hand(self.redis, self.job_id, self.spec, worker, instance)
 
     def round(self, *hands: Hand) -> None:
         """One round by these hands, in this order."""

@@ -1,8 +1,15 @@
 """Specifications of jobs that train a recipe."""
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.spec import JobSpec
+from computeshare.tasks.modules import frozen_digest, layout_of
+from computeshare.tasks.recipes import state_files
 
 RECIPE = "sha256:" + "a1" * 32
 FACTS: dict[str, Any] = {
@@ -24,3 +31,12 @@ FACTS: dict[str, Any] = {
 def recipe_spec(**changes: Any) -> JobSpec:
     """A job's specification with a recipe and its facts."""
     return JobSpec.model_validate({"recipe": RECIPE, "recipe_facts": FACTS, **changes})
+
+
+def stored_facts(module: nn.Module, store: BundleStore, **changes: Any) -> dict[str, Any]:
+    """The facts of a recipe that builds the module, whose initial state is put into the store."""
+    with tempfile.TemporaryDirectory() as folder:
+        state_files.write(module, Path(folder))
+        initial = store.add(Path(folder)).digest
+    tensors = [{"name": t.name, "shape": t.shape, "kind": t.kind} for t in layout_of(module).tensors]
+    return {**FACTS, "tensors": tensors, "initial": initial, "frozen": frozen_digest(module), **changes}

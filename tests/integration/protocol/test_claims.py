@@ -47,7 +47,7 @@ def test_a_reducer_whose_claim_was_taken_lets_the_job_go_and_keeps_the_others(
     stores = [RoundStore(redis, f"{job_id}{number}") for number in range(2)]
     for store in stores:
         store.publish(spec_of().model_dump_json())
-    with running(Reducer(redis, tmp_path, threading.Event())) as reducer:
+    with running(Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())) as reducer:
         wait_until(lambda: {store.job_id for store in stores} <= set(reducer.jobs))
         redis.set(stores[0].keys.reducer(), "another's", px=60_000)
         wait_until(lambda: stores[0].job_id not in reducer.jobs)
@@ -69,7 +69,7 @@ def test_no_job_waits_for_the_step_of_another(redis: Redis, tmp_path: Path, monk
 
     monkeypatch.setattr(NextVersion, "step", stepped)
     slow_hand, quick_hand = slow.hand("solo"), quick.hand("solo")
-    with running(Reducer(redis, tmp_path, threading.Event())) as reducer:
+    with running(Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())) as reducer:
         wait_until(lambda: len(reducer.jobs) == 2)
         slow_hand.send(slow_hand.pull())
         assert is_stepping.wait(60)
@@ -83,8 +83,8 @@ def test_no_job_waits_for_the_step_of_another(redis: Redis, tmp_path: Path, monk
 
 def test_jobs_are_spread_over_the_reducers_that_are_there(redis: Redis, tmp_path: Path) -> None:
     with (
-        running(Reducer(redis, tmp_path, threading.Event())) as first,
-        running(Reducer(redis, tmp_path, threading.Event())) as second,
+        running(Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())) as first,
+        running(Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())) as second,
     ):
         for number in range(4):
             RoundStore(redis, f"spread{number}").publish(spec_of().model_dump_json())
@@ -93,7 +93,7 @@ def test_jobs_are_spread_over_the_reducers_that_are_there(redis: Redis, tmp_path
 
 
 def test_a_reducer_that_serves_others_leaves_a_job_to_one_that_serves_none(redis: Redis, tmp_path: Path) -> None:
-    busy, idle = (Reducer(redis, tmp_path, threading.Event()) for _ in range(2))
+    busy, idle = (Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event()) for _ in range(2))
     RoundStore(redis, "first").publish(spec_of().model_dump_json())
     busy.claim_jobs()
     RoundStore(redis, "second").publish(spec_of().model_dump_json())
@@ -118,7 +118,7 @@ def test_standing_by_asks_about_a_claim_when_it_would_end(redis: Redis, tmp_path
     for store in stores:
         store.publish(spec_of().model_dump_json())
         redis.set(store.keys.reducer(), "another's", px=process.CLAIM_MS)
-    reducer = Reducer(redis, tmp_path, threading.Event())
+    reducer = Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())
     reducer.claim_jobs()
     before = commands(redis)
     for _ in range(4):  # a second of looking
@@ -134,7 +134,7 @@ def test_standing_by_asks_about_a_claim_when_it_would_end(redis: Redis, tmp_path
 
 def test_a_claim_given_up_is_taken_at_once(redis: Redis, tmp_path: Path) -> None:
     RoundStore(redis, "handed").publish(spec_of().model_dump_json())
-    first, second = (Reducer(redis, tmp_path, threading.Event()) for _ in range(2))
+    first, second = (Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event()) for _ in range(2))
     for reducer in (first, second):
         reducer.claim_jobs()
     assert [*first.jobs] == ["handed"] and not second.jobs
@@ -155,7 +155,7 @@ def test_an_outage_while_a_reducer_sleeps_costs_it_nothing_it_holds(
 ) -> None:
     job = left_to_others(Job(redis, "asleep", spec_of(), tmp_path))
     hand = job.hand("solo")
-    with running(Reducer(job.redis, job.root, threading.Event())) as reducer:
+    with running(Reducer(job.redis, job.root, job.root / "bundles", threading.Event())) as reducer:
         wait_until(lambda: any(thread.job.handler and thread.job.handler.current for thread in reducer.jobs.values()))
         (held,) = reducer.jobs.values()
         version, looks = held.job.handler.current, list[None]()
@@ -182,8 +182,8 @@ def test_a_claim_outlives_a_load_that_takes_many_times_as_long(
 
     monkeypatch.setattr(ReducerSession, "load_state", slow)
     with (
-        running(Reducer(redis, tmp_path, threading.Event())) as first,
-        running(Reducer(redis, tmp_path, threading.Event())) as second,
+        running(Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())) as first,
+        running(Reducer(redis, tmp_path, tmp_path / "bundles", threading.Event())) as second,
     ):
         threads = lambda: [*first.jobs.values(), *second.jobs.values()]  # noqa: E731
         wait_until(lambda: any(thread.job.handler and thread.job.handler.current for thread in threads()))
@@ -203,7 +203,7 @@ def test_a_job_that_diverges_fails_in_plain_words_with_the_traceback_of_its_redu
             hand.send(grant)
         return bool(events(job.store, "failed"))
 
-    with running(Reducer(job.redis, job.root, threading.Event())):
+    with running(Reducer(job.redis, job.root, job.root / "bundles", threading.Event())):
         wait_until(failed)
     (told,) = events(job.store, "failed")
     assert told["error"].startswith("Training diverged at version")
@@ -218,7 +218,7 @@ def test_a_fault_of_the_reducers_own_fails_its_job_with_its_traceback(
 ) -> None:
     job = left_to_others(Job(redis, "faulty", spec_of(), tmp_path))
     monkeypatch.setattr(RoundHandler, "resume", lambda self, state: 1 / 0)
-    with running(Reducer(job.redis, job.root, threading.Event())) as reducer:
+    with running(Reducer(job.redis, job.root, job.root / "bundles", threading.Event())) as reducer:
         wait_until(lambda: events(job.store, "failed"))
         wait_until(lambda: not reducer.jobs)
     (told,) = events(job.store, "failed")
@@ -243,7 +243,7 @@ def test_an_outage_in_the_middle_of_a_commit_changes_no_bit(
 
     monkeypatch.setattr(ReducerSession, "commit", broken)
     hand = job.hand("solo")
-    with running(Reducer(job.redis, job.root, threading.Event())):
+    with running(Reducer(job.redis, job.root, job.root / "bundles", threading.Event())):
         hand.send(hand.pull())
         wait_until(lambda: version_of(job.store) == 1)
     assert not outages and len(events(job.store, "reducer")) == 3  # the test's own, and one on each side of the outage

@@ -38,7 +38,7 @@ def train(redis: Redis, job_id: str, spec: JobSpec, root: Path, seats: int = 1) 
         redis.hset(store.keys.seats(), seat.worker, seat.id)
         sessions.append(SeatSession(redis, seat, spec, Settings(home=root), stop))
     threads = [threading.Thread(target=session.run, args=("cpu",), daemon=True) for session in sessions]
-    with running(Reducer(redis, root / "artifacts", stop)):
+    with running(Reducer(redis, root / "artifacts", root / "bundles", stop)):
         wait_until(
             lambda: store.read() is not None
         )  # a seat in the same process draws from the generator of the first weights

@@ -160,7 +160,7 @@ def start(
     redis: Redis, job_id: str, spec: JobSpec, root: Path, stop: threading.Event
 ) -> tuple[list[threading.Thread], list[Any]]:
     """A reducer and a seat, each in a thread; the list holds why the seat ended."""
-    reducer = Reducer(redis, root, stop)
+    reducer = Reducer(redis, root, root / "bundles", stop)
     seat = Seat("aaaaaaaaaaaa", job_id, 1, 1)
     redis.hset(RoundStore(redis, job_id).keys.seats(), seat.worker, seat.id)
     session = SeatSession(redis, seat, spec, Settings(home=root), stop)

@@ -34,7 +34,7 @@ def test_reducer_makes_no_folder_outside_its_home_for_what_is_no_job_id(
         redis.set(JobKeys(name).spec(), SPEC.model_dump_json())
         redis.sadd(keys.JOBS, name)
     RoundStore(redis, job_id).publish(SPEC.model_dump_json())
-    reducer = Reducer(redis, home, threading.Event())
+    reducer = Reducer(redis, home, home / "bundles", threading.Event())
     reducer.claim_jobs()
     assert job_id in reducer.jobs and not set(names) & set(reducer.jobs)
     deadline = time.monotonic() + 30

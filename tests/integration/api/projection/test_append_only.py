@@ -218,7 +218,7 @@ class Run:
             self.redis.delete(self.store.keys.reducer())  # the claim of the one before has run out
             reducer = ReducerSession(self.redis, self.job_id, secrets.token_hex(4))
             if reducer.claim("host", 1, 600_000):
-                self.reducer = JobReducer(reducer, self.root)
+                self.reducer = JobReducer(reducer, self.root, self.root / "bundles")
             return
         before, parts = self.reducer.session.progress()
         full = before is not None and before.status == "running" and len(parts) == before.count

@@ -329,7 +329,7 @@ def test_every_process_refuses_to_work_for_a_control_plane_of_another_version(ow
     assert shown.state == "refused"
     stop = stop_event()
     with pytest.raises(VersionError, match="this reducer"):
-        Reducer(own, tmp_path, stop).run()  # type: ignore[arg-type]
+        Reducer(own, tmp_path, tmp_path / "bundles", stop).run()  # type: ignore[arg-type]
     with pytest.raises(VersionError, match="this evaluator"):
         Evaluator(own, tmp_path, tmp_path, stop).run()  # type: ignore[arg-type]
     own.set(keys.RELEASE, b"\xff not JSON")
