@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,7 +45,7 @@ class Order:
         return cls(**values, access=landlock.Access(**access) if access else None)
 
 
-def command(root: str, order: Order, argv: list[str]) -> list[str]:
+def command(root: str, order: Order, argv: Sequence[str]) -> list[str]:
     """The command that carries out the order and becomes `argv`; `root` holds this package."""
     start = "import sys; sys.path.append(sys.argv[1]); from computeshare.confinement.launcher import main; main()"
     return [sys.executable, "-I", "-S", "-c", start, root, order.dumps(), *argv]
@@ -67,6 +69,7 @@ def _give_up(order: Order) -> None:
         allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (allowed, allowed))
     if sys.platform != "linux":
+        _end_with(order.parent)
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if order.parent:
@@ -79,6 +82,21 @@ def _give_up(order: Order) -> None:
     if order.access:
         landlock.restrict(order.access)
     seccomp.install(order.contained, order.forks)
+
+
+def _end_with(parent: int, every_s: float = 0.5) -> None:
+    """Leave a process outside that ends this one, whatever it becomes, once `parent` has ended."""
+    this = os.getpid()
+    if os.fork():
+        return
+    os.closerange(0, 1 << 16)
+    while os.getppid() == this:
+        try:
+            os.kill(parent, 0)
+        except ProcessLookupError:
+            os.kill(this, signal.SIGKILL)
+        time.sleep(every_s)
+    os._exit(0)
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 
 from computeshare.confinement import scratch as folder_use
+from computeshare.confinement.command import MOST_TASKS
 
-MOST_TASKS = 2048
-"""Processes and threads together."""
 MOST_ENTRIES = 50_000
 """Files and folders below the scratch folder."""
 SPARE_BYTES = 1 << 30

@@ -26,6 +26,7 @@ CHECKS: tuple[Callable[[Surroundings], Check], ...] = (
     here.processes,
     here.port,
     here.proxies,
+    here.recipes,
     services.broker,
     services.broker_memory,
     services.control_plane,

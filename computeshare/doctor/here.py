@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 import psutil
 
 from computeshare import __version__
+from computeshare.confinement.methods import Method, method
 from computeshare.doctor.machine import Check, Surroundings
 from computeshare.errors import SettingsError
 from computeshare.jobspec.catalog import catalog
@@ -185,6 +186,18 @@ def proxies(machine: Surroundings) -> Check:
         return Check("proxies", "ok", f"{shown}, past this machine and the control plane")
     advice = f"export NO_PROXY={','.join(swallowed)}, and the same as no_proxy: browsers, curl and scripts obey them"
     return Check("proxies", "warn", f"{shown}: also asked for {', '.join(swallowed)}", advice)
+
+
+def recipes(_: Surroundings) -> Check:
+    """How recipes, which are other people's code, are confined here."""
+    return judged_method(method())
+
+
+def judged_method(by: Method) -> Check:
+    if by.confines:
+        return Check("recipes", "ok", " ".join((f"confined by {by.name}.", *by.remarks)))
+    told, *advice = by.remarks
+    return Check("recipes", "warn", f"not confined. {told}", " ".join(advice))
 
 
 def data_sets(machine: Surroundings) -> Check:

@@ -17,7 +17,8 @@ import pytest
 
 from computeshare import __version__
 from computeshare.cli.main import app
-from computeshare.doctor import Surroundings, here, services
+from computeshare.confinement import kinds
+from computeshare.doctor import Check, Surroundings, here, services
 from computeshare.doctor import machine as machine_module
 from computeshare.protocol.handshake import PROTOCOL
 from computeshare.settings import RunFile, Settings
@@ -375,6 +376,15 @@ def test_what_a_proxy_fetches_is_in_reach_where_the_proxy_is(
     assert here.out_of_reach(sources) == ["kmnist"]
 
 
+def test_how_recipes_are_confined_is_told_with_what_is_not_promised() -> None:
+    assert here.judged_method(kinds.BUBBLEWRAP) == Check("recipes", "ok", "confined by bubblewrap.")
+    check = here.judged_method(kinds.LANDLOCK)
+    assert check.status == "ok" and "cannot start a compiler" in check.finding and check.advice == ""
+    check = here.judged_method(kinds.without("Install bubblewrap."))
+    assert (check.status, check.advice) == ("warn", "Install bubblewrap.")
+    assert "not confined" in check.finding and "your rights" in check.finding
+
+
 def test_the_command_reports_every_check_and_fails_with_one(
     machine: Surroundings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -387,8 +397,8 @@ def test_the_command_reports_every_check_and_fails_with_one(
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     assert [check["name"] for check in document["checks"]] == [
-        "python", "packages", "device", "home", "disk", "database", "processes", "port", "proxies", "broker",
-        "broker memory", "control plane", "token", "versions", "clock", "workers", "data sets",
+        "python", "packages", "device", "home", "disk", "database", "processes", "port", "proxies", "recipes",
+        "broker", "broker memory", "control plane", "token", "versions", "clock", "workers", "data sets",
     ]  # fmt: skip
     monkeypatch.setenv("COMPUTESHARE_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
     assert run(app, arguments) == 1
