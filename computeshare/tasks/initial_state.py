@@ -13,7 +13,7 @@ from computeshare.bundles.manifest import PIECE_BYTES, FileEntry
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
+from computeshare.jobspec.tasks.recipe_facts import INITIAL, RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeTask
 from computeshare.tasks import modules
 from computeshare.tasks.base import Task
@@ -89,8 +89,8 @@ class StoredState:
     def weights(self) -> Weights:
         digest = self.facts.initial
         try:
-            folder = self.bundles.open_files(digest, (state_files.INITIAL,))
-            for entry in self.bundles.manifest(digest).chosen((state_files.INITIAL,)):
+            folder = self.bundles.open_files(digest, (INITIAL,))
+            for entry in self.bundles.manifest(digest).chosen((INITIAL,)):
                 _check(folder, entry)
         except (BundleError, OSError) as error:
             raise BundleError(

@@ -1,21 +1,29 @@
 """Tries a recipe: builds it twice, takes two steps, determines its sizes and reports errors."""
 
+import contextlib
 import json
 import math
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from pydantic import ValidationError
 
 from computeshare.bundles.source import described
+from computeshare.confinement import scratch
+from computeshare.confinement.process import start
+from computeshare.confinement.watch import ended, watch
 from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.jobspec.part import Part
-from computeshare.jobspec.tasks.recipe_facts import RecipeFacts, TensorEntry
+from computeshare.jobspec.tasks.recipe_facts import FROZEN, INITIAL, RecipeFacts, TensorEntry
+from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.tasks.recipes.requirements import required
 
 if TYPE_CHECKING:
     from computeshare.tasks.base import TaskInstance
@@ -25,7 +33,12 @@ BATCH = 8
 """Most samples of a step of the trial."""
 PATIENCE_S = 600.0
 ANSWER = "answer"
-"""The file beside the recipe's in which the trial's process leaves its result."""
+"""The file in which the trial's process leaves its result."""
+STATE = "state"
+"""The folder in which it leaves the files of the initial state."""
+ANSWER_BYTES, STATE_BYTES = 16 << 20, 1 << 40
+TRIAL_BYTES = 8 << 30
+"""Most memory of a confined trial."""
 
 
 class Report(Part):
@@ -55,28 +68,30 @@ class Trial:
         arguments: the job's `recipe_args`.
         folder: with the data that the recipe reads; None: it needs none.
         seed: of the job.
+        is_confined: whether the recipe's code reaches nothing but `folder`, or has this user's rights.
     """
 
     arguments: Mapping[str, Any]
     folder: Path | None = None
     seed: int = 0
+    is_confined: bool = False
 
 
 def check(bundle: Bundle, trial: Trial, state: Path | None = None, patience_s: float = PATIENCE_S) -> Report:
-    """Try a recipe in a process of its own, which runs the recipe's code with this user's rights.
+    """Try a recipe in a process of its own.
 
     Args:
         state: an empty folder that gets the files of the initial state; None: nobody needs them.
     Raises: RecipeError: the recipe cannot train, with the reason; its process died, or took longer than `patience_s`.
+        Unconfined: it is to be confined, and nothing here can do that.
     """
-    folder = str(trial.folder) if trial.folder else None
-    request = {"files": dict(bundle.files), "arguments": dict(trial.arguments), "folder": folder, "seed": trial.seed}
-    with tempfile.TemporaryDirectory(prefix="recipe-") as scratch:
-        request["state"] = str(state or Path(scratch, "state"))
-        answer = Path(scratch) / ANSWER
-        command = [sys.executable, "-m", __name__, scratch]
-        # what the recipe prints goes to standard error: standard output is for the report
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
+    requires = required(bundle)
+    requirements.check(requires)
+    request = {"files": dict(bundle.files), "arguments": dict(trial.arguments), "seed": trial.seed}
+    request["folder"] = str(trial.folder) if trial.folder else None
+    with scratch.temporary() as folder:
+        process = _started(folder, trial)
+        watching = watch(process, TRIAL_BYTES, scratch=folder) if trial.is_confined else None
         try:
             process.communicate(json.dumps(request).encode(), patience_s)
         except subprocess.TimeoutExpired as error:
@@ -86,15 +101,51 @@ def check(bundle: Bundle, trial: Trial, state: Path | None = None, patience_s: f
         finally:
             process.kill()
             process.wait()
-        found = answer.read_bytes() if answer.exists() else b""
-    if process.returncode or not found:
+        why = watching.why() if watching else ended(process.returncode)
+        report = _read_report(folder, process.returncode, why)
+        facts = report.facts.model_copy(update={"requires": requires})
+        if state:
+            _take(folder / STATE, state)
+            facts = facts.model_copy(update={"initial": described(state).digest})
+    return report.model_copy(update={"digest": bundle.digest, "facts": facts})
+
+
+def _started(folder: Path, trial: Trial) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", __name__, str(folder)]
+    if trial.is_confined:
+        read = [trial.folder] if trial.folder else []
+        return start(command, scratch=folder, readable=read, stdin=subprocess.PIPE, output=subprocess.DEVNULL)
+    # what the recipe prints goes to standard error: standard output is for the report
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
+
+
+def _read_report(folder: Path, code: int, why: str) -> Report:
+    """Raises RecipeError."""
+    found = b""
+    with contextlib.suppress(FileNotFoundError), scratch.open_file(folder, ANSWER, ANSWER_BYTES) as file:
+        found = file.read()
+    if code or not found:
         raise RecipeError(
-            f"the recipe's process ended with exit code {process.returncode}: "
-            "look for a call that ends the process, or for too little memory"
+            f"the recipe's process {why}: look for a call that ends the process, or for too little memory"
         )
     if found.startswith(_ERROR):
         raise RecipeError(found.removeprefix(_ERROR).decode(errors="replace"))
-    return Report.model_validate_json(found)
+    try:
+        return Report.model_validate_json(found)
+    except ValidationError as error:
+        raise RecipeError(f"the recipe's process left a report that is none: {error}") from error
+
+
+def _take(source: Path, state: Path) -> None:
+    """Copy the files of the initial state. Raises RecipeError, OSError."""
+    for name in (INITIAL, FROZEN):
+        with contextlib.suppress(FileNotFoundError), scratch.open_file(source, name, STATE_BYTES) as file:
+            _copy(file, state / name)
+
+
+def _copy(file: BinaryIO, path: Path) -> None:
+    with path.open("wb") as target:
+        shutil.copyfileobj(file, target)
 
 
 _ERROR = b"error: "
@@ -102,24 +153,24 @@ _ERROR = b"error: "
 
 def main() -> None:
     """In the process of the trial: write the report as JSON to the answer, or `error: ` and why there is none."""
-    scratch = Path(sys.argv[1]).resolve()
+    folder = Path(sys.argv[1]).resolve()
     request = json.load(sys.stdin.buffer)
-    folder = Path(request["folder"]) if request["folder"] else None
-    trial, state = Trial(request["arguments"], folder, request["seed"]), Path(request["state"])
+    data = Path(request["folder"]) if request["folder"] else None
+    trial = Trial(request["arguments"], data, request["seed"])
     try:
-        report = _tried(Bundle(request["files"]), trial, scratch / "files", state)
-        found = report.model_dump_json().encode()
+        found = _tried(Bundle(request["files"]), trial, folder).model_dump_json().encode()
     except ComputeShareError as error:
         found = _ERROR + str(error).encode()
-    (scratch / ANSWER).write_bytes(found)
+    (folder / ANSWER).write_bytes(found)
 
 
-def _tried(bundle: Bundle, trial: Trial, files: Path, state: Path) -> Report:
+def _tried(bundle: Bundle, trial: Trial, folder: Path) -> Report:
     from computeshare.tasks.modules import frozen_digest
     from computeshare.tasks.recipes import state_files
     from computeshare.tasks.recipes.functions import load
     from computeshare.tasks.recipes.task import RecipeTask
 
+    files, state = folder / "files", folder / STATE
     bundle.write(files)
     task = RecipeTask(load(files), bundle.digest, trial.arguments, trial.folder)
     train, test = (task.open(split, files) for split in ("train", "test"))
@@ -129,7 +180,7 @@ def _tried(bundle: Bundle, trial: Trial, files: Path, state: Path) -> Report:
             "model() gave two different modules from the same seed: draw initial weights from torch's, NumPy's or "
             "Python's global generator, and from no other source"
         )
-    state.mkdir(exist_ok=True)
+    state.mkdir()
     state_files.write(first.instance.module, state)
     losses, gradients = zip(*first.taken(), strict=True)
     is_deterministic = gradients == tuple(gradient for _, gradient in second.taken())

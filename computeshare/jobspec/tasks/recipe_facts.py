@@ -9,6 +9,8 @@ from computeshare.jobspec.tasks.facts import Metric
 from computeshare.tensors.layout import Kind, Layout
 
 MOST_TENSORS = 20_000
+INITIAL, FROZEN = "initial.safetensors", "frozen.safetensors"
+"""The files of a job's initial state: what is trained, by the names of `tensors`; parameters that are not."""
 BUNDLE_PATTERN = r"^sha256:[0-9a-f]{64}$"
 """The name of files by their digest."""
 

@@ -12,11 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from computeshare.errors import RecipeError
+from computeshare.jobspec.tasks.recipe_facts import FROZEN, INITIAL
 from computeshare.tasks import modules
 from computeshare.tensors import safetensors_writer
 from computeshare.tensors.layout import Layout, Weights
-
-INITIAL, FROZEN = "initial.safetensors", "frozen.safetensors"
 
 
 def write(module: nn.Module, folder: Path) -> None:

@@ -83,7 +83,7 @@ class RecipeTask(Task):
         if self.functions.pretrained is None:
             return
         before = modules.layout_of(module)
-        with _drawn_from(seed):
+        with _drawn_from(seed), torch.no_grad():
             self.functions.call("pretrained", module, **self.functions.taken("pretrained", self.arguments))
         if modules.layout_of(module) != before:
             raise RecipeError("pretrained() changed which parameters are trained, or their shapes: do that in model()")

@@ -4,20 +4,24 @@ import csv
 import random
 from pathlib import Path
 
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from computeshare.tasks.recipes import bundle
-from computeshare.training.recipe_check import Report, check
+from computeshare.training.recipe_check import Report, Trial, check
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "recipes"
 
 
 def tried(name: str, folder: Path, **arguments: object) -> Report:
-    return check(bundle.read(EXAMPLES / name), arguments, folder)
+    return check(bundle.read(EXAMPLES / name), Trial(arguments, folder))
 
 
 def test_only_the_adapters_of_a_language_model_are_trained(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.txt").write_text("so it goes, and so it went. " * 40)
-    report = tried("lora", tmp_path, rank=2, block=16)
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(EXAMPLES / "lora"))
+    base.save_pretrained(tmp_path / "base")
+    report = tried("lora", tmp_path, rank=2, block=16, base=str(tmp_path / "base"))
     assert {tensor.name.split(".")[-3] for tensor in report.facts.tensors} == {"lora_A", "lora_B"}
     assert (report.parameters, report.frozen, report.facts.train) == (2 * 2 * (64 + 192), 120_576, 69)
     assert report.is_deterministic and report.facts.metric == "loss"

@@ -92,6 +92,43 @@ def test_a_trial_that_hangs_is_ended() -> None:
         check(Bundle({"recipe.py": "import time\ntime.sleep(600)\n"}), Trial({}), patience_s=1)
 
 
+def test_what_a_recipe_requires_is_looked_for_before_it_is_imported() -> None:
+    with pytest.raises(RecipeError, match=r"requires nothing-of-this-name \(not installed\)"):
+        tried("# requires: nothing-of-this-name\nimport nothing_of_this_name\n")
+    assert tried("# requires: torch>=2\n" + GOOD).facts.requires == ("torch>=2",)
+
+
+def test_a_confined_trial_reads_the_data_and_nothing_of_its_users(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for path in (tmp_path / "data" / "numbers.txt", tmp_path / "secret.txt"):
+        path.write_text("20")
+    reading = GOOD.replace("count=20):", "path='numbers.txt'):\n    count = int((folder / path).read_text())")
+    trial = Trial({}, tmp_path / "data", is_confined=True)
+    (tmp_path / "state").mkdir()
+    report = check(Bundle({"recipe.py": reading}), trial, tmp_path / "state")
+    assert report.facts.train == 20 and report.facts.initial == described(tmp_path / "state").digest
+    with pytest.raises(RecipeError, match=r"data\(\) failed: (PermissionError|FileNotFoundError)"):
+        check(Bundle({"recipe.py": reading}), Trial({"path": "../secret.txt"}, tmp_path / "data", is_confined=True))
+
+
+def test_a_link_in_the_place_of_the_initial_state_is_not_followed(tmp_path: Path) -> None:
+    linking = """
+import atexit, os
+from pathlib import Path
+
+def linked():
+    file = Path(HOME_OF_TRIAL, "state", "initial.safetensors")
+    file.unlink()
+    os.symlink(SECRET, file)
+atexit.register(linked)
+"""
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "state").mkdir()
+    text = linking.replace("SECRET", repr(str(tmp_path / "secret"))).replace("HOME_OF_TRIAL", "os.environ['HOME']")
+    with pytest.raises(RecipeError, match="something that cannot be read"):
+        check(Bundle({"recipe.py": GOOD + text}), Trial({}, is_confined=True), tmp_path / "state")
+
+
 def test_the_command_prints_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(GOOD)
     run = CliRunner().invoke(app, ["recipes", "check", str(tmp_path / "net.py"), "--arg", "width=4", "--json"])

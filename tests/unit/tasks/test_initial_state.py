@@ -8,9 +8,9 @@ from torch import nn
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError, RecipeError
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.recipe_facts import INITIAL
 from computeshare.tasks.initial_state import BuiltState, StoredState, initial_state_of
 from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
-from computeshare.tasks.recipes.state_files import INITIAL
 from computeshare.tasks.registry import task_of
 from tests.support.recipe_jobs import recipe_spec, stored_facts
 

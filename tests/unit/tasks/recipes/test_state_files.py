@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from computeshare.errors import RecipeError
+from computeshare.jobspec.tasks.recipe_facts import FROZEN, INITIAL
 from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
 from computeshare.tasks.recipes import state_files
 from computeshare.tensors import safetensors_writer
@@ -36,20 +37,20 @@ def test_a_module_built_elsewhere_gets_the_same_state(tmp_path: Path, frozen: to
 def test_what_is_frozen_is_mapped_and_the_file_stays_as_it_was(tmp_path: Path) -> None:
     there, here = built(), built()
     state_files.write(there, tmp_path)
-    before = (tmp_path / state_files.FROZEN).read_bytes()
+    before = (tmp_path / FROZEN).read_bytes()
     state_files.load_frozen(here, tmp_path)
     maps = Path("/proc/self/maps")
     if maps.exists():
-        assert str(tmp_path / state_files.FROZEN) in maps.read_text()
+        assert str(tmp_path / FROZEN) in maps.read_text()
     with torch.no_grad():
         here[0].weight.add_(1)
-    assert (tmp_path / state_files.FROZEN).read_bytes() == before
+    assert (tmp_path / FROZEN).read_bytes() == before
 
 
 def test_without_frozen_parameters_there_is_one_file(tmp_path: Path) -> None:
     module = built(None)
     state_files.write(module, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [state_files.INITIAL]
+    assert [path.name for path in tmp_path.iterdir()] == [INITIAL]
     state_files.load_frozen(module, tmp_path)
 
 
@@ -67,7 +68,7 @@ def test_initial_weights_are_those_of_the_layout(tmp_path: Path, name: str, valu
     module = built()
     layout = layout_of(module)
     tensors = layout.views(weights_of(module, layout)) | {name: values}
-    (tmp_path / state_files.INITIAL).write_bytes(b"".join(safetensors_writer.pieces(tensors, {})))
+    (tmp_path / INITIAL).write_bytes(b"".join(safetensors_writer.pieces(tensors, {})))
     with pytest.raises(RecipeError, match=said):
         state_files.read_initial(tmp_path, layout)
 
@@ -77,7 +78,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     layout = layout_of(module)
     tensors = layout.views(weights_of(module, layout))
     del tensors["2.bias"]
-    (tmp_path / state_files.INITIAL).write_bytes(b"".join(safetensors_writer.pieces(tensors, {})))
+    (tmp_path / INITIAL).write_bytes(b"".join(safetensors_writer.pieces(tensors, {})))
     with pytest.raises(RecipeError, match=r"2\.bias is missing"):
         state_files.read_initial(tmp_path, layout)
 
@@ -85,7 +86,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [None, b"", b"\x10\0\0\0\0\0\0\0{}", b"\xff" * 64])
 def test_missing_and_damaged_files_are_told(tmp_path: Path, content: bytes | None) -> None:
     module = built()
-    for name in (state_files.INITIAL, state_files.FROZEN) if content is not None else ():
+    for name in (INITIAL, FROZEN) if content is not None else ():
         (tmp_path / name).write_bytes(content or b"")
     with pytest.raises(RecipeError, match="initial weights cannot be read"):
         state_files.read_initial(tmp_path, layout_of(module))
