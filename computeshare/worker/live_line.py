@@ -14,7 +14,7 @@ from rich.text import Text
 
 from computeshare.runtime.processes import configure_logging
 from computeshare.terminal.output import plain, size
-from computeshare.worker.seat.progress_pipe import SeatLink, SeatProgress, Speed
+from computeshare.worker.seat.progress_pipe import SeatLink, SeatProgress, Speed, fetching
 
 _STATES = {"loading": ("…", "yellow"), "waiting": ("▷", "cyan"), "working": ("▶", "green")}
 
@@ -96,6 +96,9 @@ def live_line(progress: SeatProgress | None, speed: Speed, resting: str, said: s
     icon, style = _STATES.get(progress.state, ("?", ""))
     line.append(f"{icon} ", style).append(plain(progress.title) or "a job", "bold")
     if progress.state == "loading":
+        if progress.wanted:
+            line.append(f"  {fetching(progress.fetched, progress.wanted)}", style)
+            return line.append(f"  ↓ {size(round(speed.bytes_down))}/s", "dim")
         return line.append("  loading", style)
     line.append(f"  version {progress.version:,} of {progress.rounds:,}  {speed.samples:,.0f} samples/s")
     return line.append(f"  ↑ {size(round(speed.bytes_up))}/s  ↓ {size(round(speed.bytes_down))}/s", "dim")

@@ -214,6 +214,7 @@ def command(
     if settings.max_up:
         parse_rate(settings.max_up)
     max_memory_bytes, labels = allowed_bytes(settings.max_memory), parse_labels(listed(settings.labels))
+    allowed_bytes(settings.cache)
     if join:
         settings = settings.model_copy(update={"redis_url": accept(join, str(settings.name), settings.home)})
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more

@@ -34,6 +34,9 @@ class SeatProgress:
     samples: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    fetched: int = 0
+    wanted: int = 0
+    """Bytes of the files that the job needs, while the seat fetches them; `fetched` of them are here."""
 
     def encode(self) -> bytes:
         """Encode as one line of JSON, at most `LONGEST` bytes."""
@@ -45,10 +48,18 @@ class SeatProgress:
         """Decode a line; None if it is invalid."""
         try:
             values = json.loads(line)
-            numbers = [int(values[name]) for name in ("version", "rounds", "samples", "bytes_up", "bytes_down")]
+            numbers = [int(values[name]) for name in _NUMBERS]
             return cls(str(values["state"])[:20], str(values["title"])[:LONGEST_TITLE], *numbers)
         except (ValueError, KeyError, TypeError):
             return None
+
+
+_NUMBERS = ("version", "rounds", "samples", "bytes_up", "bytes_down", "fetched", "wanted")
+
+
+def fetching(done_bytes: int, total_bytes: int) -> str:
+    """How far a seat is with the files that its job needs, in words."""
+    return f"fetching data: {done_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB"
 
 
 @dataclass(frozen=True, slots=True)

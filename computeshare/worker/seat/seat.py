@@ -9,15 +9,17 @@ import signal
 import threading
 import time
 import uuid
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
+from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
-from computeshare.errors import ArtifactError, CodecError, Fenced, JobGone, Unfit
+from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, Unfit
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.job_log import JobLog, log_warnings
@@ -31,6 +33,7 @@ from computeshare.training.work_units import AnyReplica, Computation, kind_with
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
+from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
 from computeshare.worker.seat.progress_pipe import SeatProgress, Teller
@@ -94,7 +97,7 @@ class SeatSession:
             reason = self._take_part(device_name)
         except (Fenced, JobGone, _Ended) as ended:
             reason = str(ended)
-        except OutOfMemoryError:
+        except (Interrupted, OutOfMemoryError):
             reason = ASKED
         except Unfit as unfit:
             reason = str(unfit)
@@ -122,10 +125,14 @@ class SeatSession:
         log.error("this machine cannot take part in the job", job=self.seat.job, reason=reason)
 
     def _take_part(self, device_name: str | None) -> str:
-        """Load the job, await its codecs, join, and compute. Returns the reason for the end."""
-        log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
-        started = time.perf_counter()
-        with contextlib.closing(self._open(device_name)) as computation:
+        """Fetch the job's files, load it, await its codecs, join, and compute. Returns the reason for the end."""
+        with ExitStack() as resources:
+            resources.enter_context(
+                fetched(self.redis, self.spec.bundles, self.settings, self._goes_on, self._tell_fetched)
+            )
+            log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
+            started = time.perf_counter()
+            computation = resources.enter_context(contextlib.closing(self._open(device_name)))
             self.device = computation.device
             memory = self.memory = SeatMemory(self.spec, computation.memory, allowed_bytes(self.settings.max_memory))
             test_device(self.seat.job, self.spec, computation, memory, self.settings.home)
@@ -240,8 +247,17 @@ class SeatSession:
         """This seat's progress, for the worker's display."""
         status = self.status
         state = ("working" if status.is_working else "waiting") if status.is_loaded else "loading"
-        moved = self.wires.bytes_sent, self.wires.bytes_received
-        return SeatProgress(state, self.spec.title, status.version, self.spec.rounds_total, status.samples, *moved)
+        files = status.fetched or Fetched(0, 0, 0, 0)
+        moved = self.wires.bytes_sent + files.bytes_sent, self.wires.bytes_received + files.bytes_received
+        lacking = (files.done_bytes, files.total_bytes) if files.done_bytes < files.total_bytes else (0, 0)
+        about = self.spec.title, status.version, self.spec.rounds_total, status.samples
+        return SeatProgress(state, *about, *moved, *lacking)
+
+    def _tell_fetched(self, now: Fetched) -> None:
+        self.status.fetched = now
+
+    def _goes_on(self) -> bool:
+        return not self.stop.is_set()
 
     def _is_called_off(self) -> bool:
         """Whether the update being sent is no longer wanted; interrupts the wire."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.feedback import Feedback
 from computeshare.errors import CodecError, Interrupted, JobGone
 from computeshare.jobspec.spec import JobSpec
@@ -50,6 +51,8 @@ class SeatStatus:
     """Whether the seat computes or sends updates."""
     version: int = 0
     samples: int = 0
+    fetched: Fetched | None = None
+    """How far the seat has come with the files that the job needs; None: it fetched none."""
 
 
 class SeatLoop:

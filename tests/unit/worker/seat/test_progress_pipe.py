@@ -34,7 +34,7 @@ def listening() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("title", ["x" * 500, "\N{GRINNING FACE}" * 200, '"\\' * 100, "\x00\x1b[31m\n" * 50, "\ud800"])
 def test_whatever_a_job_is_called_a_line_fits_into_a_pipe_at_once(title: str) -> None:
-    line = SeatProgress("working", title, *[2**63] * 5).encode()
+    line = SeatProgress("working", title, *[2**63] * 7).encode()
     assert len(line) <= LONGEST and line.count(b"\n") == 1
     found = SeatProgress.decode(line)
     assert found is not None and found.bytes_down == 2**63 and found.title.isprintable()
@@ -125,6 +125,9 @@ def test_the_line_says_job_version_and_speeds() -> None:
 def test_the_line_says_what_it_waits_for() -> None:
     assert text(None, Speed(), "") == "○ waiting for a seat"
     assert text(SeatProgress("loading", "mlp on digits"), Speed(), "") == "… mlp on digits  loading"
+    fetching = SeatProgress("loading", "recipe a1b2", fetched=120_400_000, wanted=1_300_000_000)
+    assert text(fetching, Speed(bytes_down=2e6), "") == "… recipe a1b2  fetching data: 120 of 1,300 MB  ↓ 2.0 MB/s"
+    assert SeatProgress.decode(fetching.encode()) == fetching
     assert text(None, Speed(), "on battery until 50 %") == "‖ resting: on battery until 50 %  "
     leaving = text(WORKING, Speed(), "", "finishing this work unit, Ctrl-C again to quit now")
     assert leaving.startswith("finishing this work unit, Ctrl-C again to quit now  ▶ lenet5")
