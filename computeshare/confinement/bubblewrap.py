@@ -27,7 +27,9 @@ def options(readable: Iterable[Path], scratch: Path, gpu: bool) -> list[str]:
         *_read_only(folders.outermost((*folders.python_paths(), *readable))),
         *(word for path in (folders.gpu_devices() if gpu else ()) for word in ("--dev-bind", str(path), str(path))),
         *("--bind", str(scratch), str(scratch)),
-        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(scratch), "--"),
+        # root's processes could write the kernel's settings in /proc, even those of a namespace
+        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--chdir", str(scratch), "--"),
     ]
 
 

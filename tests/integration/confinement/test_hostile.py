@@ -204,6 +204,35 @@ def test_it_writes_in_its_folder_alone(by: Method, scratch: Path, home: Path, tm
     assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("data", 0o640)
 
 
+KERNEL = """
+for path in Path("paths").read_text().split("\\n"):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        print("OPENED", path)
+    except OSError:
+        pass
+for number in range(1, 50):
+    for name in ("mem", "oom_score_adj"):
+        try:
+            os.close(os.open(f"/proc/{number}/{name}", os.O_WRONLY))
+            print("OPENED", number, name)
+        except OSError:
+            pass
+print("end")
+"""
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_it_changes_no_setting_of_the_kernel(by: Method, scratch: Path, gpu: bool) -> None:
+    """A pattern for core dumps in /proc/sys, say, is a command that root runs: root's recipes could write it."""
+    tops = ("/proc/sys", "/proc/irq", "/proc/bus", "/sys/kernel", "/sys/fs", "/sys/power", "/sys/devices/system")
+    walked = (f"{folder}/{name}" for top in tops for folder, _, names in os.walk(top) for name in names)
+    paths = ["/proc/sysrq-trigger", *(path for path in walked if "\n" not in path)]
+    assert "/proc/sys/kernel/core_pattern" in paths
+    (scratch / "paths").write_text("\n".join(paths))
+    assert run(by, scratch, KERNEL, gpu=gpu) == "end\n"
+
+
 OTHERS = """
 parent, victim = map(int, sys.argv[1:])
 for number in (parent, victim):
