@@ -40,9 +40,13 @@ ROUNDS = "cs:{*}:*"
 """Matches every key of every job."""
 
 
+OUTLIVING = ("spec", "recipe", "recipe_signature", "origin", "events", "backlog", "taken", "logs", "strikes", "banned")
+"""The last parts of the keys that `outlives_rounds`."""
+
+
 def outlives_rounds(key: str) -> bool:
     """Whether a key of a job holds neither its rounds nor their messages, and so stays when the rounds are deleted."""
-    return key.rpartition(":")[2] in ("spec", "origin", "events", "backlog", "taken", "logs", "strikes", "banned")
+    return key.rpartition(":")[2] in OUTLIVING
 
 
 def is_fence(key: str) -> bool:
@@ -94,6 +98,14 @@ class JobKeys:
     def spec(self) -> str:
         """string: the JobSpec as JSON; written by the control plane until the job is deleted."""
         return self._key("spec")
+
+    def recipe(self) -> str:
+        """string: the files of the job's recipe (JSON); written by the control plane until the job is deleted."""
+        return self._key("recipe")
+
+    def recipe_signature(self) -> str:
+        """string: the control plane's signature over what the job has run; written with the recipe."""
+        return self._key("recipe_signature")
 
     def measured(self) -> str:
         """hash: worker to its measurements (JSON), from which the reducer chooses the codecs of a job with `auto`."""
