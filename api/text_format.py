@@ -265,6 +265,9 @@ _SENTENCES: dict[str, Callable[[Data, Name], str]] = {
         f"{count(data['submissions'])} submissions are counted but not listed, because the control plane was away"
     ),
     "damaged": lambda data, _: f"The checkpoint of version {count(data['version'])} is damaged: {data['error']}",
+    "unscored": lambda data, _: (
+        f"Version {count(data['version'])} could not be scored, and is tried again every minute: {data['error']}"
+    ),
     "mended": lambda data, _: (
         f"The broker's data of this job is unusable ({data['error']}): continuing from the last checkpoint"
     ),

@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     max_up: str | None = Field(None, description="how fast a worker sends at most, in bits per second: 5mbit")
     max_memory: str | None = Field(None, description="what a job may take of a worker's memory: 8GB, 512MiB")
     cache: str | None = Field(None, description="how much fetched data a worker keeps: 100GB; default 50 GB or less")
+    recipes: bool = Field(False, description="whether this machine runs recipes, the code of users, in confinement")
     nice: int = Field(0, ge=0, le=19, description="CPU priority of a worker's computing: 0 normal, 19 lowest")
 
     @classmethod

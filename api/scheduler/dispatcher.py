@@ -33,7 +33,7 @@ from api.scheduler.shortage import shortages
 from api.tables import ACTIVE, JOB, WORKER
 from computeshare.checkpoints.store import Artifacts
 from computeshare.protocol import handshake
-from computeshare.protocol.keys import EVALUATOR
+from computeshare.protocol.keys import EVALUATOR, RECIPE_EVALUATOR
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
 from computeshare.types import ENDED
@@ -65,7 +65,7 @@ class Dispatcher:
         self._known_since: dict[str, int] = {}
         self._doubtful: dict[str, str] = {}
         """Jobs whose rounds contradicted SQLite at the last check, with the contradiction."""
-        self._evaluator_seen = now_ms()
+        self._evaluators_seen = dict.fromkeys((EVALUATOR, RECIPE_EVALUATOR), now_ms())
         self._calm_until = self._last = self._reconciled = self._tidied = 0
 
     def step(self, redis: Redis) -> None:
@@ -138,8 +138,9 @@ class Dispatcher:
         self._short_since = {job_id: self._short_since.get(job_id, now) for job_id in short}
         demands = [replace(d, short_ms=now - self._short_since.get(d.job_id, now)) for d in demands]
         missing = shortages(demands, workers, held, out, {job_id: its.due for job_id, its in share.items()})
-        if redis.exists(EVALUATOR):
-            self._evaluator_seen = now
+        for key in self._evaluators_seen:
+            if redis.exists(key):
+                self._evaluators_seen[key] = now
         situations = self._situations(stored, published, missing, out, now)
         return decide_seats(demands, workers, held, past, out.now, due), situations
 
@@ -179,7 +180,8 @@ class Dispatcher:
                 waited_ms=now - self._known_since.get(job.id, now),
                 trouble=out.trouble(job.id),
                 no_room=published[job.id].no_room,
-                evaluator=now - self._evaluator_seen <= STARTING_MS,
+                evaluator=now - self._evaluators_seen[_evaluator_of(job)] <= STARTING_MS,
+                is_recipe=bool(job.spec.get("recipe")),
             )
             for job in stored.jobs
         }
@@ -301,3 +303,8 @@ def _touch(
     mine = (JOB.c.id == job_id) & JOB.c.status.in_(only)
     values = values | {"revision": JOB.c.revision + 1, "updated_ms": now_ms()}
     connection.execute(update(JOB).where(mine).values(values))
+
+
+def _evaluator_of(job: Any) -> str:
+    """The key of the evaluators that may score a job."""
+    return RECIPE_EVALUATOR if job.spec.get("recipe") else EVALUATOR

@@ -6,6 +6,8 @@ STARTING_MS = 20_000
 """How long reducers may take to notice a job, and evaluators to start, before the page says so."""
 NO_EVALUATOR = "no evaluator is running"
 START_EVALUATOR = "start computeshare-evaluator, or use computeshare up"
+NO_RECIPE_EVALUATOR = "no evaluator that runs recipes is running"
+START_RECIPE_EVALUATOR = "start computeshare-evaluator --recipes, or use computeshare up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class Situation:
     no_room: str | None = None
     """Why the broker's memory does not let the job start or go on, if so."""
     evaluator: bool = True
-    """An evaluator runs."""
+    """An evaluator runs, and runs recipes if the job trains one."""
+    is_recipe: bool = False
+    """The job trains a recipe."""
 
 
 def reason(situation: Situation, refused: str | None = None) -> str | None:
@@ -39,12 +43,15 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
         refused: the broker's error when it refused a write for this job.
     """
     unattended = not situation.reducer and situation.waited_ms > STARTING_MS
+    absent, start = (
+        (NO_RECIPE_EVALUATOR, START_RECIPE_EVALUATOR) if situation.is_recipe else (NO_EVALUATOR, START_EVALUATOR)
+    )
     causes = (
         (refused, f"The broker refuses to store data: {refused}"),
         (situation.no_room, situation.no_room),
         (
             situation.finished and not situation.evaluator,
-            f"All rounds are done, but {NO_EVALUATOR} to score the last version: {START_EVALUATOR}",
+            f"All rounds are done, but {absent} to score the last version: {start}",
         ),
         (situation.finished, "All rounds are done: saving and scoring the last version"),
         (unattended, "No reducer is running: start computeshare-reducer, or use computeshare up"),
@@ -52,6 +59,6 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
         (situation.trouble, situation.trouble),
         (not situation.opened, "A reducer is preparing the first weights"),
         (not situation.working, "Workers are loading the model and the data"),
-        (not situation.evaluator, f"Training continues, but {NO_EVALUATOR} to score versions: {START_EVALUATOR}"),
+        (not situation.evaluator, f"Training continues, but {absent} to score versions: {start}"),
     )
     return next((text for applies, text in causes if applies), None)

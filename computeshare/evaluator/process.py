@@ -18,15 +18,16 @@ from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts, Tensors
-from computeshare.errors import ArtifactError, ShapeError, SpecError
+from computeshare.errors import ArtifactError, ComputeShareError, ShapeError, SpecError
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import Metric, goodness
 from computeshare.protocol import handshake
 from computeshare.protocol.job_log import JobLog
-from computeshare.protocol.keys import EVALUATOR, JobKeys
+from computeshare.protocol.keys import EVALUATOR, RECIPE_EVALUATOR, JobKeys
 from computeshare.protocol.round_store import RoundStore, published_jobs
 from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
@@ -37,7 +38,7 @@ from computeshare.transport.connections import connect
 from computeshare.types import Token
 
 if TYPE_CHECKING:
-    from computeshare.evaluator.scorers import Scorer
+    from computeshare.evaluator.scorers import RecipeRunner, Scorer
     from computeshare.tasks.base import Part
     from computeshare.tasks.metrics import SplitScore
 
@@ -90,8 +91,16 @@ def _newness(token: Token) -> tuple[int, int]:
 class Evaluator:
     """Scores the checkpoints that jobs ask for; any number of evaluators may run."""
 
-    def __init__(self, redis: Redis, artifacts: Path, data_dir: Path, stop: threading.Event) -> None:
-        self.redis, self.root, self.data_dir, self.stop = redis, artifacts, data_dir, stop
+    def __init__(
+        self,
+        redis: Redis,
+        artifacts: Path,
+        data_dir: Path,
+        stop: threading.Event,
+        recipes: "RecipeRunner | None" = None,
+    ) -> None:
+        """`recipes`: None: leave jobs that train a recipe to other evaluators."""
+        self.redis, self.root, self.data_dir, self.stop, self.recipes = redis, artifacts, data_dir, stop, recipes
         self.id = uuid.uuid4().hex
         self._scripts = Scripts(redis)
         self._claimed: tuple[JobKeys, str] | None = None
@@ -100,6 +109,8 @@ class Evaluator:
         self._served: dict[str, int] = {}
         self._turns = 0
         self._specs: dict[str, JobSpec | None] = {}
+        self._told: dict[str, str] = {}
+        """The error in scoring that each job was last told."""
         self._scorers: dict[str, Scorer] = {}
         """By job; at most one, that of the job scored last."""
         self._remarks = Seldom(REMARK_EVERY_S)
@@ -107,6 +118,12 @@ class Evaluator:
     def run(self) -> None:
         """Score checkpoints until `stop` is set; retry while the broker is away."""
         threading.Thread(target=self._stay_known, name="alive", daemon=True).start()
+        try:
+            self._score_all()
+        finally:
+            self._give_up_scorers()
+
+    def _score_all(self) -> None:
         while not self.stop.is_set():
             try:
                 if not self._turn():
@@ -117,10 +134,12 @@ class Evaluator:
                 self.stop.wait(random.uniform(0.5, 1.5))
 
     def _stay_known(self) -> None:
-        """Keep renewing the key that shows a live evaluator, and the claim on the checkpoint being scored."""
+        """Keep renewing the keys that show a live evaluator, and the claim on the checkpoint being scored."""
         while True:
             with contextlib.suppress(RedisError):  # full or away: the next time
                 self.redis.set(EVALUATOR, self.id, px=CLAIM_MS)
+                if self.recipes:
+                    self.redis.set(RECIPE_EVALUATOR, self.id, px=CLAIM_MS)
                 if claimed := self._claimed:
                     job, key = claimed
                     self._scripts.call("renew", job, claim_key=key, holder=self.id, life_ms=CLAIM_MS)
@@ -143,6 +162,7 @@ class Evaluator:
     def _waiting(self, job_ids: Sequence[str]) -> tuple[dict[str, list[Token]], dict[str, int]]:
         """The checkpoints to score or to announce, and the number of the last version, both by job."""
         self._announced = {due for due in self._announced if due[0] in job_ids}
+        self._told = {job_id: error for job_id, error in self._told.items() if job_id in job_ids}
         self._set_aside = {due: until for due, until in self._set_aside.items() if until > time.monotonic()}
         done = self._announced | self._set_aside.keys()
         specs = {job_id: spec for job_id in job_ids if (spec := self._spec(job_id))}
@@ -169,7 +189,7 @@ class Evaluator:
                 spec = JobSpec.model_validate_json(raw)
                 if spec.is_open:
                     return None  # the codec is not chosen yet, and with it the number of rounds
-                self._specs[job_id] = spec
+                self._specs[job_id] = spec if self.recipes or not spec.recipe else None
             except ValidationError as error:  # for example of another release: the other jobs can be scored
                 log.error("cannot read the specification", job=job_id, error=str(error))
                 self._specs[job_id] = None
@@ -235,14 +255,19 @@ class Evaluator:
 
     def _pass_over(self, rounds: RoundStore, spec: JobSpec, token: Token, error: Exception) -> None:
         """Set a checkpoint aside to try again later. An unreadable checkpoint other than the last version's is reported
-        as damaged, so that the job does not wait for its score.
+        as damaged, so that the job does not wait for its score; another error is told to the job once.
         """
         reason = f"{type(error).__name__}: {error}"
         log.error("cannot score", job=rounds.job_id, token=str(token), error=reason)
+        self._give_up_scorers()
         self._set_aside[rounds.job_id, token] = time.monotonic() + SET_ASIDE_S
         if isinstance(error, ArtifactError | ShapeError) and token.version < spec.rounds_total:
             rounds.append("damaged", {"token": str(token), "version": token.version, "error": str(error)})
             self._announced.add((rounds.job_id, token))
+        elif self._told.get(rounds.job_id) != reason:
+            self._told[rounds.job_id] = reason
+            told = str(error) if isinstance(error, ComputeShareError) else reason
+            rounds.append("unscored", {"version": token.version, "error": told})
 
     def _score(self, artifacts: Artifacts, rounds: RoundStore, spec: JobSpec, token: Token) -> dict[str, Any]:
         tensors = artifacts.tensors(token, averaged=True)
@@ -284,10 +309,17 @@ class Evaluator:
         from computeshare.evaluator.scorers import LocalScorer
 
         if job_id not in self._scorers:
-            while self._scorers:
-                self._scorers.popitem()[1].close()
-            self._scorers[job_id] = LocalScorer(spec, self.data_dir)
+            self._give_up_scorers()
+            if spec.recipe:
+                assert self.recipes, "others' jobs are not looked at"
+                self._scorers[job_id] = self.recipes.scorer(self.redis, job_id, spec)
+            else:
+                self._scorers[job_id] = LocalScorer(spec, self.data_dir)
         return self._scorers[job_id]
+
+    def _give_up_scorers(self) -> None:
+        while self._scorers:
+            self._scorers.popitem()[1].close()
 
 
 def best_of(scores: Mapping[Token, Mapping[str, Any]]) -> Token:
@@ -311,6 +343,15 @@ def _announce(rounds: RoundStore, token: Token, score: Mapping[str, Any]) -> Non
     rounds.append("scored", {"token": str(token), "version": token.version, **score})
 
 
+def _recipes(settings: Settings) -> "RecipeRunner | None":
+    """How recipes are run here; None: they are not. Raises NoToken: nothing here could check their signatures."""
+    if not settings.recipes:
+        return None
+    from computeshare.evaluator.scorers import RecipeRunner
+
+    return RecipeRunner(BundleStore(settings.bundles_dir), settings.resolve_token())
+
+
 def serve(settings: Settings) -> None:
     """Run one evaluator in this process until a signal ends it."""
     import torch
@@ -326,7 +367,7 @@ def serve(settings: Settings) -> None:
         log.info("evaluator ready", pid=os.getpid())
         texts = threading.Thread(target=serve_texts, args=(redis, settings.artifacts_dir, stop), daemon=True)
         texts.start()
-        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop).run()
+        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop, _recipes(settings)).run()
 
 
 def child(values: dict[str, str]) -> None:
@@ -340,9 +381,12 @@ def command(
     redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of checkpoints and run.json.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of data sets.")] = None,
+    recipes: Annotated[
+        bool | None, typer.Option("--recipes", help="Also score jobs that train recipes, whose code then runs here.")
+    ] = None,
 ) -> None:
     """Score every checkpoint on its job's test set."""
-    serve(Settings.given(redis_url=redis_url, home=home, data=data))
+    serve(Settings.given(redis_url=redis_url, home=home, data=data, recipes=recipes))
 
 
 def main() -> None:

@@ -1,17 +1,23 @@
-"""What scores a job's versions: the task in this process."""
+"""What scores a job's versions: its task in this process, or a recipe in a process of its own."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from redis import Redis
+
+from computeshare.bundles.store import BundleStore
+from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
+from computeshare.queue import recipes
 from computeshare.tasks import metrics
 from computeshare.tasks.base import Part, TaskInstance
 from computeshare.tasks.metrics import SplitScore
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Layout, Weights
+from computeshare.training.recipe_process.process import RecipeFiles, RecipeProcess
 
 
 class Scorer(Protocol):
@@ -72,3 +78,34 @@ class LocalScorer:
         if part not in self._parts:
             self._parts[part] = task_of(self.spec).instance(self.spec.seed, part, self.data_dir)
         return self._parts[part]
+
+
+@dataclass(frozen=True)
+class RecipeRunner:
+    """How this evaluator runs recipes: confined, on the CPU, and only those that the control plane has signed.
+
+    Args:
+        bundles: with the jobs' initial states and data.
+        token: the control plane's, which signs.
+    """
+
+    bundles: BundleStore
+    token: str
+
+    def scorer(self, redis: Redis, job_id: str, spec: JobSpec) -> RecipeProcess:
+        """Start a process that scores the job's versions. Raises RecipeError, BundleError, Unconfined."""
+        recipe = recipes.recipe_of(redis, job_id, spec)
+        if not recipes.is_signed(redis, job_id, spec, self.token):
+            raise RecipeError(
+                "the recipe is not run, because this control plane has not signed it: the job was changed in the "
+                "broker, or the evaluator has another control plane's token"
+            )
+        assert spec.recipe_facts
+        files = RecipeFiles(recipe, self.bundles.open_files(spec.recipe_facts.initial))
+        one_thread = spec.model_copy(update={"threads": 1})  # training cannot wait, scores can
+        process = RecipeProcess(one_thread, files, "cpu")
+        try:
+            return process.open(spec.scored_part)
+        except BaseException:
+            process.close()
+            raise

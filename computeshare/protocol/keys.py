@@ -21,6 +21,9 @@ GIVEN_UP = "cs:given-up"
 EVALUATOR = "cs:evaluator"
 """string: id of the evaluator that reported last; expires."""
 
+RECIPE_EVALUATOR = "cs:recipe-evaluator"
+"""string: id of the evaluator that reported last of those that run recipes; expires."""
+
 TEXT_REQUESTS = "cs:text-requests"
 """list: ids of requests for text from a job's language model, which evaluators take; expires."""
 

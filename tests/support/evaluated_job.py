@@ -14,11 +14,11 @@ def save(artifacts: Artifacts, spec: JobSpec, version: int) -> Token:
     return save_module(artifacts, task_of(spec).module(version), version)
 
 
-def save_module(artifacts: Artifacts, module: nn.Module, version: int) -> Token:
+def save_module(artifacts: Artifacts, module: nn.Module, version: int, frozen: str = "") -> Token:
     layout = modules.layout_of(module)
     weights = modules.weights_of(module, layout)
     token = Token(1, version, layout.digest(weights)[:16])
-    write_checkpoint(artifacts, token, layout.views(weights), b"state", layout.digest(weights), 0, 0)
+    write_checkpoint(artifacts, token, layout.views(weights), b"state", layout.digest(weights), 0, 0, (), (), frozen)
     return token
 
 

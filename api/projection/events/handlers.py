@@ -31,6 +31,7 @@ HANDLERS: dict[str, Callable[[JobProjection, StreamEvent], None]] = {
     "scored": versions.scored,
     "stopped": versions.stopped,
     "damaged": versions.damaged,
+    "unscored": versions.unscored,
     "doubted": versions.doubted,
     "republished": versions.republished,
 }

@@ -160,6 +160,11 @@ def damaged(projection: JobProjection, event: StreamEvent) -> None:
     projection.add_event(event, shown)
 
 
+def unscored(projection: JobProjection, event: StreamEvent) -> None:
+    """An evaluator could not score a version, and tries again."""
+    projection.add_event(event, {"version": count_of(event.data["version"]), "error": text_of(event.data["error"])})
+
+
 def doubted(projection: JobProjection, event: StreamEvent) -> None:
     """A worker read weights that do not match their version's digest."""
     projection.add_event(event, {"version": count_of(event.data["version"]), "worker": name_of(event.data["worker"])})

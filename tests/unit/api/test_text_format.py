@@ -102,6 +102,11 @@ NAMES = {"w1": "mac-studio"}
         ),
         ("scored", {"version": 300, "accuracy": 0.9731, "loss": None}, "Version 300 scored 97.31 %, loss –"),
         (
+            "unscored",
+            {"version": 3, "error": "recipe.py, line 4: metrics() failed"},
+            "Version 3 could not be scored, and is tried again every minute: recipe.py, line 4: metrics() failed",
+        ),
+        (
             "scored",
             {"version": 3, "accuracy": 0.5, "loss": 0.7, "own_metrics": {"f1": 0.25, "recall": None}},
             "Version 3 scored 50.00 %, loss 0.7, f1 0.25, recall –",

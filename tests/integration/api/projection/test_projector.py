@@ -535,6 +535,7 @@ VALID: dict[str, dict[str, Any]] = {
     "closed": {"version": 1, "received": 3, "total": 4},
     "refused": {"worker": "w", "nonce": "n", "micro_batch": 1, "reason": "r"},
     "checkpoint": {"token": token(1), "sha256": "a", "bytes": 1},
+    "unscored": {"version": 1, "error": "e"},
     "scored": {"token": token(1), "loss": 1.0, "accuracy": 0.5, "samples": 1, "own_metrics": {"f1": 0.5}},
 }
 HOSTILE: list[Any] = [
