@@ -5,6 +5,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 
+from api.access.audit import AuditLog
+from api.access.credentials import Credentials
+from api.access.links import Links
+from api.access.tokens import Tokens
 from api.broker import Broker
 from api.database import Database
 from api.fleet.invites import InviteService
@@ -38,6 +42,9 @@ class Services:
         self.token = settings.ensure_token()
         self.stopping: Callable[[], bool] = lambda: False
         self.database = Database(settings.sqlite_url, settings.database_file.backups)
+        self.tokens, self.links = Tokens(self.database), Links(self.database)
+        self.credentials = Credentials(self.token, self.tokens, self.links)
+        self.audit = AuditLog(self.database)
         self.broker = Broker(settings)
         self.notices = Notices(lambda: _address(settings))
         allowed = networks_of(settings.webhook_networks)
@@ -104,6 +111,9 @@ SubmissionsDep = Annotated[Submissions, _one("submissions")]
 LogsDep = Annotated[Logs, _one("logs")]
 ForksDep = Annotated[Forks, _one("forks")]
 InvitesDep = Annotated[InviteService, _one("invites")]
+TokensDep = Annotated[Tokens, _one("tokens")]
+LinksDep = Annotated[Links, _one("links")]
+AuditDep = Annotated[AuditLog, _one("audit")]
 FleetDep = Annotated[Fleet, _one("fleet")]
 WebhooksDep = Annotated[WebhookService, _one("webhooks")]
 HealthDep = Annotated[HealthService, _one("health")]

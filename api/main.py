@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
+from api.access import page_routes as access_pages
+from api.access import routes as access
 from api.bundles import routes as bundles
 from api.deps import Services
 from api.fleet import invite_routes, worker_routes
 from api.fleet import routes as fleet
 from api.http import problems
+from api.http.body_deadline import BodyDeadline
 from api.http.compression import Compress
 from api.http.request_metrics import Measure
 from api.http.security import MAX_BODY_BYTES, OPEN_FOLDERS, OPEN_PATHS, Guard, allowed_hosts
@@ -45,12 +49,14 @@ ROUTES = (
     invite_routes,
     webhooks,
     bundles,
+    access,
     system,
     pages,
     new_job_routes,  # before the jobs' pages: /jobs/new is no job
     job_routes,
     compare_routes,
     page_routes,
+    access_pages,
 )
 
 
@@ -87,12 +93,22 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     problems.install(app)
     for_browsers(app)
     app.add_middleware(Compress)
+    app.add_middleware(BodyDeadline)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
     named = [urlsplit(settings.url).hostname or ""] if settings.url else []
     own = allowed_hosts(host, [*named, *hosts])
-    app.add_middleware(Guard, token=services.token, hosts=own, login_page=system.login_page)
+    explain = partial(_explained, app)
+    app.add_middleware(
+        Guard, credentials=services.credentials, hosts=own, login_page=system.login_page, explain=explain
+    )
     app.add_middleware(Measure, telemetry=services.telemetry)
     return app
+
+
+def _explained(app: FastAPI, request: Request, error: Exception) -> Response:
+    """The answer to an error, the same as if a route had raised it."""
+    found: Response = app.exception_handlers[HTTPException](request, error)  # type: ignore[assignment]
+    return found
 
 
 def _documented(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class Job(_Traffic, table=True):
     paused_ms: int | None = Field(default=None, sa_type=Millis)
     pause_after: int | None = None
     """The version after which the job pauses, on a user's request."""
+    pause_by: str | None = None
+    """Who planned that pause."""
     resume_ms: int | None = Field(default=None, sa_type=Millis)
     """When the pause ends by itself, if a user set a time."""
     stopped_ms: int = Field(default=0, sa_type=BigInteger)
@@ -200,6 +202,57 @@ class Invite(SQLModel, table=True):
     """The name that the machine gave when it took the invite up."""
     key: str | None = None
     """sha256 of a secret of that machine: a repeated request with the same secret gets the same answer."""
+
+
+class AccessToken(SQLModel, table=True):
+    """A token that was made for somebody. Its text and what derives from it are stored as sha256 digests only."""
+
+    __tablename__ = "access_token"
+
+    id: str = Field(primary_key=True, max_length=8)
+    name: str
+    digest: str = Field(unique=True)
+    login_digest: str = Field(unique=True)
+    """Of the key of its login link."""
+    cookie_digest: str = Field(unique=True)
+    """Of the cookie of browsers that logged in with it."""
+    scopes: list[str] = Field(sa_column=Column(JSON, nullable=False))
+    created_ms: int = Field(sa_type=Millis)
+    created_by: str
+    expires_ms: int | None = Field(default=None, sa_type=Millis)
+    used_ms: int | None = Field(default=None, sa_type=Millis)
+
+
+class ShareLink(SQLModel, table=True):
+    """A link that shows one job's page to whoever has it."""
+
+    __tablename__ = "share_link"
+
+    id: str = Field(primary_key=True, max_length=8)
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE", index=True)
+    digest: str = Field(unique=True)
+    """sha256 of the link's code; the code itself is not stored."""
+    created_ms: int = Field(sa_type=Millis)
+    created_by: str
+    expires_ms: int | None = Field(default=None, sa_type=Millis)
+    used_ms: int | None = Field(default=None, sa_type=Millis)
+
+
+class AuditRow(SQLModel, table=True):
+    """Who did what: written in the transaction of the change."""
+
+    __tablename__ = "audit"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: int | None = Field(default=None, primary_key=True)
+    at_ms: int = Field(sa_type=Millis, index=True)
+    actor: str
+    token_id: str
+    """Empty for the owner's token. No foreign key: entries outlive tokens."""
+    address: str
+    action: str
+    subject: str
+    detail: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
 
 
 class VersionRow(_OfVersion, table=True):

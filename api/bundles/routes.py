@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Path, Response
 
 from api.bundles.schemas import BundleDetail, BundlePublic
-from api.deps import BundlesDep
+from api.deps import AuditDep, BundlesDep
 from computeshare.bundles.manifest import CONTENT_BYTES, PIECE_BYTES, Manifest
 
 router = APIRouter(prefix="/v1/bundles", tags=["bundles"])
@@ -16,12 +16,14 @@ OCTETS = "application/octet-stream"
 
 
 @router.post("", status_code=201, max_body_size=CONTENT_BYTES, responses={200: {"model": BundlePublic}})
-def create_bundle(manifest: Manifest, store: BundlesDep, response: Response) -> BundlePublic:
+def create_bundle(manifest: Manifest, store: BundlesDep, audit: AuditDep, response: Response) -> BundlePublic:
     """Announce a bundle by its manifest; the answer names the pieces to send. 200: it was announced before. A bundle
     that neither a job nor a data set names is removed after a day.
     """
     if not store.adopt(manifest):
         response.status_code = 200
+    else:
+        audit.add("bundle.create", manifest.digest, bytes=manifest.bytes)
     response.headers["Location"] = f"/v1/bundles/{manifest.digest}"
     return BundlePublic(digest=manifest.digest, bytes=manifest.bytes, missing=store.missing(manifest))
 

@@ -72,7 +72,7 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
 def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: Request) -> Admission:
     """Exchange an invite for the broker's address, for one machine. A worker needs no token for this call."""
     host = request.client.host if request.client else ""
-    return service.take_up(code, body.name, body.key, is_loopback(host))
+    return service.take_up(code, body.name, body.key, is_loopback(host), host)
 
 
 def _link(request: Request, code: str) -> str:

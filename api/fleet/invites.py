@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import ColumnElement, func, select, update
 
+from api.access.audit import record
+from api.access.caller import Caller
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.scheduler.machines import MACHINE
@@ -26,6 +28,7 @@ KEPT_MS = 24 * 3600 * 1000
 CLOCKS_MS = 60_000
 """How far the broker's clock, which dates the workers' heartbeats, may be behind the control plane's clock."""
 CODE_BYTES = 18
+INVITED = Caller("an invited machine")
 _SERVED = func.json_each(MACHINE.c.queues).table_valued("value", joins_implicitly=True)
 _HEARD = (
     select(MACHINE.c.worker)
@@ -50,6 +53,7 @@ class InviteService:
         with self._database.writing() as connection:
             connection.execute(INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS))
             connection.execute(INVITE.insert(), row | {"created_ms": now, "expires_ms": now + 60_000 * minutes})
+            record(connection, "invite.create", row["id"], queue=queue, minutes=minutes)
         return self.show(row["id"]), code
 
     def list(self) -> InviteList:
@@ -67,6 +71,7 @@ class InviteService:
         with self._database.writing() as connection:
             if not connection.execute(INVITE.delete().where(INVITE.c.id == invite_id)).rowcount:
                 raise NotFound(f"there is no invite {invite_id}")
+            record(connection, "invite.withdraw", invite_id)
 
     def find(self, code: str) -> InvitePublic:
         """The invite of this code. Raises NotFound."""
@@ -74,13 +79,14 @@ class InviteService:
             return invite
         raise NotFound("there is no such invite: ask for a new invite")
 
-    def take_up(self, code: str, name: str, key: str | None, from_here: bool) -> Admission:
+    def take_up(self, code: str, name: str, key: str | None, from_here: bool, address: str = "") -> Admission:
         """Admit a worker, once. A repeated call with the same key gets the same answer, in case the first was lost.
 
         Args:
             name: the name of the worker's machine.
             key: a secret of that machine, if it sends one.
             from_here: whether the worker runs on the control plane's machine.
+            address: of that machine, for the audit log.
         Raises: NotFound; Conflict: the invite was used or has expired, or the worker cannot reach the broker.
         """
         invite, url = self.find(code), self._broker_url()
@@ -94,6 +100,7 @@ class InviteService:
             if not connection.execute(update(INVITE).where(mine).values(taken)).rowcount:
                 why = "was already used" if invite.worker else "has expired"
                 raise Conflict(f"this invite {why}: ask for a new invite")
+            record(connection, "invite.use", invite.id, (INVITED, address), worker=plain(name), queue=invite.queue)
         return Admission(redis_url=url, queue=invite.queue)
 
     def note(self) -> str | None:

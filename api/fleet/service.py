@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
+from api.access.audit import Action, record
 from api.broker import Broker
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
@@ -46,7 +47,8 @@ class Fleet:
 
         Raises: NotFound; Conflict: the worker was asked to leave for good.
         """
-        row = self._decide(worker_id, drained_ms=now_ms() if drained else None)
+        action: Action = "worker.drain" if drained else "worker.undrain"
+        row = self._decide(worker_id, action, drained_ms=now_ms() if drained else None)
         there = next((one for one in list_workers(self._broker.client()) if one.id == worker_id), None)
         _, figures = self._known([there] if there else [])
         return _online(there, row, figures) if there else _offline(row, figures)
@@ -55,12 +57,13 @@ class Fleet:
         """Ask an online worker to leave for good; forget an offline worker. Raises NotFound."""
         there = [worker.id for worker in list_workers(self._broker.client())]
         if worker_id in there:
-            self._decide(worker_id, again=True, dismissed_ms=now_ms())
+            self._decide(worker_id, "worker.remove", again=True, dismissed_ms=now_ms())
             return
         mine = (MACHINE.c.worker == worker_id) & MACHINE.c.dismissed_ms.is_(None)
         with self._database.writing() as connection:
             if not connection.execute(MACHINE.delete().where(mine)).rowcount:
                 raise _unknown(worker_id)
+            record(connection, "worker.remove", worker_id, online=False)
 
     def queues(self) -> QueueList:
         """The queues that have workers, or jobs that have not ended."""
@@ -84,10 +87,11 @@ class Fleet:
             rows = {row.worker: row for row in session.scalars(select(Machine))}
             return rows, _Figures.of(session, list(rows.values()), there, now_ms())
 
-    def _decide(self, worker_id: str, again: bool = False, **values: int | None) -> Any:
+    def _decide(self, worker_id: str, action: Action, again: bool = False, **values: int | None) -> Any:
         """Store a decision about a worker, adding the worker's row if the dispatcher has not yet; returns the row.
 
         Args:
+            action: for the audit log.
             again: whether the decision may be made about a worker that was asked to leave.
         """
         with self._database.engine.connect() as connection:
@@ -104,6 +108,7 @@ class Fleet:
             values = {name: (value and getattr(row, name)) or value for name, value in values.items()}
             mine = update(MACHINE).where(MACHINE.c.worker == worker_id).values(values)
             row = connection.execute(mine.returning(*MACHINE.c)).one()
+            record(connection, action, worker_id, name=row.name)
         self._wake()
         return row
 

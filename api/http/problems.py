@@ -89,7 +89,7 @@ def _unhandled(_text: str) -> Problem:
 
 
 def _report(request: Request, error: Exception) -> None:
-    expected = (*CODES, HTTPException, RequestValidationError)
+    expected = (*CODES, HTTPException, Problem, RequestValidationError)
     if not isinstance(error, expected) or (isinstance(error, SQLAlchemyError) and not _passing(error)):
         log.error("unexpected error", method=request.method, path=request.url.path, exc_info=error)
 

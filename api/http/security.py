@@ -1,22 +1,31 @@
-"""Middleware that authenticates requests, rejects cross-site requests, and sets the browsers' security headers."""
+"""Middleware that authenticates requests, checks their scopes and rates, and rejects cross-site requests."""
 
-import hmac
+import asyncio
 import ipaddress
 import math
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
+from fastapi.concurrency import run_in_threadpool
 from fastapi_problem.error import Problem
-from starlette.datastructures import MutableHeaders
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access.caller import OWNER, Caller, current
+from api.access.credentials import Credentials
+from api.http.headers import LOOPBACK, add_headers
 from api.http.problems import problem
-from api.http.throttle import Throttle
+from api.http.scopes import READS, needed, refused_with
+from api.http.throttle import Throttle, network_of
 from computeshare.bundles.manifest import CONTENT_BYTES
-from computeshare.settings import EVERYWHERE, derive
+from computeshare.errors import ComputeShareError
+from computeshare.settings import EVERYWHERE
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
@@ -24,25 +33,20 @@ LARGE_BODIES, LARGE_BODY_BYTES = "/v1/bundles", CONTENT_BYTES
 """Routes whose bodies may be larger; each has a limit of its own."""
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
 FAILED = frozenset({401, 403, 404, 410})
-"""Status codes that count as a failed try of a login key or an invite's code."""
-OPEN_FOLDERS = ("/static/", "/join/")
+"""Status codes that count as a failed try of a login key, an invite's code or a link's code."""
+TRIES, TRY_S = 10, 3.0
+"""The most failed tries of an address in a row, before it must wait; seconds until it may make a further try."""
+BURST, REQUEST_S = 200, 0.05
+"""The most requests of a token or a link in a row; seconds until it may make a further request."""
+AT_ONCE = 100
+"""The most requests of a token or a link at the same time: one is answered with event streams, which stay open."""
+CHECK_S = 2.0
+"""Seconds after which a request that is still being answered ends, if its token or link was revoked."""
+SHARED = "/shared/"
+OPEN_FOLDERS = ("/static/", "/join/", SHARED)
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = EVERYWHERE | {""}
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
-
-
-def matches(given: str, expected: str) -> bool:
-    """Compare two secrets in constant time."""
-    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+Explain = Callable[[Request, Exception], Response]
 
 
 def allowed_hosts(bind_host: str, others: Iterable[str]) -> frozenset[str]:
@@ -52,102 +56,183 @@ def allowed_hosts(bind_host: str, others: Iterable[str]) -> frozenset[str]:
 
 
 class Guard:
-    """ASGI middleware that checks the host, size and credentials of every request, and sets the security headers of
-    every answer.
+    """ASGI middleware that checks the host, size, credentials and scope of every request, and sets the security headers
+    of every answer. WebSockets are refused.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str, hosts: frozenset[str], login_page: Callable[[Request], Response]
+        self,
+        app: ASGIApp,
+        credentials: Credentials,
+        hosts: frozenset[str],
+        login_page: Callable[[Request], Response],
+        explain: Explain,
     ) -> None:
-        """`login_page` makes the answer to browsers that are not logged in."""
-        self.app, self._login_page = app, login_page
-        self._token = token
-        self._cookie = derive(token, "cookie")
+        """`login_page` makes the answer to browsers that are not logged in, `explain` the answer to an error."""
+        self.app, self._login_page, self._explain = app, login_page, explain
+        self._credentials = credentials
         self._hosts = hosts
         self._any_address = bool(hosts & WILDCARDS)
-        self._throttle = Throttle()
+        self._tries = Throttle(TRIES, TRY_S)
+        self._requests = Throttle(BURST, REQUEST_S)
+        self._answering: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
             await self.app(scope, receive, send)
-            return
 
-        tries, address = _is_try(scope), (scope.get("client") or ("",))[0]
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        address = request.client.host if request.client else ""
+        tries = _is_try(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if tries and message["status"] in FAILED:
-                    self._throttle.failed(address)
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                if scope["path"].startswith("/static/"):
-                    headers.setdefault(
-                        "cache-control", "no-cache"
-                    )  # asked for again by its ETag, fresh after an upgrade
+                    self._tries.take(network_of(address))
+                host = _name_of(request.headers.get("host", "")) or ""
+                add_headers(MutableHeaders(scope=message), scope["path"], scope["scheme"], host)
             await send(message)
 
-        refusal = self._refusal(Request(scope))
-        if refusal is None and tries and (wait_s := self._throttle.wait_s(address)):
-            text = f"too many failed attempts from this address: try again in {math.ceil(wait_s)} s"
-            refusal = _answer(problem(429, "Too many attempts", text, {"retry-after": str(math.ceil(wait_s))}))
-        await (refusal or self.app)(scope, receive, send_with_headers)
+        try:
+            self._check_form(request)
+            if tries:
+                self._check_wait(self._tries.wait_s(network_of(address)), "too many failed attempts from this address")
+            caller = await self._caller(request)
+            self._check_right(request, caller)
+        except (HTTPException, Problem, ComputeShareError, SQLAlchemyError) as refusal:
+            await self._refusal(request, refusal)(scope, receive, send_with_headers)
+            return
+        tries = tries and caller is None  # a link's code was right, whatever is answered
+        if caller is None:
+            await self.app(scope, receive, send_with_headers)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        mark = current.set((caller, address))
+        try:
+            await self._serve(caller, scope, receive, send_with_headers)
+        finally:
+            current.reset(mark)
 
-    def _refusal(self, request: Request) -> Response | None:
-        """The error answer to a refused request; None: the request may pass."""
+    async def _serve(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that may pass; a stream ends once its token or link has expired or was revoked."""
+        if caller is OWNER:
+            await self.app(scope, receive, send)
+            return
+        streams = False
+
+        async def watch(message: Message) -> None:
+            nonlocal streams
+            if message["type"] == "http.response.start":
+                streams = "content-length" not in Headers(raw=message["headers"])
+            await send(message)
+
+        self._answering[caller.id] += 1
+        answering = asyncio.ensure_future(self.app(scope, receive, watch))
+        try:
+            while not (await asyncio.wait({answering}, timeout=CHECK_S))[0]:
+                if streams and not await run_in_threadpool(self._credentials.hold, caller):
+                    answering.cancel()
+                    await asyncio.wait({answering})
+                    await send({"type": "http.response.body"})
+                    return
+            await answering
+        finally:
+            answering.cancel()
+            self._answering -= Counter((caller.id,))
+
+    def _refusal(self, request: Request, error: Exception) -> Response:
+        if getattr(error, "status", None) == 401 and "text/html" in request.headers.get("accept", ""):
+            return self._login_page(request)
+        return self._explain(request, error)
+
+    def _check_form(self, request: Request) -> None:
+        """Raises a refusal: the request names another server, or is too large."""
         if not self._is_own_name(request.headers.get("host", "")):
             text = (
                 "the Host header names another server: open the address that computeshare up printed, or restart it "
                 "with COMPUTESHARE_URL set to the address in use"
             )
-            return _answer(problem(400, "Unknown host", text))
+            raise problem(400, "Unknown host", text)
         headers = request.scope["headers"]
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             text = f"send at most {MAX_HEADERS} headers, {MAX_HEADER_BYTES:,} bytes in total"
-            return _answer(problem(431, "Headers too large", text))
+            raise problem(431, "Headers too large", text)
         path = request.scope["path"]  # not request.url's path, which the Host header can influence
         limit = LARGE_BODY_BYTES if path.startswith(LARGE_BODIES) else MAX_BODY_BYTES
         if _is_too_large(request.headers.get("content-length", "0"), limit):
-            return _answer(problem(413, "Request too large", f"send at most {limit:,} bytes"))
+            raise problem(413, "Request too large", f"send at most {limit:,} bytes")
+
+    async def _caller(self, request: Request) -> Caller | None:
+        """Who sends a request; None if it needs no credentials. Raises a refusal."""
+        path = request.scope["path"]
+        if path.startswith(SHARED):
+            found = await run_in_threadpool(self._credentials.of_link, path.removeprefix(SHARED).partition("/")[0])
+            if found is None:
+                raise HTTPException(404)
+            return found
         if path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return None
-        return self._who(request)
-
-    def _who(self, request: Request) -> Response | None:
-        """Check the credentials: None for a program with the token and for a browser with the cookie, from
-        ComputeShare's own pages if the request changes anything; else an error answer.
-        """
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and matches(given.strip(), self._token):
-            return None
-        if not matches(request.cookies.get(COOKIE, ""), self._cookie):
-            return self._unauthorised(request)
-        if request.method not in ("GET", "HEAD", "OPTIONS") and not _same_origin(request):
+        if scheme.lower() == "bearer" and (found := await run_in_threadpool(self._credentials.of_token, given.strip())):
+            return found
+        cookie = request.cookies.get(COOKIE, "")
+        found = await run_in_threadpool(self._credentials.of_cookie, cookie) if cookie else None
+        if found is None:
+            text = (
+                "send the header Authorization: Bearer TOKEN (computeshare token prints the token on its own machine)"
+            )
+            raise problem(401, "Not logged in", text, {"www-authenticate": "Bearer"})
+        if request.method not in READS and not _same_origin(request):
             text = "browsers may send this request from ComputeShare's own pages only"
-            return _answer(problem(403, "Another site's request", text))
-        return None
+            raise problem(403, "Another site's request", text)
+        return found
 
-    def _unauthorised(self, request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", ""):
-            return self._login_page(request)
-        text = "send the header Authorization: Bearer TOKEN (computeshare token prints the token on its own machine)"
-        return _answer(problem(401, "Not logged in", text, {"www-authenticate": "Bearer"}))
+    def _check_right(self, request: Request, caller: Caller | None) -> None:
+        """Raises a refusal: the caller lacks the scope, or sends too many requests."""
+        if caller is None or caller is OWNER:
+            return
+        method, path = request.method, request.scope["path"]
+        if caller.job_id is None and (status := refused_with(caller, method, path)):
+            if status == 404:
+                raise HTTPException(404)
+            text = f"the token {caller.name} has no scope {needed(method, path)}: ask for a token that has it"
+            raise problem(403, "Not allowed", text)
+        self._check_wait(self._requests.wait_s(caller.id), "too many requests with this token or link")
+        if self._answering[caller.id] >= AT_ONCE:
+            text = f"this token or link has {AT_ONCE} requests open already: close some first"
+            raise problem(429, "Too many requests", text, {"retry-after": "5"})
+        self._requests.take(caller.id)
+
+    def _check_wait(self, wait_s: float, why: str) -> None:
+        if wait_s > 0:
+            seconds = str(math.ceil(wait_s))
+            raise problem(429, "Too many requests", f"{why}: try again in {seconds} s", {"retry-after": seconds})
 
     def _is_own_name(self, host: str) -> bool:
-        try:
-            parts = urlsplit(f"//{host}")
-            name = (parts.hostname or "").lower()
-        except ValueError:
-            return False
-        if parts.netloc != host:
-            return False
-        return (name in self._hosts and name != "") or (self._any_address and _is_address(name))
+        name = _name_of(host)
+        return bool(name) and (name in self._hosts or (self._any_address and _is_address(str(name))))
+
+
+def _name_of(host: str) -> str | None:
+    """The name in a Host header, without the port; None if the header is malformed."""
+    try:
+        parts = urlsplit(f"//{host}")
+        name = (parts.hostname or "").lower()
+    except ValueError:
+        return None
+    return name if parts.netloc == host else None
 
 
 def _is_try(scope: Scope) -> bool:
-    """Whether a request presents a login key or an invite's code."""
+    """Whether a request presents a login key, an invite's code or a link's code."""
     path = str(scope["path"])
-    return path.startswith("/join/") or (path == "/login" and b"key=" in scope.get("query_string", b""))
+    return path.startswith(("/join/", SHARED)) or (path == "/login" and b"key=" in scope.get("query_string", b""))
 
 
 def _is_too_large(content_length: str, limit: int) -> bool:
@@ -171,15 +256,8 @@ def _is_address(name: str) -> bool:
 
 
 def _same_origin(request: Request) -> bool:
-    """Whether a request is from this server's own page, by the browser's headers. Requests without such headers pass:
-    they are not from a browser, so no other site has caused them.
-    """
+    """Whether a request is from this server's own page, by the headers that every browser sends with a change."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         return site in ("same-origin", "none")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
-
-
-def _answer(refused: Problem) -> Response:
-    headers = dict(refused.headers or {})
-    return JSONResponse(refused.marshal(), refused.status, headers, media_type="application/problem+json")
+    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")

@@ -1,4 +1,4 @@
-"""Limits the failed tries to log in or to join, per client address."""
+"""Token buckets by key: for failed tries to log in or to join by address, and for requests by token."""
 
 import ipaddress
 import threading
@@ -6,42 +6,37 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-TRIES = 10
-"""The most failed tries of an address in a row, before it must wait."""
-REFILL_S = 3.0
-"""Seconds until an address may make a further try."""
-ADDRESSES = 10_000
-"""The most addresses remembered: the addresses that failed last."""
+KEYS = 10_000
+"""The most keys remembered: those used last."""
 
 
 class Throttle:
-    """A token bucket of tries for each address; only failed tries take a token."""
+    """A bucket of `size` permits for each key, which fills up again by one in `refill_s` seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, size: int, refill_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._size, self._refill_s, self._clock = size, refill_s, clock
         self._lock = threading.Lock()
-        self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tries missing, as of when
+        self._taken: OrderedDict[str, tuple[float, float]] = OrderedDict()  # permits missing, as of when
 
-    def wait_s(self, address: str) -> float:
-        """Seconds until this address may try again; 0: now."""
+    def wait_s(self, key: str) -> float:
+        """Seconds until there is a permit for this key; 0: now."""
         with self._lock:
-            return max(0.0, (self._missing(_network(address)) - (TRIES - 1)) * REFILL_S)
+            return max(0.0, (self._missing(key) - (self._size - 1)) * self._refill_s)
 
-    def failed(self, address: str) -> None:
-        """Count a failed try of this address."""
-        network = _network(address)
+    def take(self, key: str) -> None:
+        """Take a permit of this key, if there is one."""
         with self._lock:
-            self._failed[network] = (min(float(TRIES), self._missing(network) + 1), self._clock())
-            self._failed.move_to_end(network)
-            if len(self._failed) > ADDRESSES:
-                self._failed.popitem(last=False)
+            self._taken[key] = (min(float(self._size), self._missing(key) + 1), self._clock())
+            self._taken.move_to_end(key)
+            if len(self._taken) > KEYS:
+                self._taken.popitem(last=False)
 
-    def _missing(self, network: str) -> float:
-        missing, since = self._failed.get(network, (0.0, 0.0))
-        return max(0.0, missing - (self._clock() - since) / REFILL_S)
+    def _missing(self, key: str) -> float:
+        missing, since = self._taken.get(key, (0.0, 0.0))
+        return max(0.0, missing - (self._clock() - since) / self._refill_s)
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """The key of an address: the address itself; for IPv6 its /64 network, as a household has 2^64 addresses."""
     try:
         found = ipaddress.ip_address(address)

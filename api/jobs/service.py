@@ -9,13 +9,15 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
 from api import dataset_facts
+from api.access.audit import Action, record
+from api.access.caller import author
 from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
@@ -35,8 +37,6 @@ _ALPHABET = string.ascii_lowercase + string.digits
 FEWEST_BYTES = 1 << 16
 """With fewer free bytes, the disk cannot hold any job's checkpoint."""
 HOUR_MS = 3_600_000
-USER = "a user"
-"""The author of a change in the timeline."""
 EVERY = Chosen()
 LATE_MS = 60_000
 """Milliseconds until a deleted job is purged a second time: a process of the job may still have been writing."""
@@ -103,6 +103,7 @@ class Jobs:
                     CheckpointRow(job_id=job.id, version=0, incarnation=0, at_ms=job.created_ms, **origin.files)
                 )
             session.add(Event(job_id=job.id, type="created", at_ms=job.created_ms, data=_beginning(job)))
+            record(session, "job.fork" if origin else "job.create", job.id, **_recorded(job))
             if key:
                 session.add(IdempotencyKey(key=key, fingerprint=fingerprint, job_id=job.id, created_ms=job.created_ms))
             session.flush()
@@ -174,14 +175,19 @@ class Jobs:
                 raise Conflict(f"job {job_id} is {job.status}{already}: only a queued or running job can be paused")
             job.resume_ms = None if hours is None else now_ms() + round(hours * HOUR_MS)
             if later := after_round and job.status == "running":
-                job.pause_after = job.version + 1
+                job.pause_after, job.pause_by = job.version + 1, author()
             else:
-                job.status, job.reason, job.paused_ms, job.pause_after = "paused", "Paused by a user", now_ms(), None
+                job.status, job.reason, job.paused_ms, job.pause_after = (
+                    "paused",
+                    f"Paused by {author()}",
+                    now_ms(),
+                    None,
+                )
             return "pausing" if later else "paused"
 
-        return self._change(job_id, "pause", change)
+        return self._change(job_id, "pause", change, hours=hours)
 
-    def resume(self, job_id: str, by: str = USER) -> JobPublic:
+    def resume(self, job_id: str, by: str | None = None) -> JobPublic:
         """Resume a paused job where it stopped, or cancel a pause that is to come after the round.
 
         Raises: NotFound, Conflict.
@@ -224,7 +230,8 @@ class Jobs:
             job = find(session, job_id)
             if job.status in ENDED:
                 raise Conflict(f"job {job_id} is already {job.status}: only a job that has not ended can be cancelled")
-            end_job(session, job, "cancelled", reason="Cancelled by a user", error=None)
+            end_job(session, job, "cancelled", reason=f"Cancelled by {author()}", error=None)
+            record(session, "job.cancel", job_id)
             session.flush()
             answer = _show(session, job_id)
         self._wake()
@@ -242,6 +249,7 @@ class Jobs:
                 to_do = Outbox(job_id=job_id, kind="purge", payload={"seats": seats}, created_ms=now, due_ms=due_ms)
                 session.add(to_do)
             self._before_delete(session)
+            record(session, "job.delete", job_id, title=job.title)
             session.delete(job)
         shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # if it fails, the outbox's `purge` repeats it
         self._wake()
@@ -256,18 +264,31 @@ class Jobs:
                 raise Conflict(
                     f"job {job_id} is {job.status}: change {', '.join(sorted(late))} only while a job has not ended"
                 )
-            for field, value in changes.items():
-                _edit(session, job, field, value)
+            changed = [field for field, value in changes.items() if _edit(session, job, field, value)]
+            if changed:
+                record(session, "job.edit", job_id, fields=changed)
             session.flush()
             answer = _show(session, job_id)
         self._wake()
         return answer
 
-    def _change(self, job_id: str, kind: str, change: Callable[[Job], str], by: str = USER) -> JobPublic:
-        """Change a job's row, and write the outbox entry `kind` and an event by `by`, in one transaction.
+    def _change(
+        self,
+        job_id: str,
+        kind: Literal["pause", "resume", "retry"],
+        change: Callable[[Job], str],
+        by: str | None = None,
+        **detail: Any,
+    ) -> JobPublic:
+        """Change a job's row, and write the outbox entry `kind`, an event and an entry of the audit log, in one
+        transaction.
 
-        `change` edits the row and returns the event's type.
+        Args:
+            change: edits the row and returns the event's type.
+            by: the event's author; default: whoever makes the present request.
+            detail: for the audit log.
         """
+        action: Action = f"job.{kind}"  # type: ignore[assignment]  # a Literal of three, which are all actions
         with self._database.write() as session:
             job = find(session, job_id)
             event = change(job)
@@ -275,7 +296,8 @@ class Jobs:
             job.revision += 1
             payload = {"incarnation": job.incarnation}  # the request is for this incarnation, not for a later one
             session.add(Outbox(job_id=job_id, kind=kind, payload=payload, created_ms=now, due_ms=now))
-            session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": by}))
+            session.add(Event(job_id=job_id, type=event, at_ms=now, data={"by": by or author()}))
+            record(session, action, job_id, **detail)
             session.flush()
             answer = _show(session, job_id)
         self._wake()
@@ -312,18 +334,21 @@ def end_job(session: Session, job: Job, status: JobStatus, reason: str | None, e
     session.add(Event(job_id=job.id, type=status, at_ms=now, data={"reason": reason, "error": error}))
 
 
-def _edit(session: Session, job: Job, field: str, value: Any) -> None:
-    """Change a field of a job's specification and write an `edited` event; does nothing if the value is the same."""
+def _edit(session: Session, job: Job, field: str, value: Any) -> bool:
+    """Change a field of a job's specification and write an `edited` event, unless the value is the same; returns
+    whether it was another.
+    """
     before = job.spec.get(field, JobSpec.model_fields[field].default)
     if value == before:
-        return
+        return False
     job.spec = {**job.spec, field: value}
     if field == "name":  # the list sorts and searches by it
         job.name = value
     job.updated_ms = now = now_ms()
     job.revision += 1
-    data = {"by": USER, "field": field, "before": before, "after": value}
+    data = {"by": author(), "field": field, "before": before, "after": value}
     session.add(Event(job_id=job.id, type="edited", at_ms=now, data=data))
+    return True
 
 
 def _requeue(job: Job) -> None:
@@ -356,6 +381,12 @@ def fingerprint_of(document: object) -> str:
 def _beginning(job: Job) -> dict[str, Any]:
     """The data of a job's first event, `created`."""
     return {"name": job.name} | ({"forked_from": job.forked_from} if job.forked_from else {})
+
+
+def _recorded(job: Job) -> dict[str, Any]:
+    """What the audit log tells of a new job."""
+    origin = job.forked_from or {}
+    return {"title": job.title} | {name: origin[name] for name in ("job_id", "version") if name in origin}
 
 
 def _new_job(spec: JobSpec, document: dict[str, Any]) -> Job:

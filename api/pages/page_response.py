@@ -14,6 +14,7 @@ from fastapi_problem.handler import ExceptionHandler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from api import text_format
+from api.access.caller import Caller
 from api.deps import ServicesDep
 from api.errors import NotFound
 from api.jobs.cursors import BadCursor
@@ -29,7 +30,9 @@ ViewsDep = Annotated[Views, Depends(_views)]
 
 
 def render(request: Request, template: str, status_code: int = 200, **context: Any) -> HTMLResponse:
-    context |= {"now": datetime.now(UTC), "here": template.removesuffix(".html")}
+    caller: Caller | None = getattr(request.state, "caller", None)
+    context |= {"now": datetime.now(UTC), "here": template.removesuffix(".html"), "caller": caller}
+    context["may"] = caller.may if caller else lambda _scope: False
     return _templates.TemplateResponse(request, template, context, status_code=status_code)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects.sqlite import insert
 
+from api.access.audit import record
+from api.access.caller import author
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.jobs.service import find
@@ -37,7 +39,8 @@ class Bans:
             job.revision += 1
             job.updated_ms = now
             session.add(Outbox(job_id=job_id, kind="unban", payload={"worker": worker}, created_ms=now, due_ms=now))
-            session.add(Event(job_id=job_id, type="unbanned", at_ms=now, data={"worker": worker, "by": "a user"}))
+            session.add(Event(job_id=job_id, type="unbanned", at_ms=now, data={"worker": worker, "by": author()}))
+            record(session, "worker.unban", worker, job_id=job_id)
         self._wake()
 
 

@@ -9,11 +9,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import HealthDep, ServicesDep, TelemetryDep
-from api.http.security import COOKIE, matches
+from api.http.security import COOKIE
 from api.pages.page_response import render
 from api.schemas import Health, Readiness, Release
 from computeshare.protocol.handshake import OURS
-from computeshare.settings import derive
 
 YEAR_S = 365 * 24 * 3600
 _OWN_PAGE = re.compile(r"/[\w-][\w/?=&.-]*", re.ASCII)
@@ -60,13 +59,27 @@ def login(
 ) -> Response:
     """Log a browser in: check the login link's key, set the cookie, and redirect to the page."""
     given = dict(parse_qsl(urlsplit(key.strip()).query)).get("key", key.strip())
-    if not matches(given, derive(services.token, "login")):
+    found = services.credentials.login(given) if given else None
+    if found is None:
         return login_page(request, bool(key))
+    caller, cookie = found
+    address = request.client.host if request.client else ""
+    services.audit.add("login", caller.id, (caller, address))
     response = RedirectResponse(following if _OWN_PAGE.fullmatch(following) else "/", 303)
-    response.set_cookie(
-        COOKIE, derive(services.token, "cookie"), max_age=YEAR_S, httponly=True, samesite="lax", path="/"
-    )
+    response.set_cookie(COOKIE, cookie, max_age=YEAR_S, httponly=True, samesite="lax", secure=_is_https(request))
     return response
+
+
+@router.post("/logout", response_class=RedirectResponse, status_code=303)
+def logout(request: Request) -> RedirectResponse:
+    """Log this browser out: remove its cookie, and redirect to the login page."""
+    response = RedirectResponse("/login", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="lax", secure=_is_https(request))
+    return response
+
+
+def _is_https(request: Request) -> bool:
+    return request.url.scheme == "https"
 
 
 def login_page(request: Request, wrong: bool = False) -> HTMLResponse:

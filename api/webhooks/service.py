@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session, defer
 from sqlmodel import col
 
+from api.access.audit import record
 from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, NotFound
 from api.jobs.cursors import next_cursor, page
@@ -65,6 +66,7 @@ class WebhookService:
                 created_ms=now_ms(),
             )
             session.add(hook)
+            record(session, "webhook.create", hook.id, host=httpx2.URL(hook.url).host, events=hook.events)
             session.flush()
             return _with_secret(hook, 0, hook.secret)
 
@@ -91,6 +93,7 @@ class WebhookService:
             if not hook.active:
                 drop(session, hook_id)
             hook.event_id = max(hook.event_id, newest_event(session))
+            record(session, "webhook.edit", hook_id, fields=sorted(change.model_fields_set))
             session.flush()
             changed = _with_secret(hook, _waiting(session)[hook_id], hook.secret if change.new_secret else None)
         self._hurry(hook_id)
@@ -99,12 +102,15 @@ class WebhookService:
     def delete(self, hook_id: str) -> None:
         """Delete a webhook and its deliveries."""
         with self._database.write() as session:
-            session.delete(_find(session, hook_id))
+            hook = _find(session, hook_id)
+            record(session, "webhook.delete", hook_id, host=httpx2.URL(hook.url).host)
+            session.delete(hook)
 
     def ping(self, hook_id: str) -> DeliveryPublic:
         """Send a `ping` without content, as a test. Raises Conflict: the webhook is switched off."""
         with self._database.write() as session:
             row = self._notices.ping(session, _active(session, hook_id))
+            record(session, "webhook.test", hook_id)
             session.flush()
             delivery = _delivery(row)
         self._hurry(hook_id)
@@ -140,6 +146,7 @@ class WebhookService:
             _active(session, hook_id)
             row = _find_delivery(session, hook_id, delivery_id)
             row.state, row.tries, row.due_ms = "pending", 0, now_ms()
+            record(session, "webhook.redeliver", hook_id, delivery=delivery_id)
             session.flush()
             delivery = _delivery(row)
         self._hurry(hook_id)

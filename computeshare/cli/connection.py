@@ -69,6 +69,13 @@ def webhook_ids(context: typer.Context, incomplete: str) -> Words:
     return _known(context, incomplete, lambda client: [(hook["id"], hook["url"]) for hook in client.webhooks.list()])
 
 
+def token_names(context: typer.Context, incomplete: str) -> Words:
+    """Completions: the tokens whose names begin with `incomplete`."""
+    return _known(
+        context, incomplete, lambda client: [(one["name"], ", ".join(one["scopes"])) for one in client.access.tokens()]
+    )
+
+
 def queues(context: typer.Context, incomplete: str) -> Words:
     """Completions: the queues whose names begin with `incomplete`."""
     return _known(

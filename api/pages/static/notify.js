@@ -3,7 +3,7 @@
 import { loss, percent, tested } from "./format.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
-const ASKED = "Paused by a user"; // what the reason of a pause begins with that somebody wanted
+const ASKED = "Paused by "; // what the reason of a pause begins with that somebody wanted
 
 // What is to be said of a job that was `before` and is `job` now; null: nothing.
 export function news(before, job) {

@@ -2,6 +2,7 @@
 
 from pydantic_core import to_json
 
+from api.access.caller import A_USER
 from api.projection.events.job_projection import JobProjection
 from api.projection.events.parser import (
     MOST_METRICS,
@@ -83,8 +84,9 @@ def _pause_as_asked(projection: JobProjection, event: StreamEvent) -> None:
     state["pause_after"] = None
     if state["status"] == "running" and state["version"] < state["rounds_total"]:
         state["status"], state["paused_ms"] = "paused", event.at_ms
-        state["reason"] = "Paused by a user, once the round was done"
-        shown = {"job_id": state.id, "stream_id": None, "at_ms": event.at_ms, "data": {"by": "a user"}}
+        by = state["pause_by"] or A_USER
+        state["reason"] = f"Paused by {by}, once the round was done"
+        shown = {"job_id": state.id, "stream_id": None, "at_ms": event.at_ms, "data": {"by": by}}
         projection.changes.events.append({**shown, "type": "paused"})
 
 

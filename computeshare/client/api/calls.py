@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 from urllib.parse import quote
 
 from computeshare.checkpoints.store import weights_digest
+from computeshare.client.api.access import Access
 from computeshare.client.api.address import NoServer
 from computeshare.client.api.bundles import Bundles
 from computeshare.client.api.invites import Invites
@@ -51,6 +52,7 @@ class Client:
         self.url, self.connection = self._requests.url, self._requests.connection
         self.webhooks, self.invites = Webhooks(self._requests), Invites(self._requests)
         self.bundles = Bundles(self._requests)
+        self.access = Access(self._requests)
 
     def __enter__(self) -> Self:
         return self

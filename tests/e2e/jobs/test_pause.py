@@ -60,7 +60,7 @@ def leave_its_workers_to_another(plane: ControlPlane) -> dict[str, Any]:
     other = plane.create(**DIGITS)
     plane.reach(other, 10)
     held = plane.job(job_id)
-    assert 50 <= held["version"] < 600 and held["reason"] == "Paused by a user"
+    assert 50 <= held["version"] < 600 and held["reason"] == "Paused by the owner"
     alone = plane.finish(other)
     now = plane.job(job_id)
     assert {name: now[name] for name in RESTING} == {name: held[name] for name in RESTING}
@@ -78,7 +78,7 @@ def test_a_paused_job_leaves_its_workers_to_others_outlives_up_and_goes_on_to_th
     with control_plane(tmp_path, "--workers", "1", "--queue", "e2e") as again:
         again.finish(again.create(**{**DIGITS, "rounds": 10}))  # whoever is free would have served the older job first
         held = again.job(job_id)
-        assert (held["status"], held["reason"]) == ("paused", "Paused by a user")
+        assert (held["status"], held["reason"]) == ("paused", "Paused by the owner")
         assert 50 <= held["version"] < 600
         events = check(again, job_id, alone)
         assert [event["data"]["restored"] for event in events if event["type"] == "opened"] == [False, True]

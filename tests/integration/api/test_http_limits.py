@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from api.http.security import TRIES
 from api.http.server import LimitedProtocol
-from api.http.throttle import TRIES
 from computeshare.settings import Settings, login_path
 from computeshare.up.stack import rotate_logs
 from tests.support.served_api import serving

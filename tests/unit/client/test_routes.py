@@ -70,7 +70,7 @@ def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> N
 
 def calls(client: Client) -> Iterator[Callable[..., Any]]:
     """The methods that ask for something."""
-    for part in (client, client.webhooks, client.invites, client.bundles):
+    for part in (client, client.webhooks, client.invites, client.access, client.bundles):
         for name, method in inspect.getmembers(part, inspect.ismethod):
             if not name.startswith("_") and name != "close":
                 yield method

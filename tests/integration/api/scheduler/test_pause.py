@@ -68,7 +68,11 @@ def job(client: TestClient) -> str:
 
 def test_pause_and_resume_answer_with_the_job_as_it_is_then(client: TestClient, job: str) -> None:
     paused = client.post(f"/v1/jobs/{job}/pause")
-    assert (paused.status_code, paused.json()["status"], paused.json()["reason"]) == (202, "paused", "Paused by a user")
+    assert (paused.status_code, paused.json()["status"], paused.json()["reason"]) == (
+        202,
+        "paused",
+        "Paused by the owner",
+    )
     assert paused.json()["paused_at"] is not None
     assert [j["id"] for j in client.get("/v1/jobs?status=paused").json()["items"]] == [job]
     resumed = client.post(f"/v1/jobs/{job}/resume")
@@ -107,7 +111,7 @@ def test_a_paused_job_can_be_cancelled_and_not_deleted(client: TestClient, job: 
     assert client.delete(f"/v1/jobs/{job}").status_code == 409
     cancelled = client.post(f"/v1/jobs/{job}/cancel")
     assert (cancelled.status_code, cancelled.json()["status"]) == (202, "cancelled")
-    assert (cancelled.json()["paused_at"], cancelled.json()["reason"]) == (None, "Cancelled by a user")
+    assert (cancelled.json()["paused_at"], cancelled.json()["reason"]) == (None, "Cancelled by the owner")
     assert client.delete(f"/v1/jobs/{job}").status_code == 204
 
 
@@ -118,7 +122,7 @@ def test_the_timeline_says_who_paused_resumed_and_retried(jobs: Jobs, database: 
     set_status(database, job, status="failed")
     jobs.retry(job)
     told = [(event.type, event.data) for event in history.events(job, 0, 10)]
-    who = {"by": "a user"}
+    who = {"by": "the owner"}
     assert told[1:] == [("paused", who), ("resumed", who), ("retried", who)]
 
 

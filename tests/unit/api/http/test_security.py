@@ -4,13 +4,15 @@ import socket
 
 import pytest
 
-from api.http.security import Guard, allowed_hosts, matches
-from computeshare.settings import derive, login_path
+from api.access.credentials import matches
+from api.access.tokens import cookie_of, login_key_of
+from api.http.security import Guard, allowed_hosts
+from computeshare.settings import login_path
 
 
 def own_names(bind_host: str, others: tuple[str, ...] = ()) -> Guard:
     hosts = allowed_hosts(bind_host, others)
-    return Guard(app=None, token="t", hosts=hosts, login_page=None)  # type: ignore[arg-type]
+    return Guard(app=None, credentials=None, hosts=hosts, login_page=None, explain=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
@@ -50,9 +52,9 @@ def test_bound_to_every_address_addresses_and_the_own_name_are_ours_and_no_other
 
 
 def test_derived_keys_differ_and_do_not_hold_the_token() -> None:
-    keys = {derive("secret", "login"), derive("secret", "cookie"), derive("other", "login")}
+    keys = {login_key_of("secret"), cookie_of(login_key_of("secret")), login_key_of("other")}
     assert len(keys) == 3 and not any("secret" in key for key in keys)
-    assert login_path("secret") == f"/login?key={derive('secret', 'login')}"
+    assert login_path("secret") == f"/login?key={login_key_of('secret')}"
 
 
 def test_comparison_takes_any_text() -> None:

@@ -1,7 +1,11 @@
-"""How often an address may try in vain."""
+"""How many permits a key has, and when it gets more."""
+
+import pytest
 
 from api.http import throttle
-from api.http.throttle import ADDRESSES, REFILL_S, TRIES, Throttle
+from api.http.throttle import Throttle, network_of
+
+SIZE, REFILL_S = 10, 3.0
 
 
 class Clock:
@@ -11,36 +15,38 @@ class Clock:
         return self.now
 
 
-def fail(throttle: Throttle, address: str, times: int) -> None:
+def take(throttle: Throttle, key: str, times: int) -> None:
     for _ in range(times):
-        throttle.failed(address)
+        throttle.take(key)
 
 
-def test_some_tries_may_fail_at_once_and_then_one_in_a_while() -> None:
+def test_some_permits_may_be_taken_at_once_and_then_one_in_a_while() -> None:
     clock = Clock()
-    throttle = Throttle(clock)
-    fail(throttle, "10.0.0.1", TRIES - 1)
+    throttle = Throttle(SIZE, REFILL_S, clock)
+    take(throttle, "10.0.0.1", SIZE - 1)
     assert throttle.wait_s("10.0.0.1") == 0
-    fail(throttle, "10.0.0.1", 1)
+    take(throttle, "10.0.0.1", 1)
     assert throttle.wait_s("10.0.0.1") == REFILL_S
     clock.now += REFILL_S
     assert throttle.wait_s("10.0.0.1") == 0
-    fail(throttle, "10.0.0.1", 50)
+    take(throttle, "10.0.0.1", 50)
     assert throttle.wait_s("10.0.0.1") == REFILL_S  # more than all of them are never missing
 
 
-def test_an_address_pays_for_itself_alone_and_a_network_of_ipv6_as_one() -> None:
-    throttle = Throttle(Clock())
-    fail(throttle, "10.0.0.1", TRIES)
-    fail(throttle, "2001:db8:1:2::1", TRIES)
-    assert throttle.wait_s("10.0.0.2") == throttle.wait_s("2001:db8:1:3::1") == 0
-    assert throttle.wait_s("2001:db8:1:2:ffff::7") > 0
+def test_a_key_pays_for_itself_alone() -> None:
+    throttle = Throttle(SIZE, REFILL_S, Clock())
+    take(throttle, "a", SIZE)
+    assert throttle.wait_s("a") > 0 and throttle.wait_s("b") == 0
 
 
-def test_memory_is_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(throttle, "ADDRESSES", 5)
-    assert ADDRESSES > 5
-    limited = Throttle(Clock())
+def test_a_network_of_ipv6_is_one_key() -> None:
+    assert network_of("2001:db8:1:2::1") == network_of("2001:db8:1:2:ffff::7") != network_of("2001:db8:1:3::1")
+    assert [network_of(address) for address in ("10.0.0.1", "testclient", "")] == ["10.0.0.1", "testclient", ""]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throttle, "KEYS", 5)
+    limited = Throttle(SIZE, REFILL_S, Clock())
     for number in range(50):
-        limited.failed(f"10.0.0.{number}")
-    assert list(limited._failed) == [f"10.0.0.{number}" for number in range(45, 50)]
+        limited.take(f"10.0.0.{number}")
+    assert list(limited._taken) == [f"10.0.0.{number}" for number in range(45, 50)]
