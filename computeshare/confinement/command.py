@@ -12,7 +12,14 @@ from computeshare.confinement.kinds import Method
 
 MOST_TASKS = 2048
 """Processes and threads together."""
-_KERNEL = ("self", "cpuinfo", "meminfo", "stat", "filesystems", "version", "sys/vm/overcommit_memory")
+_KERNEL = (
+    *("cpuinfo", "meminfo", "stat", "filesystems", "version", "sys/vm/overcommit_memory"),
+    # of itself, but not all: `net` tells of the machine's connections
+    *(
+        f"self/{name}"
+        for name in ("maps", "smaps_rollup", "status", "statm", "stat", "limits", "cmdline", "comm", "fd")
+    ),
+)
 _GPU_KERNEL = ("driver", "devices", "modules")
 
 
@@ -46,7 +53,8 @@ def confined(argv: Sequence[str], by: Method, bounds: Bounds) -> list[str]:
             limits.pop("DATA", None)  # macOS does not keep to it
             order = launcher.Order(os.getpid(), limits, forks=False, contained=False, access=None)
             read = [os.path.realpath(path) for path in (*folders.python_paths(), *bounds.readable)]
-            rules = seatbelt.profile(read, [str(bounds.scratch)], bounds.gpu)
+            names = [os.path.realpath(path) for path in folders.names_for_python()]
+            rules = seatbelt.profile(read, names, [str(bounds.scratch)], bounds.gpu)
             return launcher.command(root, order, [seatbelt.PROGRAM, "-p", rules, *argv])
         case "none":
             return list(argv)

@@ -15,8 +15,8 @@ MOST_BYTES = 16 << 30
 """Of one file that a confined process writes, unless told otherwise."""
 _MOST_FILES = 4096
 """Open at once."""
-_BESIDE = 1 << 30
-"""Address space that torch's libraries take beside the memory in use."""
+_BESIDE, _BESIDE_PER_PROCESSOR = 1 << 30, 32 << 20
+"""Address space that torch's libraries and the stacks of its threads take beside the memory in use."""
 _PASSED_ON = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "TZ"),
@@ -62,7 +62,7 @@ def start(
     by, place = by or method(), scratch.resolve(strict=True)
     limits = {"CORE": 0, "NOFILE": _MOST_FILES, "FSIZE": file_bytes}
     if memory_bytes and not gpu:
-        limits["DATA"] = memory_bytes + _BESIDE
+        limits["DATA"] = memory_bytes + _BESIDE + _BESIDE_PER_PROCESSOR * (os.cpu_count() or 1)
     return subprocess.Popen(
         confined(argv, by, Bounds(place, _both(readable), gpu, forks and by.forks, limits)),
         stdin=stdin,

@@ -12,18 +12,20 @@ _SYSTEM = (
     *("/System", "/Library/Apple", "/usr/lib", "/usr/bin", "/usr/share", "/bin", "/private/var/db/dyld"),
     *("/private/var/db/timezone", "/private/etc/localtime", "/private/etc/passwd", "/private/etc/ssl/openssl.cnf"),
     "/Library/Frameworks/Python.framework",
+    *(f"{homebrew}/{name}" for homebrew in ("/opt/homebrew", "/usr/local") for name in ("Cellar", "opt", "lib")),
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _GPU_CLASSES = ("AGXDeviceUserClient", "AGXSharedUserClient", "IOSurfaceRootUserClient", "IOAccelerator")
 _USER_CACHE = 65538  # _CS_DARWIN_USER_CACHE_DIR
 
 
-def profile(read: Sequence[str], write: Sequence[str], gpu: bool) -> str:
+def profile(read: Sequence[str], names: Sequence[str], write: Sequence[str], gpu: bool) -> str:
     """The profile's text.
 
     Args:
         read: absolute paths without links, to be read with all that is below them.
-        write: the same, to be read and written.
+        names: folders whose names may be listed.
+        write: the same as `read`, to be read and written.
         gpu: whether Metal may be used.
     """
     readable = _paths((*_SYSTEM, *read, *write))
@@ -37,9 +39,9 @@ def profile(read: Sequence[str], write: Sequence[str], gpu: bool) -> str:
         "(allow signal (target self))",
         "(allow sysctl-read)",
         '(allow file-read-metadata (subpath "/"))',
-        f'(allow file-read* (literal "/") {readable})',
+        f"(allow file-read* {_literals(('/', *names))} {readable})",
         f"(allow file-map-executable {_paths((*_SYSTEM, *read))})",
-        f"(allow file-read* file-write-data {' '.join(f'(literal {_quoted(path)})' for path in _DEVICES)})",
+        f"(allow file-read* file-write-data {_literals(_DEVICES)})",
         f"(allow file-write* {_paths(write)})",
         '(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))',
         "(allow ipc-posix-sem)",
@@ -73,6 +75,10 @@ def _user_cache() -> str:
     except (OSError, ValueError):
         return ""
     return os.path.realpath(found) if found else ""
+
+
+def _literals(paths: Iterable[str]) -> str:
+    return " ".join(f"(literal {_quoted(path)})" for path in paths)
 
 
 def _paths(paths: Iterable[str]) -> str:

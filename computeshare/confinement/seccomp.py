@@ -66,7 +66,7 @@ _ALL: _Numbers = {**_NEVER, **_ATTRIBUTES, **_TO_OTHERS, **_TO_A_PROCESS, **_WIT
 
 _CLONE_THREAD = 0x10000
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, CLONE_NEWCGROUP and so on
-_F_SETOWN, _F_SETOWN_EX = 8, 15
+_F_SETOWN, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY = 8, 15, 1024, 1026
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # both type into a terminal
 _PR_SET_PDEATHSIG = 1
 
@@ -99,6 +99,7 @@ def rules(process: int, contained: bool, forks: bool) -> Iterator[Rule]:
     yield Rule("socketpair", argument=1, mask=0xF, but=(1, 5))  # a datagram socket could send to any other
     yield Rule("ioctl", argument=1, only=(_TIOCSTI, _TIOCLINUX))
     yield Rule("prctl", argument=0, only=(_PR_SET_PDEATHSIG,))
+    yield Rule("fcntl", argument=1, only=(_F_SETLEASE, _F_NOTIFY))  # the first holds up whoever writes to a file
     yield Rule("clone3", errno.ENOSYS)  # its flags lie in memory; the C library uses clone instead
     if forks:
         yield Rule("clone", argument=0, mask=_CLONE_NEW, but=(0,))

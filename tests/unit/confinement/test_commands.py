@@ -90,7 +90,9 @@ def test_an_order_survives_its_way_to_the_launcher() -> None:
 
 
 def test_the_profile_for_macos_refuses_by_default_and_names_each_folder() -> None:
-    text = seatbelt.profile(["/Users/ann/data", '/Users/ann/"odd"\\name'], ["/private/tmp/scratch"], gpu=False)
+    text = seatbelt.profile(
+        ["/Users/ann/data", '/Users/ann/"odd"\\name'], ["/Users/ann/project"], ["/private/tmp/scratch"], gpu=False
+    )
     rules = text.splitlines()
     assert rules[:2] == ["(version 1)", "(deny default)"] and text.count("(") == text.count(")")
     assert "(deny network*)" in rules and "process-fork" not in text and "network-outbound" not in text
@@ -98,5 +100,6 @@ def test_the_profile_for_macos_refuses_by_default_and_names_each_folder() -> Non
     assert writes == ['(allow file-write* (subpath "/private/tmp/scratch"))']
     (reads,) = (rule for rule in rules if rule.startswith("(allow file-read* (literal"))
     assert '(subpath "/Users/ann/data")' in reads and '(subpath "/Users/ann/\\"odd\\"\\\\name")' in reads
+    assert '(literal "/Users/ann/project")' in reads and '(subpath "/Users/ann/project")' not in text
     assert '(subpath "/Users")' not in text and '(subpath "/")' not in reads
-    assert "iokit-open" not in text and "AGXDeviceUserClient" in seatbelt.profile([], [], gpu=True)
+    assert "iokit-open" not in text and "AGXDeviceUserClient" in seatbelt.profile([], [], [], gpu=True)

@@ -77,6 +77,7 @@ def test_arguments_decide_where_a_call_is_needed() -> None:
     assert verdict("socketpair", 1, 2) == verdict("socketpair", 30, 1) == "EPERM"  # datagrams; TIPC
     assert verdict("ioctl", 0, 0x5401) == ALLOWED
     assert verdict("ioctl", 0, 0x5412) == verdict("ioctl", 0, 0x541C) == "EPERM"
+    assert verdict("fcntl", 3, 1024, contained=True) == "EPERM" and verdict("fcntl", 3, 2, contained=True) == ALLOWED
     assert verdict("prctl", 15) == ALLOWED and verdict("prctl", 1) == "EPERM"
 
 
