@@ -104,6 +104,7 @@ class BundleStore:
             raise PieceDamaged(f"piece {piece[:12]} arrived damaged: send it again")
         self._check(digest)
         with self._explained(), folder.writing():
+            folder.used()  # an upload may take days
             for place in contents.places[piece]:
                 file = contents.manifest.files[place.file]
                 if folder.lacks(file):
