@@ -400,11 +400,18 @@ sys.stdin.read()
 """
 
 
+def command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return []
+
+
 def test_it_dies_with_its_parent(by: Method, scratch: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, by.name, str(scratch)], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 60
     family: list[psutil.Process] = []
-    while not any("-P" in one.cmdline() and "-S" not in one.cmdline() for one in family):  # the launcher has -S
+    while not any("-P" in command(one) and "-S" not in command(one) for one in family):  # the launcher has -S
         assert time.monotonic() < deadline
         time.sleep(0.05)
         family = psutil.Process(parent.pid).children(recursive=True)
