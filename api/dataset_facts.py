@@ -15,9 +15,6 @@ def completed(spec: JobSpec, data_dir: Path) -> JobSpec:
 
     Raises: InvalidFields: the data set cannot be found or used, or the job cannot be trained on it.
     """
-    if spec.recipe and spec.task.needs_facts:
-        message = "has not been tried: create the job by `computeshare jobs create --recipe`, which tries it first"
-        raise InvalidFields.at(message, "recipe")
     if spec.dataset is None or spec.dataset_args is None or not spec.task.needs_facts:
         return spec
     try:

@@ -19,6 +19,8 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.jobs.submissions import Submissions
 from api.logs.reader import Logs
+from api.recipes.service import Recipes
+from api.recipes.trials import RecipeTrials
 from api.scheduler.bans import Bans
 from api.system.background import Background
 from api.system.health import HealthService
@@ -52,10 +54,12 @@ class Services:
         self.webhooks = WebhookService(self.database, self.notices, allowed, hurry=notifier.hurry)
         self.bundles = BundleStore(settings.bundles_dir)
         self.control = Background(
-            self.database, self.broker, settings.artifacts_dir, notifier, self.bundles, settings.copy_to
+            self.database, self.broker, settings.artifacts_dir, notifier, self.bundles, settings.copy_to, self.token
         )
         wake, spread = self.control.wake, self.notices.spread
-        self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir)
+        self.recipes = Recipes(self.database)
+        trials = RecipeTrials(self.recipes, self.bundles, settings.recipes)
+        self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir, trials)
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.submissions = Submissions(self.database)
@@ -108,6 +112,7 @@ JobsDep = Annotated[Jobs, _one("jobs")]
 BansDep = Annotated[Bans, _one("bans")]
 HistoryDep = Annotated[History, _one("history")]
 SubmissionsDep = Annotated[Submissions, _one("submissions")]
+RecipesDep = Annotated[Recipes, _one("recipes")]
 LogsDep = Annotated[Logs, _one("logs")]
 ForksDep = Annotated[Forks, _one("forks")]
 InvitesDep = Annotated[InviteService, _one("invites")]

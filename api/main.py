@@ -31,6 +31,7 @@ from api.logs import routes as logs
 from api.pages import compare_routes, job_routes, new_job_routes
 from api.pages import routes as pages
 from api.pages.page_response import for_browsers
+from api.recipes import routes as recipes
 from api.schemas import PROBLEMS
 from api.system import routes as system
 from api.text import routes as text
@@ -48,6 +49,7 @@ ROUTES = (
     fleet,
     invite_routes,
     webhooks,
+    recipes,
     bundles,
     access,
     system,

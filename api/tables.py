@@ -470,6 +470,17 @@ class LogLine(SQLModel, table=True):
     data: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
 
 
+class Recipe(SQLModel, table=True):
+    """A recipe's files, named by their digest."""
+
+    digest: str = Field(primary_key=True)
+    name: str = ""
+    content: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    """The files as canonical JSON, by path."""
+    bytes: int
+    created_ms: int = Field(sa_type=Millis)
+
+
 class Webhook(SQLModel, table=True):
     """A webhook: an address, the events to notify it of, and an optional restriction to one job or one queue."""
 

@@ -43,6 +43,8 @@ Action = Literal[
     "token.revoke",
     "login",
     "bundle.create",
+    "recipe.create",
+    "recipe.delete",
 ]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 

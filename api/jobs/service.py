@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, object_session
 from sqlmodel import col
 
 from api import dataset_facts
@@ -22,9 +22,10 @@ from api.database import Database, now_ms
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
+from api.recipes.trials import RecipeTrials
 from api.schemas import JobPage, JobPublic
 from api.stored_specs import plan_of
-from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, SeatRow, WorkerStat
+from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, Recipe, SeatRow, WorkerStat
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
@@ -59,7 +60,7 @@ class Jobs:
 
     Actions outside SQLite are written to the outbox in the same transaction; `wake` tells the dispatcher to look there.
     `before_delete` runs in the transaction that deletes a job and its timeline. Folders of data sets are looked up in
-    `data_dir`.
+    `data_dir`. `trials` finds the facts of recipes; None: jobs must give them.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class Jobs:
         wake: Callable[[], None] = lambda: None,
         before_delete: Callable[[Session], object] = lambda _: None,
         data_dir: Path = Path(),
+        trials: RecipeTrials | None = None,
     ) -> None:
         self._database = database
         self._before_delete = before_delete
-        self._artifacts_dir, self._data_dir = artifacts_dir, data_dir
+        self._artifacts_dir, self._data_dir, self._trials = artifacts_dir, data_dir, trials
         self._wake = wake
 
     def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
@@ -93,6 +95,8 @@ class Jobs:
         with self._database.write() as session:
             if known := session.get(IdempotencyKey, key) if key else None:
                 return self._repeated(session, known, fingerprint)
+            if spec.recipe and session.get(Recipe, spec.recipe) is None:
+                raise InvalidFields.at("was deleted: add the recipe again", "recipe")
             job = _new_job(spec, document)
             if origin:
                 job.id, job.forked_from = origin.job_id, origin.forked_from
@@ -112,8 +116,9 @@ class Jobs:
         return answer
 
     def completed(self, spec: JobSpec) -> JobSpec:
-        """The specification with the facts of its data set. Raises InvalidFields."""
-        return dataset_facts.completed(spec, self._data_dir)
+        """The specification with the facts of its data set and recipe. Raises InvalidFields."""
+        spec = dataset_facts.completed(spec, self._data_dir)
+        return self._trials.completed(spec) if self._trials else spec
 
     def repeated(self, key: str, fingerprint: str) -> JobPublic | None:
         """The job created with this idempotency key, if any. Raises KeyReused, Conflict as `create`."""
@@ -219,6 +224,9 @@ class Jobs:
         def change(job: Job) -> str:
             if job.status != "failed":
                 raise Conflict(f"job {job_id} is {job.status}: only a failed job can be retried")
+            recipe, session = job.spec.get("recipe"), object_session(job)
+            if recipe and session and session.get(Recipe, recipe) is None:
+                raise Conflict(f"recipe {recipe} was deleted: add it again, then retry the job")
             _requeue(job)
             return "retried"
 

@@ -14,16 +14,18 @@ from redis.exceptions import ResponseError
 from sqlalchemy import Connection, delete, select, update
 
 from api.database import Database, now_ms
-from api.tables import ACTIVE, JOB, WORKER, IdempotencyKey, Outbox, SeatRow, table
+from api.stored_specs import spec_of
+from api.tables import ACTIVE, JOB, WORKER, IdempotencyKey, Outbox, Recipe, SeatRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
-from computeshare.queue import Seat, SeatQueue
+from computeshare.queue import Seat, SeatQueue, recipes
 from computeshare.runtime.failpoints import failpoint
+from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.types import ENDED
 
-OUTBOX, SEAT = table(Outbox), table(SeatRow)
+OUTBOX, SEAT, RECIPE = table(Outbox), table(SeatRow), table(Recipe)
 POSTPONED_MS = 5000
 KEPT_MS = 24 * 3600 * 1000
 """How long delivered rows of the outbox, and idempotency keys, are kept."""
@@ -32,11 +34,11 @@ log = structlog.get_logger()
 
 
 class Courier:
-    """Delivers the outbox."""
+    """Delivers the outbox; recipes are signed under `token`."""
 
-    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+    def __init__(self, database: Database, artifacts_dir: Path, token: str = "") -> None:
         self._database = database
-        self._artifacts_dir = artifacts_dir
+        self._artifacts_dir, self._token = artifacts_dir, token
         self._kinds: dict[str, Callable[[Redis, str, dict[str, Any]], None]] = {
             "seat": self._seat,
             "stop": self._stop,
@@ -83,14 +85,17 @@ class Courier:
             connection.execute(delete(keys).where(keys.c.created_ms < before))
 
     def publish(self, redis: Redis, job_id: str) -> None:
-        """Write an active job's bans and spec to the broker, where workers and reducers find them."""
+        """Write an active job's bans, spec and recipe to the broker, where workers and reducers find them."""
         with self._database.engine.connect() as connection:
             columns = (JOB.c.spec, JOB.c.status, JOB.c.forked_from)
             row = connection.execute(select(*columns).where(JOB.c.id == job_id)).one_or_none()
             bans = _bans(connection, job_id)
+            recipe = _recipe(connection, row.spec) if row else None
         if row and row.status in ACTIVE:
             if bans:  # before anyone can join: the broker may have lost them
                 redis.hset(JobKeys(job_id).banned(), mapping=bans)
+            if recipe:  # also before: a seat asks for it
+                recipes.publish(redis, job_id, spec_of(row.spec), Bundle.parse(recipe), self._token)
             origin = row.forked_from["token"] if row.forked_from else ""
             RoundStore(redis, job_id).publish(json.dumps(row.spec), origin)
 
@@ -159,6 +164,13 @@ def _bans(connection: Connection, job_id: str) -> dict[Any, Any]:
     """The reasons for a job's bans, by worker id."""
     query = select(WORKER.c.worker, WORKER.c.banned).where(WORKER.c.job_id == job_id, WORKER.c.banned.is_not(None))
     return {row.worker: row.banned for row in connection.execute(query)}
+
+
+def _recipe(connection: Connection, spec: dict[str, Any]) -> bytes | None:
+    """The content of the recipe that a specification names, if it names one."""
+    query = select(RECIPE.c.content).where(RECIPE.c.digest == spec.get("recipe"))
+    content: bytes | None = connection.scalar(query)
+    return content
 
 
 def _wanted(connection: Connection, seat_id: str) -> bool:

@@ -53,11 +53,11 @@ log = structlog.get_logger()
 class Dispatcher:
     """Delivers the outbox, keeps jobs published, issues seats, and records why a job is not running."""
 
-    def __init__(self, database: Database, artifacts_dir: Path) -> None:
+    def __init__(self, database: Database, artifacts_dir: Path, token: str = "") -> None:
         self._database = database
         self._artifacts_dir = artifacts_dir
         self._jobs = Jobs(database, artifacts_dir)
-        self._courier = Courier(database, artifacts_dir)
+        self._courier = Courier(database, artifacts_dir, token)
         self._publisher = Publisher(self._courier)
         self._roll = Roll(database)
         self._idle_since: dict[str, int] = {}

@@ -73,11 +73,12 @@ class Background:
         notifier: Notifier,
         bundles: BundleStore,
         copy_to: str | None = None,
+        token: str = "",
     ) -> None:
-        """`copy_to`: the address to which checkpoints are copied; None: nowhere."""
+        """`copy_to`: the address to which checkpoints are copied; None: nowhere. `token`: it signs recipes."""
         self._broker = broker
         self._notifier = notifier
-        self._dispatcher = Dispatcher(database, artifacts_dir)
+        self._dispatcher = Dispatcher(database, artifacts_dir, token)
         self._projector = Projector(database, artifacts_dir)
         self._collector = Collector(database)
         self._stop = threading.Event()

@@ -31,6 +31,17 @@ class Bundle:
         """The files as canonical JSON, in UTF-8: sorted by path, without spaces."""
         return json.dumps(dict(self.files), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
+    @classmethod
+    def parse(cls, content: bytes) -> "Bundle":
+        """The bundle with this `content`. Raises RecipeError: it is none."""
+        try:
+            files = json.loads(content)
+        except ValueError as error:
+            raise RecipeError(f"the recipe is damaged: {error}") from error
+        if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+            raise RecipeError("the recipe is damaged: it is no table of files")
+        return cls(files).checked()
+
     def checked(self) -> "Bundle":
         """This bundle. Raises RecipeError: a path is unsafe, `recipe.py` is missing, or the files are too large."""
         if MAIN not in self.files:

@@ -102,6 +102,11 @@ class Story:
         files = [{"path": "a", "size": 0, "pieces": []}]
         self.does("POST /v1/bundles", "bundle.create", json={"files": files})
         self.does("POST /v1/bundles", json={"files": files})
+        recipe = {"files": {"recipe.py": ""}}
+        made = self.does("POST /v1/recipes", "recipe.create", json=recipe).json()
+        self.values["digest"] = made["digest"]
+        self.does("POST /v1/recipes", json=recipe)
+        self.does("DELETE /v1/recipes/{digest}", "recipe.delete")
         self.does("POST /v1/tokens", "token.create", keep="token_id", json={"name": "Ada", "scopes": ["admin"]})
         self.does("DELETE /v1/tokens/{token_id}", "token.revoke")
 

@@ -1,0 +1,1 @@
+"""Recipes that users bring: their files, and trials of them."""
