@@ -24,6 +24,15 @@ def export(
     ] = "safetensors",
     version: Version = "latest",
     output: Annotated[Path | None, output_option("JOB-vN.safetensors, .pt or .onnx")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
+            "runs its code here, with your rights. Not for safetensors.",
+        ),
+    ] = None,
     card: Annotated[bool, typer.Option("--card", help=f"Also write a model card beside the file: {CARD}.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     url: Url = None,
@@ -39,7 +48,7 @@ def export(
             keep_existing(existing, force)
         with console(stderr=True).status(f"exporting version {checkpoint['version']}"):
             text = job.model_card(path.name, checkpoint["version"]) if card else ""
-            job.export(path, form, checkpoint["version"])
+            job.export(path, form, checkpoint["version"], recipe)
             if card:
                 with open_output(path.with_name(CARD)) as file:
                     file.write(text)

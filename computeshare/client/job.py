@@ -7,7 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from computeshare.client import exports, weights
+from computeshare.bundles.manifest import DIGEST
+from computeshare.bundles.store import BundleStore
+from computeshare.client import exports, recipes, weights
 from computeshare.client.api.calls import Client
 from computeshare.client.api.models import (
     Checkpoint,
@@ -29,13 +31,16 @@ from computeshare.client.event_thread import Follower
 from computeshare.client.exports import Format
 from computeshare.client.metrics import Metrics
 from computeshare.client.model_card import Facts, model_card
+from computeshare.client.recipes import Chosen
 from computeshare.errors import JobFailed
 from computeshare.jobspec.tasks.facts import Metric
+from computeshare.jobspec.tasks.recipe_facts import FROZEN
 from computeshare.types import ENDED, JobStatus
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from computeshare.tasks.base import Task
     from computeshare.tasks.trained import TrainedModel
     from computeshare.tasks.usage import Guess
 
@@ -193,16 +198,19 @@ class Job:
         """
         return weights.read(self._fetch(self.checkpoint(version)))
 
-    def module(self, version: int | str = "latest") -> "nn.Module":
+    def module(self, version: int | str = "latest", recipe: Chosen = None) -> "nn.Module":
         """A version's model, ready to use: on the CPU, in eval mode, with the weights that `load` returns.
 
         Args:
             version: as for `load`.
-        Raises: ArtifactError: as `load`. SpecError, ShapeError: this release cannot build the job's model.
+            recipe: for a job that trains a recipe, whose code then runs in this process: your own file or folder of it,
+                or `stored` for the copy that the control plane has.
+        Raises: ArtifactError: as `load`. SpecError, ShapeError: this release cannot build the job's model, or `recipe`
+            is needed. RecipeError: it is another recipe, or fails. BundleError: its frozen weights cannot be loaded.
         """
-        return self.trained(version).module
+        return self.trained(version, recipe).module
 
-    def trained(self, version: int | str = "latest") -> "TrainedModel":
+    def trained(self, version: int | str = "latest", recipe: Chosen = None) -> "TrainedModel":
         """A version's model with what the job knows of its use: `guess` for image files, `generate` for texts.
 
         Args, Raises: as `module`.
@@ -210,7 +218,7 @@ class Job:
         from computeshare.tasks import trained
 
         checkpoint = self.checkpoint(version)
-        task = trained.task_of_job(self.spec)
+        task = self._task(recipe)
         module = trained.module_of(task, weights.read(self._fetch(checkpoint)), self.spec["seed"])
         return trained.TrainedModel(checkpoint["version"], task, module)
 
@@ -227,7 +235,13 @@ class Job:
         model = self.trained(version)
         return [model.guess(Path(file), top) for file in files]
 
-    def export(self, path: str | Path, format: Format = "safetensors", version: int | str = "latest") -> None:
+    def export(
+        self,
+        path: str | Path,
+        format: Format = "safetensors",
+        version: int | str = "latest",
+        recipe: Chosen = None,
+    ) -> None:
         """Write a version's model to a file, complete or not at all.
 
         Args:
@@ -235,10 +249,13 @@ class Job:
             format: `safetensors`, the weights as they are stored; `state_dict`, a file for `torch.load` with
                 `weights_only=True`; or `onnx`, from `input` to `output`, for batches of any size.
             version: as for `load`.
+            recipe: as for `module`; `safetensors` does not need it, and holds what is trained alone.
         Raises: ArtifactError: as `load`, or the file cannot be written. PackageMissing: ONNX needs packages that are
             not installed. SpecError, ShapeError: this release cannot build the job's model, or torch cannot export it.
+            RecipeError, BundleError: as `module`.
         """
-        exports.export(self.spec, self._fetch(self.checkpoint(version)), Path(path), format)
+        task = None if format == "safetensors" else self._task(recipe)
+        exports.export(task, self.spec["seed"], self._fetch(self.checkpoint(version)), Path(path), format)
 
     def model_card(self, file: str, version: int | str = "latest") -> str:
         """A model card in Markdown for a version in a file of this name, as `export` writes it.
@@ -247,8 +264,11 @@ class Job:
         """
         from computeshare.tasks import trained
 
-        task = trained.task_of_job(self.spec)
         facts = Facts(self.refresh().document, self.checkpoint(version), self.ledger(), self.workers())
+        spec = trained.spec_of_job(self.spec)
+        if spec.recipe:
+            return model_card(facts, recipes.usage_of(spec), spec.parameters, file)
+        task = trained.task_of_job(self.spec)
         return model_card(facts, task.usage, task.layout().parameters, file)
 
     def pause(self, after_round: bool = False, hours: float | None = None) -> "Job":
@@ -360,6 +380,17 @@ class Job:
     def estimate(self) -> Estimate:
         """The expected speed-up from one more worker; if there is no estimate, `reason` says why."""
         return self._client.estimate(self.id)
+
+    def _task(self, recipe: Chosen) -> "Task":
+        from computeshare.tasks import trained
+
+        spec = trained.spec_of_job(self.spec)
+        if spec.recipe is None:
+            return trained.task_of_job(self.spec)
+        folder = self._cache.folder
+        store = BundleStore(folder / "bundles", self._cache.most_bytes)
+        found = recipes.job_recipe(self._client, store, spec, recipe, [FROZEN])
+        return recipes.task_of(spec, found, folder / "recipes" / found.bundle.digest.removeprefix(DIGEST))
 
     def _fetch(self, checkpoint: Checkpoint) -> Path:
         return self._cache.fetch(self._client, self.id, checkpoint)

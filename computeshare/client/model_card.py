@@ -14,8 +14,8 @@ from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.tasks.usage import Usage
 from computeshare.types import plain
 
-PRIVATE = ("queue", "priority", "notes", "requires", "prefers")
-"""Fields of a job that say nothing of its model."""
+LEFT_OUT = ("queue", "priority", "notes", "requires", "prefers", "recipe_facts")
+"""Fields of a job that say nothing of its model, or are as long as the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,14 @@ class Facts:
         if job["spec"].get("validation"):
             found = {"validation": self.checkpoint, "test": self.checkpoint.get("tested") or {}}
         named = {
-            split: {name: score[name] for name in ("accuracy", "loss") if score.get(name) is not None}
+            split: {
+                name: value
+                for name, value in {
+                    **{name: score.get(name) for name in ("accuracy", "loss")},
+                    **(score.get("own_metrics") or {}),
+                }.items()
+                if value is not None
+            }
             for split, score in found.items()
         }
         if is_language_model(job["spec"]):
@@ -68,7 +75,7 @@ def model_card(facts: Facts, usage: Usage, parameters: int, file: str) -> str:
         "With access to the control plane:",
         _code("python", _from_job(job, checkpoint)),
         "## Settings",
-        _code("json", json.dumps({name: spec[name] for name in spec if name not in PRIVATE}, indent=2)),
+        _code("json", json.dumps({name: spec[name] for name in spec if name not in LEFT_OUT}, indent=2)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -166,12 +173,14 @@ def _loading(usage: Usage, file: str) -> str:
     first, read = ("import torch", "torch.load({}, weights_only=True)")
     if not file.endswith(".pt"):
         first, read = "from safetensors.torch import load_file", "load_file({})"
-    return f"{first}\n{usage.build}\nmodule.load_state_dict({read.format(name)})\nmodule.eval()"
+    loaded = read.format(name) + ("" if usage.is_whole or file.endswith(".pt") else ", strict=False")
+    return f"{first}\n{usage.build}\nmodule.load_state_dict({loaded})\nmodule.eval()"
 
 
 def _from_job(job: Job, checkpoint: Checkpoint) -> str:
     get = f"ComputeShare().jobs.get({json.dumps(job['id'])})"
-    return f"from computeshare import ComputeShare\n\nmodule = {get}.module({checkpoint['version']})"
+    recipe = ', recipe="PATH"' if job["spec"].get("recipe") else ""
+    return f"from computeshare import ComputeShare\n\nmodule = {get}.module({checkpoint['version']}{recipe})"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -8,8 +8,8 @@ import platformdirs
 from computeshare.bundles.source import Progress
 from computeshare.client.api.address import NoServer
 from computeshare.client.api.calls import Client
+from computeshare.client.bundles.uploads import upload
 from computeshare.client.jobs import Jobs
-from computeshare.client.uploads import upload
 from computeshare.client.weights import WeightsCache
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings

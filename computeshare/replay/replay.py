@@ -10,26 +10,30 @@ import struct
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
+from computeshare.bundles.store import BundleStore
 from computeshare.client import Client
 from computeshare.client.api.models import Job, Version
+from computeshare.client.recipes import Chosen, job_recipe
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tensors.layout import Weights
+from computeshare.training.work_units import kind_with
 from computeshare.types import ENDED, Kind, Vector
 
 if TYPE_CHECKING:
     import torch
 
     from computeshare.training.server_step import ServerModel
+    from computeshare.training.work_units import Computation
 
 Outcome = Literal["matches", "mismatch", "other kind"]
 MOST_THREADS = 256
@@ -118,14 +122,55 @@ def kind_differences(here: Kind, there: Kind) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class RecipeSource:
+    """Where a recipe to recompute comes from.
+
+    Args:
+        chosen: its file or folder, or `stored`; None: the user allowed none to run.
+        cache: folder for the files of initial states.
+    """
+
+    chosen: Chosen
+    cache: Path
+
+    @property
+    def store(self) -> BundleStore:
+        return BundleStore(self.cache)
+
+    def open(self, client: Client, spec: JobSpec, device: "torch.device", threads: int) -> "Computation":
+        """Start the recipe's process. Raises SpecError, RecipeError, BundleError, Unconfined."""
+        from computeshare.training.recipe_process.process import RecipeFiles, RecipeProcess
+
+        found = job_recipe(client, self.store, spec, self.chosen)
+        files = RecipeFiles(found.bundle, found.state)
+        process = RecipeProcess(spec.model_copy(update={"threads": threads}), files, str(device))
+        try:
+            return process.open()
+        except BaseException:
+            process.close()
+            raise
+
+
 class Replay:
     """The recomputation of a job from version `first` to version `last`, on this machine."""
 
-    def __init__(self, client: Client, job_id: str, data_dir: Path, first: int = 0, last: int | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        job_id: str,
+        data_dir: Path,
+        first: int = 0,
+        last: int | None = None,
+        recipe: "RecipeSource | None" = None,
+    ) -> None:
         """Reads the job. Raises SpecError: the job, or this range of versions, cannot be replayed; ReplayError: this
         release cannot read its specification.
+
+        Args:
+            recipe: for a job that trains one, which then runs here, confined.
         """
-        self._client, self._data_dir = client, data_dir
+        self._client, self._data_dir, self._recipe = client, data_dir, recipe or RecipeSource(None, data_dir)
         self.job = client.show(job_id)
         self.first, self.last = bounds(self.job, first, last)
         self.spec = _spec(self.job)
@@ -146,10 +191,10 @@ class Replay:
         Raises SpecError: version `first` has no checkpoint. ReplayError: the ledger has a gap, or the checkpoint is
         damaged.
         """
-        with _using(self._threads):
-            machine = _Machine(self.spec, self._data_dir, self._device)
+        with _using(self._threads), closing(self._computation()) as computation:
+            machine = _Machine(self.spec, computation)
             self.here = machine.kind
-            model = machine.start(machine.initial) if self._from_seed else self._from_checkpoint(machine)
+            model = machine.start(self._initial()) if self._from_seed else self._from_checkpoint(machine)
             for version in self._client.versions(self.job["id"], self.first + 1, self.last):
                 model = machine.step(version["version"], model, _parts(version), version.get("staleness", ()))
                 digest = machine.layout.digest(model.published)
@@ -164,6 +209,23 @@ class Replay:
                 f"no digests are recorded for versions {self.first + 1} to {self.last}: choose a later end"
             )
         return judge(self.checked, self.kinds, self.here, self.reducing)
+
+    def _computation(self) -> "Computation":
+        """The job's model and data: in this process, or a recipe's in one of its own."""
+        from computeshare.tasks.registry import task_of
+        from computeshare.training import devices
+        from computeshare.training.computation import LocalComputation
+
+        if self.spec.recipe:
+            return self._recipe.open(self._client, self.spec, self._device, self._threads)
+        devices.make_deterministic(self._device)
+        return LocalComputation(task_of(self.spec).instance(self.spec.seed, "train", self._data_dir), self._device)
+
+    def _initial(self) -> Weights:
+        """Version 0, as the job begins."""
+        from computeshare.tasks.initial_state import initial_state_of
+
+        return initial_state_of(self.spec, self._recipe.store).weights()
 
     @property
     def _from_seed(self) -> bool:
@@ -192,21 +254,14 @@ class Replay:
 
 
 class _Machine:
-    """A worker and a reducer in one process: the model, the data, the upload codec, the server's step."""
+    """A worker and a reducer in one: the model, the data, the upload codec, the server's step."""
 
-    def __init__(self, spec: JobSpec, data_dir: Path, device: "torch.device") -> None:
-        from computeshare.tasks.modules import weights_of
-        from computeshare.tasks.registry import task_of
-        from computeshare.training import devices
-        from computeshare.training.computation import kind_of, replica_of
+    def __init__(self, spec: JobSpec, computation: "Computation") -> None:
         from computeshare.training.server_step import ServerStep
 
-        devices.make_deterministic(device)
-        instance = task_of(spec).instance(spec.seed, "train", data_dir)
-        self.layout = instance.layout
-        self.initial: Weights = weights_of(instance.module, self.layout)
-        self._replica = replica_of(spec, instance, device)
-        self.kind = kind_of(device, self._replica)
+        self.layout = computation.layout
+        self._replica = computation.replica(spec)
+        self.kind = kind_with(computation.kind, self._replica)
         self._up, self._plan = CODECS[spec.codecs.up], spec.plan
         self._strategy = spec.strategy
         self._before: deque[Weights] = deque(maxlen=spec.strategy.recent)

@@ -29,7 +29,10 @@ def save_onnx(task: Task, module: nn.Module, path: Path) -> None:
     lacking = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
         raise PackageMissing(f"ONNX needs {' and '.join(lacking)}: pip install 'computeshare[onnx]'")
-    inputs, _ = task.noise(2, seed=0).batch(np.arange(2))  # torch.export would take a batch of 1 for a constant
+    batch = task.noise(2, seed=0).batch(np.arange(2))  # torch.export would take a batch of 1 for a constant
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise SpecError(f"{task.name} has samples that are no pairs of an input and a target: export the state_dict")
+    inputs, _ = batch
     size = sum(tensor.nbytes for tensor in module.state_dict().values())
     try:
         torch.onnx.export(

@@ -35,9 +35,14 @@ class TrainedModel:
 
 
 def task_of_job(spec: Mapping[str, Any]) -> Task:
-    """The task of a job, from its specification as REST tells it. Raises SpecError: this release cannot read that."""
+    """The task of a job, from its specification as REST tells it. Raises SpecError, as `spec_of_job` and `task_of`."""
+    return task_of(spec_of_job(spec))
+
+
+def spec_of_job(spec: Mapping[str, Any]) -> JobSpec:
+    """A specification as REST tells it. Raises SpecError: this release cannot read it."""
     try:
-        return task_of(JobSpec.model_validate(spec))
+        return JobSpec.model_validate(spec)
     except ValidationError as error:
         raise SpecError(f"this release cannot read the job's specification: {error}") from error
 

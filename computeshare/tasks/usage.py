@@ -11,11 +11,13 @@ class Usage:
         pipeline: Hugging Face's name for what it does.
         inputs: its inputs and outputs, in sentences.
         build: Python code that builds its module as `module`; empty: there is none without the job.
+        is_whole: whether a version's weights are all of the module's state.
     """
 
     pipeline: str
     inputs: str
     build: str = ""
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

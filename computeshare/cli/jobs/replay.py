@@ -6,7 +6,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from computeshare.cli.connection import Home, JobId, Json, Url, connect, settings
-from computeshare.replay.replay import Checked, Replay, Verdict
+from computeshare.replay.replay import Checked, RecipeSource, Replay, Verdict
 from computeshare.terminal.output import console, print_json
 
 SHOWN = 10
@@ -25,6 +25,15 @@ def replay(
             "--to", min=1, metavar="V", show_default=False, help="Last version. Default: the newest durable version."
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
+            "runs its code here, confined.",
+        ),
+    ] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -36,7 +45,8 @@ def replay(
     screen = console(stderr=True)
     lines = screen if screen.is_terminal else console()  # lines have to go above the bar, if one is drawn
     with connect(url, home) as client:
-        found = Replay(client, job_id, settings(url, home).data_dir, first, last)
+        its = settings(url, home)
+        found = Replay(client, job_id, its.data_dir, first, last, RecipeSource(recipe, its.bundles_dir))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
             task = progress.add_task("replaying", total=found.last - found.first)

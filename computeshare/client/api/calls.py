@@ -32,6 +32,7 @@ from computeshare.client.api.models import (
     json_object,
     raise_for_problem,
 )
+from computeshare.client.api.recipes import Recipes
 from computeshare.client.api.requests import PAGE, Progress, Requests, given
 from computeshare.client.api.webhooks import Webhooks
 from computeshare.client.event_feed import CLOSED, Course, passing
@@ -51,7 +52,7 @@ class Client:
         self._requests = Requests(url, token, timeout_s)
         self.url, self.connection = self._requests.url, self._requests.connection
         self.webhooks, self.invites = Webhooks(self._requests), Invites(self._requests)
-        self.bundles = Bundles(self._requests)
+        self.bundles, self.recipes = Bundles(self._requests), Recipes(self._requests)
         self.access = Access(self._requests)
 
     def __enter__(self) -> Self:

@@ -75,6 +75,18 @@ def load(folder: Path) -> Functions:
     return Functions(folder, **found)  # type: ignore[arg-type]
 
 
+def forget() -> None:
+    """Forget the modules of the recipe loaded last, so that another can be loaded in this process."""
+    file = getattr(sys.modules.get("recipe"), "__file__", None)
+    if not file:
+        return
+    folder = Path(file).parent
+    for name, module in list(sys.modules.items()):
+        if _is_in(str(getattr(module, "__file__", None)), folder):
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if not _is_in(path, folder)]
+
+
 _FORMS = {
     "model": "define model(**args), which returns a torch.nn.Module",
     "data": "define data(split, folder, **args), which returns a Dataset with a length",

@@ -1,0 +1,1 @@
+"""Bundles between this machine and the control plane."""
