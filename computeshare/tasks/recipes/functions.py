@@ -27,7 +27,7 @@ class Functions:
     metrics: Callable[..., Any] | None = None
     pretrained: Callable[..., Any] | None = None
 
-    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         """Call a function. Raises RecipeError with the line of the recipe that failed, and the cause."""
         with told(self.folder, f"{name}()"):
             return getattr(self, name)(*arguments, **named)

@@ -89,6 +89,8 @@ class RecipeProcess:
         if files.bundle.digest != task.recipe:
             raise RecipeError("the recipe's files are not those that the job names: they were changed on their way")
         self._spec, self._task, self._layout, self._limits = spec, task, task.layout, limits
+        self._parts: set[Part] = set()
+        """Those that are open."""
         self._closing = contextlib.ExitStack()
         try:
             self._start(files, device)
@@ -164,6 +166,7 @@ class RecipeProcess:
         request = self._open.model_copy(update={"part": part})
         opened, _ = self._connection.ask(request, messages.Opened, limit_s=self._limits.open_s)
         self._opened, self._memory = opened, RecipeMemory(opened)
+        self._parts.add(part)
         return self
 
     def test(self) -> Trial:
@@ -192,6 +195,8 @@ class RecipeProcess:
         from computeshare.tasks.metrics import SplitScore
 
         self._layout.check(weights)
+        if part not in self._parts:
+            self.open(part)
         self._shared.put(weights)
         facts = self._task.recipe_facts
         steps = 1 + (facts.test if part == "test" else facts.train)

@@ -1,7 +1,7 @@
 """A recipe's process computes the bits that the same module gives in this process."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,7 +149,7 @@ def test_versions_have_the_score_of_this_process(part: Literal["validation", "te
     job = recipe_job(CONVOLUTIONS, tmp_path, threads=1, validation=0.3, rounds=3)
     instance = job.task.instance(job.spec.seed, part, tmp_path)
     weights = nudged(weights_of(instance.module, instance.layout), 2)
-    with opened(job) as process:
+    with closing(RecipeProcess(job.spec, job.files, "cpu")) as process:
         found = process.score(part, weights, 7)
     expected = score(instance, weights, 7)
     assert found == expected
