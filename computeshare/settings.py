@@ -69,6 +69,8 @@ class Settings(BaseSettings):
     max_memory: str | None = Field(None, description="what a job may take of a worker's memory: 8GB, 512MiB")
     cache: str | None = Field(None, description="how much fetched data a worker keeps: 100GB; default 50 GB or less")
     recipes: bool = Field(False, description="whether this machine runs recipes, the code of users, in confinement")
+    recipe: str = Field("", description="single recipes that a worker runs, by their digests: sha256:...,sha256:...")
+    unconfined: bool = Field(False, description="whether recipes run even where nothing can confine them")
     nice: int = Field(0, ge=0, le=19, description="CPU priority of a worker's computing: 0 normal, 19 lowest")
 
     @classmethod

@@ -1,5 +1,5 @@
-"""Which workers get no seat in which job, and why: banned, on an unfit machine, unable to start, or without what
-the job requires.
+"""Which workers get no seat in which job, and why: banned, on an unfit machine, unable to start, without what the job
+requires, or without their owner's consent to its recipe.
 """
 
 import json
@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from sqlalchemy import Connection, func, select
 
+from api.scheduler import recipe_seats
 from api.scheduler.seat_planner import Pair
 from api.scheduler.start_backoff import Try, failing
 from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, SeatRow, table
@@ -38,6 +39,8 @@ class Excluded:
     """The part of `reasons` that follows from what jobs require."""
     unmet: dict[str, str] = field(default_factory=dict)
     """What is missing, for jobs whose requirements none of their queue's workers meets, unless there are no workers."""
+    hopeless: dict[str, str] = field(default_factory=dict)
+    """Why the recipes of jobs fail on every worker."""
 
     def trouble(self, job_id: str, most: int = 3) -> str | None:
         """The troubles of at most `most` workers in a job, as one text; None if there are none."""
@@ -55,8 +58,21 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     troubles |= unfit
     lacking, unmet = _lacking(connection, workers)
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
-    now = frozenset(resting | bans.keys() | unfit.keys() | lacking.keys())
-    return Excluded(troubles | bans | lacking, troubles, now, lacking, unmet)
+    recipes = recipe_seats.recipe_jobs(connection)
+    unwilling, failed = recipe_seats.unwilling(recipes, workers), recipe_seats.failures(connection, recipes)
+    broken, paused = recipe_seats.left_out(failed, names, now_ms)
+    troubles |= broken
+    never = bans.keys() | unfit.keys() | lacking.keys() | unwilling.keys()
+    able = {
+        job.id: {w.id for w in workers if _can_serve(w, job.queue) and (job.id, w.id) not in never} for job in recipes
+    }
+    hopeless = recipe_seats.hopeless(failed, recipes, able)
+    reasons = troubles | bans | lacking | unwilling
+    return Excluded(reasons, troubles, frozenset(resting | paused | never), lacking, unmet, hopeless)
+
+
+def _can_serve(worker: WorkerInfo, queue: str) -> bool:
+    return queue in worker.queues and not worker.resting and not worker.refusal
 
 
 def _bans(connection: Connection) -> dict[Pair, str]:

@@ -22,6 +22,10 @@ WORKER_ID = re.compile(r"[a-z0-9]{8,32}")
 """The form of a worker's id, which becomes part of Redis keys and of seats' ids."""
 
 
+ALL_RECIPES = "*"
+"""In place of digests: every recipe that the control plane has signed."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A worker's description of itself: name, device, queues and versions, as stored in Redis.
@@ -50,6 +54,8 @@ class WorkerInfo:
     """Its owner's limit on a seat's use of device memory; 0: no limit."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Its owner's labels, such as `room` with the value `attic`; they stay until the worker is started again."""
+    recipes: tuple[str, ...] = ()
+    """The digests of the recipes that its owner lets run, or `ALL_RECIPES`."""
 
     @property
     def machine(self) -> Machine:
@@ -83,6 +89,7 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "protocol": worker.protocol,
         "resting": worker.resting,
         "labels": json.dumps(dict(worker.labels)),
+        "recipes": json.dumps(worker.recipes),
         "power": json.dumps({"plugged": worker.power.plugged, "percent": worker.power.percent}),
     }
     pipeline = redis.pipeline(transaction=True)
@@ -149,6 +156,7 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             power=_power(values.get("power", "{}")),
             max_memory_bytes=_whole(values.get("max_memory_bytes", "0")),
             labels=_words(values.get("labels", "{}"), MOST_LABELS),
+            recipes=tuple(_short(one, 80) for one in json.loads(values.get("recipes", "[]"))),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -19,6 +19,8 @@ from computeshare.types import JOB_ID
 
 FUNCTION = "computeshare.worker.seat.seat.serve"
 """The only function a seat's RQ job may name, on both sides."""
+RECIPE_FAILED = "the recipe failed: "
+"""Prefix of a worker's reason for leaving a job whose recipe's code failed in training."""
 _FIELDS = frozenset(
     [
         "created_at",

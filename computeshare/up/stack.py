@@ -295,7 +295,7 @@ class Stack:
         options = self.options
         api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
         children = [Child("api", lambda: self._spawn(api, environment, "api"))]
-        worker = [sys.executable, "-m", "computeshare.worker.process", "--queue", options.queue, "--child"]
+        worker = [sys.executable, "-m", "computeshare.worker.process", "--queue", options.queue, "--recipes", "--child"]
         for number in range(1, options.workers + 1):
             name = ["--name", f"worker-{number}"]
             start = partial(self._spawn, worker + name, environment, "worker")

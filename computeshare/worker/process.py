@@ -45,6 +45,7 @@ from computeshare.worker.heartbeat import Heartbeat, Outage
 from computeshare.worker.invite import broker_url
 from computeshare.worker.invite import join as accept
 from computeshare.worker.live_line import shown
+from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.rq_worker import SeatWorker
 from computeshare.worker.seat.progress_pipe import SeatLink
 
@@ -54,7 +55,12 @@ log = structlog.get_logger()
 
 
 def worker_info(
-    name: str, device: str, queues: tuple[str, ...], max_memory_bytes: int = 0, labels: Mapping[str, str] | None = None
+    name: str,
+    device: str,
+    queues: tuple[str, ...],
+    max_memory_bytes: int = 0,
+    labels: Mapping[str, str] | None = None,
+    recipes: tuple[str, ...] = (),
 ) -> WorkerInfo:
     """A description of this machine as a worker, with a new random id."""
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
@@ -69,6 +75,7 @@ def worker_info(
         pid=os.getpid(),
         max_memory_bytes=max_memory_bytes,
         labels=labels or {},
+        recipes=recipes,
     )
 
 
@@ -193,6 +200,16 @@ def command(
         float | None, typer.Option(min=0, max=100, help="... until it is charged to this percentage. Default: 10 more.")
     ] = None,
     hours: Annotated[list[str] | None, typer.Option(help="Local hours to work in, such as 22-07,12:30-14.")] = None,
+    recipes: Annotated[
+        bool, typer.Option("--recipes", help="Run recipes, the code of your control plane's users, confined.")
+    ] = False,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIGEST", help="Run this recipe (sha256:...); may be given several times."),
+    ] = None,
+    unconfined: Annotated[
+        bool, typer.Option("--unconfined", help="Run recipes even where nothing here can confine them.")
+    ] = False,
     print_service: Annotated[
         str | None,
         typer.Option(
@@ -208,13 +225,15 @@ def command(
         check_queue(name_of_queue)
     minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
     given = {"redis_url": redis_url, "home": home, "data": data, "device": device, "name": name or None}
-    given |= {"labels": ",".join(label) if label else None}
-    settings = Settings.given(**given, max_up=max_up, max_memory=max_memory, nice=nice)
+    given |= {"labels": ",".join(label) if label else None, "recipe": ",".join(recipe) if recipe else None}
+    agreed = {"recipes": recipes or None, "unconfined": unconfined or None}
+    settings = Settings.given(**given, **agreed, max_up=max_up, max_memory=max_memory, nice=nice)
     settings = settings.model_copy(update={"name": settings.name or hostname()})
     if settings.max_up:
         parse_rate(settings.max_up)
     max_memory_bytes, labels = allowed_bytes(settings.max_memory), parse_labels(listed(settings.labels))
     allowed_bytes(settings.cache)
+    consent = Consent.of(settings)
     if join:
         settings = settings.model_copy(update={"redis_url": accept(join, str(settings.name), settings.home)})
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
@@ -232,8 +251,10 @@ def command(
     if device:
         devices.check(device)
     computing = settings.device or devices.guess()
-    worker = worker_info(str(settings.name), computing, tuple(queue or ["default"]), max_memory_bytes, labels)
-    serve(url, worker, minder)
+    for sentence in consent.told():
+        log.warning(sentence)
+    served = tuple(queue or ["default"])
+    serve(url, worker_info(str(settings.name), computing, served, max_memory_bytes, labels, consent.offered()), minder)
 
 
 def _service(kind: str, context: typer.Context) -> str:

@@ -16,6 +16,7 @@ import psutil
 import structlog
 
 from computeshare.confinement import scratch
+from computeshare.confinement.methods import method
 from computeshare.confinement.process import start
 from computeshare.confinement.watch import Watch, watch
 from computeshare.errors import RecipeError
@@ -71,6 +72,8 @@ class Limits:
     step_s: float = STEP_LIMIT_S
     open_s: float = STEP_LIMIT_S
     """To import the recipe, to build its model, and to open its data."""
+    unconfined: bool = False
+    """Whether the process may run where nothing can confine it, with the rights of this one."""
 
 
 class RecipeProcess:
@@ -124,6 +127,7 @@ class RecipeProcess:
                 gpu=(device or devices.guess()) != "cpu",
                 memory_bytes=memory_bytes,
                 forks=self._spec.compile,
+                by=method() if self._limits.unconfined else None,
             )
             self._shared = SharedVectors(descriptor, self._layout)
         finally:

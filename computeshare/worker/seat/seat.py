@@ -19,20 +19,23 @@ from redis.exceptions import OutOfMemoryError
 from computeshare.bundles.exchange import Fetched
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
-from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, Unfit
+from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.job_log import JobLog, log_warnings
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import Seat
+from computeshare.queue.seats import RECIPE_FAILED
 from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.settings import Settings
+from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.training.work_units import AnyReplica, Computation, kind_with
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
 from computeshare.transport.wire import Wires
+from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.seat.bundle_fetch import fetched
 from computeshare.worker.seat.lease_keeper import LeaseKeeper
 from computeshare.worker.seat.link_benchmark import measure
@@ -104,6 +107,8 @@ class SeatSession:
             self._tell_unfit(reason)
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
+            if self.joined and isinstance(error, RecipeError):
+                reason = f"{RECIPE_FAILED}{error}"
             if not self.joined:  # the job's page shows why the worker does not join
                 about = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
                 RoundStore(self.redis, self.seat.job).append("left", about)
@@ -127,12 +132,15 @@ class SeatSession:
     def _take_part(self, device_name: str | None) -> str:
         """Fetch the job's files, load it, await its codecs, join, and compute. Returns the reason for the end."""
         with ExitStack() as resources:
+            recipe = (
+                Consent.of(self.settings).require(self.redis, self.seat.job, self.spec) if self.spec.recipe else None
+            )
             resources.enter_context(
                 fetched(self.redis, self.spec.bundles, self.settings, self._goes_on, self._tell_fetched)
             )
             log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
             started = time.perf_counter()
-            computation = resources.enter_context(contextlib.closing(self._open(device_name)))
+            computation = resources.enter_context(contextlib.closing(self._open(device_name, recipe)))
             self.device = computation.device
             memory = self.memory = SeatMemory(self.spec, computation.memory, allowed_bytes(self.settings.max_memory))
             test_device(self.seat.job, self.spec, computation, memory, self.settings.home)
@@ -146,11 +154,15 @@ class SeatSession:
                     memory.check(self.spec.precision)
             return self._train(computation, memory)
 
-    def _open(self, device_name: str | None) -> Computation:
-        """The job's model and data on this machine's device."""
-        from computeshare.training.computation import open_here
+    def _open(self, device_name: str | None, recipe: Bundle | None) -> Computation:
+        """The job's model and data on this machine's device; a recipe's in a process of its own."""
+        if recipe is None:
+            from computeshare.training.computation import open_here
 
-        return open_here(self.spec, device_name, self.settings.data_dir)
+            return open_here(self.spec, device_name, self.settings.data_dir)
+        from computeshare.worker.seat.recipe_setup import open_recipe
+
+        return open_recipe(self.spec, recipe, device_name, self.settings)
 
     def _train(self, computation: Computation, memory: SeatMemory) -> str:
         """Join, and compute until the job or the seat ends. Returns the reason."""
@@ -190,13 +202,15 @@ class SeatSession:
         self.session.report(found.model_dump_json())
 
     def _chosen(self) -> JobSpec:
-        """Wait for the specification with nothing left open. Raises _Ended."""
+        """Wait for the specification with nothing left open. Raises _Ended; SpecError: its task is another by now."""
         rounds = RoundStore(self.redis, self.seat.job)
         while not self.stop.wait(ASK_AGAIN_S):
             raw = rounds.spec()
             if raw is None:
                 raise _Ended("the job is gone")
             spec = JobSpec.model_validate_json(raw)
+            if spec.task != self.spec.task:
+                raise SpecError("the job's task was changed in the broker after it was loaded: start the job again")
             if not spec.is_open:
                 return spec
         raise _Ended(ASKED)

@@ -1,0 +1,104 @@
+"""Which workers get no seat in a recipe's job, because their owners have not agreed or because it fails on them; and
+when it is given up.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from api.scheduler.seat_planner import Pair
+from api.scheduler.start_backoff import LEFT_OUT_MS
+from api.tables import ACTIVE, JOB, TELLING, Event, table
+from computeshare.queue import WorkerInfo
+from computeshare.queue.roster import ALL_RECIPES
+from computeshare.queue.seats import RECIPE_FAILED
+
+FAILURES = 3
+"""How often a recipe fails in training, without a new version in between, before its job is given up: at least once on
+every worker that could serve it."""
+PROGRESS = ("version", "folded", "retried", "resumed")
+"""The types of events after which failures are counted anew."""
+EVENT = table(Event).c
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeJob:
+    """An active job that trains a recipe."""
+
+    id: str
+    queue: str
+    recipe: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A seat in which a recipe failed while it trained."""
+
+    job_id: str
+    worker: str
+    why: str
+    at_ms: int
+
+
+def recipe_jobs(connection: Connection) -> list[RecipeJob]:
+    """The active jobs that train a recipe."""
+    recipe = func.json_extract(JOB.c.spec, "$.recipe")
+    query = select(JOB.c.id, JOB.c.queue, recipe).where(JOB.c.status.in_(ACTIVE), recipe.is_not(None))
+    return [RecipeJob(*row) for row in connection.execute(query)]
+
+
+def unwilling(jobs: Iterable[RecipeJob], workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
+    """The workers of a job's queue whose owners have not agreed to its recipe."""
+    return {
+        (job.id, worker.id): f"{worker.name or worker.id} runs {'other' if worker.recipes else 'no'} recipes: start it "
+        f"with --recipe {job.recipe} or, where the control plane's token is, with --recipes"
+        for job in jobs
+        for worker in workers
+        if job.queue in worker.queues and job.recipe not in worker.recipes and ALL_RECIPES not in worker.recipes
+    }
+
+
+def failures(connection: Connection, jobs: Iterable[RecipeJob]) -> list[Failure]:
+    """The failures of recipes in training since their jobs last advanced, oldest first."""
+    found = []
+    reason, worker = EVENT.data["reason"].as_string(), EVENT.data["worker"].as_string()
+    for job in jobs:
+        mine = select(EVENT.id).where(EVENT.job_id == job.id)
+        last = connection.scalar(mine.where(EVENT.type.in_(PROGRESS)).order_by(EVENT.id.desc()).limit(1))
+        query = select(worker, reason, EVENT.at_ms).where(EVENT.job_id == job.id, EVENT.id > (last or 0), TELLING)
+        query = query.where(EVENT.type == "left", reason.startswith(RECIPE_FAILED)).order_by(EVENT.id)
+        found += [
+            Failure(job.id, row[0], row[1].removeprefix(RECIPE_FAILED), row[2]) for row in connection.execute(query)
+        ]
+    return found
+
+
+def left_out(found: Sequence[Failure], names: Mapping[str, str], now_ms: int) -> tuple[dict[Pair, str], set[Pair]]:
+    """The troubles of online workers, and the pairs that are left out for a growing while, as `start_backoff` does.
+
+    Args:
+        names: of the online workers, by id.
+    """
+    times: dict[Pair, list[Failure]] = {}
+    for one in found:
+        times.setdefault((one.job_id, one.worker), []).append(one)
+    known = {pair: its for pair, its in times.items() if pair[1] in names}
+    troubles = {pair: f"the recipe failed on {names[pair[1]]}: {its[-1].why}" for pair, its in known.items()}
+    until = {pair: its[-1].at_ms + LEFT_OUT_MS[min(len(its), len(LEFT_OUT_MS)) - 1] for pair, its in known.items()}
+    return troubles, {pair for pair, end_ms in until.items() if now_ms < end_ms}
+
+
+def hopeless(found: Sequence[Failure], jobs: Iterable[RecipeJob], able: Mapping[str, set[str]]) -> dict[str, str]:
+    """The jobs whose recipes fail on every worker, and why.
+
+    Args:
+        able: the workers that could serve a job, by the job's id.
+    """
+    given_up = {}
+    for job in jobs:
+        mine = [one for one in found if one.job_id == job.id]
+        workers = able.get(job.id, set())
+        if len(mine) >= FAILURES and workers and workers <= {one.worker for one in mine}:
+            given_up[job.id] = mine[-1].why
+    return given_up

@@ -1,0 +1,25 @@
+"""Starts the process in which a seat's recipe computes."""
+
+from computeshare.bundles.store import BundleStore
+from computeshare.jobspec.memory_estimate import allowed_bytes
+from computeshare.jobspec.spec import JobSpec
+from computeshare.settings import Settings
+from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
+
+
+def open_recipe(spec: JobSpec, recipe: Bundle, device: str | None, settings: Settings) -> RecipeProcess:
+    """A recipe's model and training data on a device, in a process of their own; the job's bundles are here already.
+
+    Raises: RecipeError; BundleError; SettingsError: there is no such device; Unconfined.
+    """
+    assert spec.recipe_facts
+    store = BundleStore(settings.bundles_dir)
+    files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial))
+    limits = Limits(allowed_bytes(settings.max_memory), unconfined=settings.unconfined)
+    process = RecipeProcess(spec, files, device, limits)
+    try:
+        return process.open()
+    except BaseException:
+        process.close()
+        raise

@@ -1,0 +1,41 @@
+"""When a recipe's job is given up, and how long its workers wait."""
+
+import pytest
+
+from api.scheduler.recipe_seats import Failure, RecipeJob, hopeless, left_out
+
+JOB = RecipeJob("j1", "default", "sha256:" + "a1" * 32)
+
+
+def failed(*workers: str) -> list[Failure]:
+    return [Failure("j1", worker, f"line {number}", 1000 * number) for number, worker in enumerate(workers)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "able", "why"),
+    [
+        ("aa", "a", None),
+        ("aaa", "a", "line 2"),
+        ("aaaaa", "ab", None),
+        ("aab", "ab", "line 2"),
+        ("abc", "ab", "line 2"),
+        ("aaa", "", None),
+    ],
+    ids=["too few", "one worker", "not on the other", "on both", "on one that has left", "nobody is there"],
+)
+def test_a_job_is_given_up_once_its_recipe_failed_on_every_worker(workers: str, able: str, why: str | None) -> None:
+    given_up = hopeless(failed(*workers), [JOB], {"j1": set(able)})
+    assert given_up == ({"j1": why} if why else {})
+
+
+def test_a_worker_waits_longer_with_every_failure() -> None:
+    for times, seconds in ((1, 10), (2, 30), (3, 60), (9, 600)):
+        found = failed(*"a" * times)
+        end_ms = found[-1].at_ms + 1000 * seconds
+        for now_ms, paused in ((end_ms - 1, {("j1", "a")}), (end_ms, set())):
+            troubles, pairs = left_out(found, {"a": "mac"}, now_ms)
+            assert (troubles, pairs) == ({("j1", "a"): f"the recipe failed on mac: line {times - 1}"}, paused)
+
+
+def test_workers_that_are_away_are_not_named() -> None:
+    assert left_out(failed("a"), {}, 0) == ({}, set())
