@@ -35,16 +35,19 @@ def check(
     folder: Annotated[
         Path | None, typer.Option(help="Folder that data() reads.", exists=True, file_okay=False, show_default=False)
     ] = None,
+    is_confined: Annotated[
+        bool, typer.Option("--confined", help="Confine the recipe as workers do, instead of your rights.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Try a recipe here: build it twice, take two steps, and say how large it is and what is wrong.
 
-    Runs the recipe's code on this machine, with your rights.
+    Runs the recipe's code on this machine, with your rights unless --confined is given.
     """
     recipe = bundle.read(path)
     arguments = dict(parse_setting(text, "--arg", "NAME=VALUE, for example width=256") for text in arg or ())
     with console(stderr=True).status("trying the recipe"):
-        report = try_out(recipe, Trial(arguments, folder.resolve() if folder else None))
+        report = try_out(recipe, Trial(arguments, folder.resolve() if folder else None, is_confined=is_confined))
     if as_json:
         print_json(report.model_dump(mode="json"))
     else:

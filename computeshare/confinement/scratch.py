@@ -24,19 +24,21 @@ def temporary(prefix: str = "recipe-") -> Iterator[Path]:
 
 
 def open_file(folder: Path, name: str, most_bytes: int) -> BinaryIO:
-    """Open a file directly in the folder: follows no link, and waits for no pipe.
+    """Open a file directly in the folder: follows no link, not at the folder either, and waits for no pipe.
 
     Raises: FileNotFoundError: no such file. RecipeError: it is larger, or not a file.
     """
-    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        parent = os.open(folder, flags | os.O_DIRECTORY)
+        try:
+            number = os.open(name, flags | os.O_NONBLOCK, dir_fd=parent)
+        finally:
+            os.close(parent)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise RecipeError(f"the recipe's process left no file {name}, but something that cannot be read") from error
-    finally:
-        os.close(parent)
     found = os.fstat(number)
     if stat.S_ISREG(found.st_mode) and found.st_size <= most_bytes:
         return os.fdopen(number, "rb")

@@ -114,7 +114,14 @@ def _started(folder: Path, trial: Trial) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", __name__, str(folder)]
     if trial.is_confined:
         read = [trial.folder] if trial.folder else []
-        return start(command, scratch=folder, readable=read, stdin=subprocess.PIPE, output=subprocess.DEVNULL)
+        return start(
+            command,
+            scratch=folder,
+            readable=read,
+            memory_bytes=TRIAL_BYTES,
+            stdin=subprocess.PIPE,
+            output=subprocess.DEVNULL,
+        )
     # what the recipe prints goes to standard error: standard output is for the report
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
 

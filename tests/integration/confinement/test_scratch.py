@@ -15,6 +15,7 @@ def test_a_file_is_read_and_no_link_pipe_folder_or_giant(tmp_path: Path) -> None
         (folder / "good").write_text("good")
         (folder / "link").symlink_to(tmp_path / "secret")
         (folder / "folder").mkdir()
+        (folder / "outside").symlink_to(tmp_path)
         os.mkfifo(folder / "pipe")
         with (folder / "giant").open("wb") as file:
             file.truncate(1 << 40)
@@ -23,6 +24,8 @@ def test_a_file_is_read_and_no_link_pipe_folder_or_giant(tmp_path: Path) -> None
         for name in ("link", "folder", "pipe", "giant"):
             with pytest.raises(RecipeError, match=name):
                 scratch.open_file(folder, name, 100)
+        with pytest.raises(RecipeError, match="secret"):
+            scratch.open_file(folder / "outside", "secret", 100)
         with pytest.raises(FileNotFoundError):
             scratch.open_file(folder, "none", 100)
 

@@ -158,3 +158,12 @@ def test_the_initial_state_is_that_of_the_seed_and_of_what_pretrained_loaded(tmp
     (tmp_path / "loaded").mkdir()
     report = check(Bundle({"recipe.py": GOOD + PRETRAINED}), Trial(arguments), tmp_path / "loaded")
     assert set(read_initial(tmp_path / "loaded", report.facts.layout).parameters) == {0.5}
+
+
+def test_the_command_runs_with_the_users_rights_unless_told_to_confine(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "net.py").write_text(f"open({str(tmp_path / 'secret')!r}).read()\n" + GOOD)
+    command = ["recipes", "check", str(tmp_path / "net.py"), "--json"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    confined = CliRunner().invoke(app, [*command, "--confined"])
+    assert confined.exit_code != 0 and "the import failed" in str(confined.exception)
