@@ -77,8 +77,10 @@ def test_a_method_works_on_this_machine() -> None:
 
 
 def test_torch_computes_inside(by: Method, scratch: Path) -> None:
-    told = run(by, scratch, "import torch; x = torch.ones(300, 300); print('sum', float((x @ x).sum()))")
-    assert told == "sum 27000000.0\n"
+    program = (
+        "import torch, computeshare.training.replica; x = torch.ones(300, 300); print('sum', float((x @ x).sum()))"
+    )
+    assert run(by, scratch, program) == "sum 27000000.0\n"
 
 
 def test_it_reads_the_readable_and_no_secret(by: Method, scratch: Path, home: Path, tmp_path: Path) -> None:
@@ -419,6 +421,23 @@ def test_it_dies_with_its_parent(by: Method, scratch: Path) -> None:
     parent.wait()
     _, alive = psutil.wait_procs(family, 10)
     assert alive == []
+
+
+def test_where_the_system_ends_nothing_with_its_parent_a_process_outside_does() -> None:
+    """For macOS; what it is to end takes no part in that."""
+    program = """
+import sys, time
+from computeshare.confinement.launcher import _end_with
+_end_with(int(sys.argv[1]))
+print("on", flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen(["sleep", "1000"]) as parent:
+        ended = subprocess.Popen([sys.executable, "-c", program, str(parent.pid)], stdout=subprocess.PIPE)
+        assert ended.stdout and ended.stdout.readline() == b"on\n" and ended.poll() is None
+        parent.kill()
+        parent.wait()
+        assert ended.wait(30) == -9
 
 
 ORDINARY_USER = """

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from computeshare.confinement import bubblewrap, folders, seatbelt
+from computeshare.confinement.command import Bounds, confined
+from computeshare.confinement.kinds import LANDLOCK
 from computeshare.confinement.landlock import Access
 from computeshare.confinement.launcher import Order
 
@@ -19,6 +21,18 @@ def test_bubblewrap_binds_what_is_readable_and_writes_in_one_place() -> None:
     assert {"/data/set", "/etc/passwd", "/sys/devices/system"} <= bound and "/sys" not in bound
     assert not {str(Path.home()), "/", "/etc", "/tmp", "/proc"} & bound
     assert "/sys" in bubblewrap.options([], Path("/scratch"), gpu=True)
+
+
+def test_a_gpus_devices_are_there_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "gpu_devices", lambda: (Path("/dev/nvidia0"), Path("/dev/nvidiactl")))
+    words = bubblewrap.options([], Path("/scratch"), gpu=True)
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--dev-bind"] == [
+        "/dev/nvidia0",
+        "/dev/nvidiactl",
+    ]
+    assert "--dev-bind" not in bubblewrap.options([], Path("/scratch"), gpu=False)
+    orders = (confined(["true"], LANDLOCK, Bounds(Path("/scratch"), gpu=gpu)) for gpu in (True, False))
+    assert ["/dev/nvidia0" in " ".join(words) for words in orders] == [True, False]
 
 
 def python_at(monkeypatch: pytest.MonkeyPatch, prefix: Path, base: Path) -> None:
