@@ -19,6 +19,7 @@ from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.jobs.submissions import Submissions
 from api.logs.reader import Logs
+from api.pages.shared_view import shared_event, shared_json
 from api.recipes.service import Recipes
 from api.recipes.trials import RecipeTrials
 from api.scheduler.bans import Bans
@@ -65,6 +66,7 @@ class Services:
         self.submissions = Submissions(self.database)
         self.texts = Texts(self.jobs, self.history, self.broker)
         self.feeds = Feeds(self.jobs, self.history, self._is_stopping)
+        self.shared_feeds = Feeds(self.jobs, self.history, self._is_stopping, shared_json, shared_event)
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)

@@ -13,6 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
+from api.access import link_routes as access_links
 from api.access import page_routes as access_pages
 from api.access import routes as access
 from api.bundles import routes as bundles
@@ -28,7 +29,7 @@ from api.http.server import make_room_for_connections, server_of
 from api.jobs import event_routes
 from api.jobs import routes as jobs
 from api.logs import routes as logs
-from api.pages import compare_routes, job_routes, new_job_routes
+from api.pages import compare_routes, job_routes, new_job_routes, shared_routes
 from api.pages import routes as pages
 from api.pages.page_response import for_browsers
 from api.recipes import routes as recipes
@@ -52,6 +53,7 @@ ROUTES = (
     recipes,
     bundles,
     access,
+    access_links,
     system,
     pages,
     new_job_routes,  # before the jobs' pages: /jobs/new is no job
@@ -59,6 +61,7 @@ ROUTES = (
     compare_routes,
     page_routes,
     access_pages,
+    shared_routes,
 )
 
 

@@ -65,7 +65,15 @@ def record(
     (caller, address), now = found, now_ms()
     connection.execute(AUDIT.delete().where(AUDIT.c.at_ms < now - KEPT_MS))
     about = {"actor": caller.name, "token_id": caller.id, "address": address}
-    connection.execute(AUDIT.insert().values(at_ms=now, action=action, subject=subject, detail=detail, **about))
+    connection.execute(
+        AUDIT.insert().values(
+            at_ms=now,
+            action=action,
+            subject=subject,
+            detail={name: value for name, value in detail.items() if value is not None},
+            **about,
+        )
+    )
 
 
 class AuditLog:

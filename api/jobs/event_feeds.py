@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.errors import NotFound
 from api.jobs.history import History
 from api.jobs.service import Jobs
+from api.schemas import EventPublic, JobPublic
 from computeshare.errors import ComputeShareError
 from computeshare.types import ENDED
 
@@ -79,10 +80,23 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of the jobs being watched. All methods run in the server's event loop."""
+    """The feeds of the jobs being watched. All methods run in the server's event loop.
 
-    def __init__(self, jobs: Jobs, history: History, stopping: Callable[[], bool]) -> None:
+    Args:
+        told_job: a job as JSON, as these watchers see it.
+        told_event: an event as they see it; None: they do not.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        history: History,
+        stopping: Callable[[], bool],
+        told_job: Callable[[JobPublic], str] = JobPublic.model_dump_json,
+        told_event: Callable[[EventPublic], EventPublic | None] = lambda event: event,
+    ) -> None:
         self._jobs, self._history, self._stopping = jobs, history, stopping
+        self._told_job, self._told_event = told_job, told_event
         self._feeds: dict[str, Feed] = {}
         self._readers: set[asyncio.Task[None]] = set()
 
@@ -153,7 +167,7 @@ class Feeds:
         except (SQLAlchemyError, ComputeShareError) as error:  # such as a locked database: the next look may succeed
             log.warning("cannot read a job", job=feed.job_id, error=str(error)[:300])
             return False
-        feed.job = format_sse_event(data_str=job.model_dump_json(), event="job", retry=RECONNECT_MS)
+        feed.job = format_sse_event(data_str=self._told_job(job), event="job", retry=RECONNECT_MS)
         feed.pages.clear()
         feed.revision, feed.over = revision, job.status in ENDED
         return True
@@ -171,7 +185,9 @@ class Feeds:
     def _read(self, job_id: str, last: int) -> Page:
         events = self._history.events(job_id, last, AT_ONCE)
         data = [
-            format_sse_event(data_str=event.model_dump_json(), event=event.type, id=str(event.id)) for event in events
+            format_sse_event(data_str=event.model_dump_json(), event=event.type, id=str(event.id))
+            for event in map(self._told_event, events)
+            if event
         ]
         return Page(b"".join(data), events[-1].id if events else last, len(events) == AT_ONCE)
 

@@ -57,9 +57,9 @@ def show_job(
         logs=logs,
         shown=shown_as(view.job.spec, request),
         ended=view.job.status in ENDED,
-        best_loss=_best_loss(lowest, view.job),
-        best=_best(view.job),
-        data=_page_data(view.job, series, lowest),
+        best_loss=lowest_of(lowest, view.job),
+        best=best_of(view.job),
+        data=page_data(view.job, series, lowest, paths_of(job_id)),
     )
 
 
@@ -67,7 +67,7 @@ def show_job(
 def show_data(views: ViewsDep, job_id: str) -> dict[str, Any]:
     """The start data of a job page's script, as JSON, for a script that must start over. Raises NotFound."""
     with views.snapshot():
-        return _page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id))
+        return page_data(views.job_alone(job_id), views.plots(job_id), views.lowest_loss(job_id), paths_of(job_id))
 
 
 @router.get("/jobs/{job_id}/parts")
@@ -141,14 +141,14 @@ def show_timeline(
     return render(request, "timeline.html", job=job, page=page, names=names, cursor=cursor, older=older)
 
 
-def _best_loss(lowest: Lowest | None, job: JobPublic) -> str:
+def lowest_of(lowest: Lowest | None, job: JobPublic) -> str:
     if lowest is None:
         return ""
     loss, version = text_format.loss(lowest.value), text_format.count(lowest.version)
     return f"lowest {scored_part(job.spec)} loss {loss} at version {version}"
 
 
-def _best(job: JobPublic) -> str:
+def best_of(job: JobPublic) -> str:
     if job.best_version is None:
         return ""
     best = text_format.score(job.best_accuracy, job.best_loss)
@@ -165,11 +165,20 @@ def shown_as(spec: Mapping[str, Any], request: Request) -> dict[str, str]:
     }
 
 
-def _page_data(job: JobPublic, series: dict[str, Columns], lowest: Lowest | None) -> dict[str, Any]:
-    """The start data of a job page's script."""
+def paths_of(job_id: str) -> dict[str, str]:
+    """Where the script of a job's page asks for what."""
+    own, rest = f"/jobs/{job_id}", f"/v1/jobs/{job_id}"
+    return {"job": rest, "events": f"{rest}/events", "data": f"{own}/data", "parts": f"{own}/parts"}
+
+
+def page_data(
+    job: JobPublic, series: dict[str, Columns], lowest: Lowest | None, paths: dict[str, str]
+) -> dict[str, Any]:
+    """The start data of the script of a job's page."""
     shown = job.model_dump(mode="json", exclude={"spec", "error"})
     return {
         "job": shown,
+        "paths": paths,
         "round_samples": plan_of(job.spec).samples_per_round,
         "part": scored_part(job.spec),
         "series": series,

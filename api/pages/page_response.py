@@ -19,6 +19,7 @@ from api.deps import ServicesDep
 from api.errors import NotFound
 from api.jobs.cursors import BadCursor
 from api.pages import explanations
+from api.pages.shared_view import shared_events
 from api.pages.views import Views
 
 
@@ -93,6 +94,7 @@ def _environment() -> Environment:
     for words in (
         explanations.advice,
         explanations.why,
+        shared_events,
         text_format.ago,
         text_format.until,
         text_format.count,

@@ -29,6 +29,7 @@ from computeshare.cli.jobs.export import export
 from computeshare.cli.jobs.fork import fork
 from computeshare.cli.jobs.logs import logs
 from computeshare.cli.jobs.replay import replay
+from computeshare.cli.jobs.share import links, share, unshare
 from computeshare.client.api.models import ICONS, Job, JobWorker, Problem
 from computeshare.client.weights import pick
 from computeshare.terminal.output import console, job_details, job_table, plain, print_json, size, status, target, title
@@ -42,6 +43,9 @@ app.command()(fork)
 app.command()(compare)
 app.command()(export)
 app.command()(logs)
+app.command()(share)
+app.command()(links)
+app.command()(unshare)
 
 
 @app.command("list")

@@ -1,4 +1,4 @@
-"""Tokens and the audit log over REST."""
+"""Tokens, links to jobs, and the audit log over REST."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,6 +28,20 @@ class Access:
         """Revoke a token; browsers that logged in with it are logged out."""
         self._requests.once("DELETE", f"{PATH}/{quote(token_id, safe='')}")
 
+    def links(self, job_id: str) -> list[dict[str, Any]]:
+        """The read-only links to a job, newest first, without their addresses."""
+        return items(self._requests.repeatable("GET", _links(job_id)))[0]
+
+    def create_link(self, job_id: str, days: int | None = 30) -> dict[str, Any]:
+        """Make a link that shows one job's page to whoever has it, for `days` (None: until it is revoked). Only this
+        answer holds the link.
+        """
+        return json_object(self._requests.once("POST", _links(job_id), json={"days": days}))
+
+    def revoke_link(self, job_id: str, link_id: str) -> None:
+        """Revoke a link to a job."""
+        self._requests.once("DELETE", f"{_links(job_id)}/{quote(link_id, safe='')}")
+
     def audit(
         self,
         actor: str | None = None,
@@ -43,3 +57,7 @@ class Access:
             subject: only changes of this id.
         """
         return self._requests.listed("/v1/audit", {"actor": actor, "action": action, "subject": subject}, limit)
+
+
+def _links(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}/links"

@@ -75,6 +75,8 @@ class Story:
         self.values["worker"] = worker.id
         self.does("POST /v1/jobs", "job.create", keep="job_id", json=SPEC)
         self.does("POST /new", "job.create", data={"dataset": "digits", "model": "mlp", "rounds": "3"})
+        self.does("POST /v1/jobs/{job_id}/links", "link.create", keep="link_id", json={})
+        self.does("DELETE /v1/jobs/{job_id}/links/{link_id}", "link.revoke")
         self.does("PATCH /v1/jobs/{job_id}", "job.edit", json={"name": "other", "priority": 4})
         self.does("POST /v1/jobs/{job_id}/pause", "job.pause", params={"hours": 2})
         self.does("POST /v1/jobs/{job_id}/resume", "job.resume")
@@ -111,7 +113,7 @@ class Story:
         self.does("DELETE /v1/tokens/{token_id}", "token.revoke")
 
 
-NOT_OVER_HTTP_ALONE = {"job.fork", "login", "link.create", "link.revoke"}
+NOT_OVER_HTTP_ALONE = {"job.fork", "login"}
 """Actions whose requests need more than this test has; other tests tell them."""
 
 
