@@ -29,7 +29,7 @@ LANDLOCK = Method(
     "landlock",
     (
         "A recipe can find out which files and processes exist, but not read them.",
-        "A recipe cannot start a compiler, so `compile` has no effect. Install bubblewrap to change that.",
+        "A recipe cannot start a compiler, so `compile` has no effect; with bubblewrap it can.",
     ),
 )
 SANDBOX_EXEC = Method(

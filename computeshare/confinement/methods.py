@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,12 +18,12 @@ _INSTALL = "Install bubblewrap to confine it (Debian, Ubuntu: apt install bubble
 
 @cache
 def method() -> Method:
-    """How recipes are confined here: the best method that works; a `none` that says why if there is none."""
-    troubles = []
+    """How recipes are confined here: the best method that works, else `none`; its remarks say what does not work."""
+    troubles: list[str] = []
     for one in _present():
         trouble = _trouble(one)
         if not trouble:
-            return one
+            return replace(one, remarks=(*one.remarks, *troubles))
         troubles.append(f"{one.name} does not work here: {trouble}.")
     if troubles:
         return without(" ".join(troubles))

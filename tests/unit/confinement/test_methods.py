@@ -25,10 +25,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, *present: Method, **troubles: str) 
 
 def test_the_first_method_that_works_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, BUBBLEWRAP, LANDLOCK)
-    assert methods.method() is BUBBLEWRAP
+    assert methods.method() == BUBBLEWRAP
     methods.method.cache_clear()
     machine(monkeypatch, BUBBLEWRAP, LANDLOCK, bubblewrap="setting up uid map: Permission denied")
-    assert methods.method() is LANDLOCK and methods.available() == (LANDLOCK,)
+    assert methods.method().name == "landlock" and methods.available() == (LANDLOCK,)
+    assert methods.method().remarks[-1] == "bubblewrap does not work here: setting up uid map: Permission denied."
 
 
 def test_where_none_works_the_reason_is_told_and_nothing_is_started(
