@@ -1,27 +1,78 @@
-"""The facts of a data set of Hugging Face, found out when a job is created."""
+"""The facts of a job's data set, found out when the job is created."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from api.errors import InvalidFields
 from computeshare.errors import DatasetError
+from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.own_data import DatasetFacts, is_own_name
 from computeshare.tasks.images.datasets import hugging_face
 
 
-def completed(spec: JobSpec, data_dir: Path) -> JobSpec:
-    """The specification with the facts of its data set, found in `data_dir` or on the Hub, and checked with them.
+class OwnDatasets(Protocol):
+    """The data sets that users added."""
+
+    def facts(self, name: str) -> DatasetFacts | None: ...
+
+    def names(self) -> Sequence[str]: ...
+
+    def has_files(self, bundle: str) -> bool: ...
+
+
+class NoOwnDatasets:
+    """The data sets of a control plane that keeps none."""
+
+    def facts(self, name: str) -> DatasetFacts | None:
+        return None
+
+    def names(self) -> Sequence[str]:
+        return ()
+
+    def has_files(self, bundle: str) -> bool:
+        return False
+
+
+def completed(spec: JobSpec, data_dir: Path, own: OwnDatasets) -> JobSpec:
+    """The specification with the facts of its data set, found among the users' `own`, in `data_dir` or on the Hub, and
+    checked with them.
 
     Raises: InvalidFields: the data set cannot be found or used, or the job cannot be trained on it.
     """
+    spec = with_own_data(spec, own)
     if spec.dataset is None or spec.dataset_args is None or not spec.task.needs_facts:
         return spec
     try:
         args = hugging_face.completed(spec.dataset, spec.dataset_args, data_dir)
-        document = spec.model_dump(mode="json", exclude=set(spec.strategy.implied))
-        return JobSpec.model_validate(document | {"dataset_args": args.model_dump(mode="json")})
     except DatasetError as error:
         raise InvalidFields.at(f"{spec.dataset}: {error}", "dataset") from error
+    return _with(spec, "dataset_args", args.model_dump(mode="json"))
+
+
+def with_own_data(spec: JobSpec, own: OwnDatasets) -> JobSpec:
+    """The specification with the facts of the user's own data set, if it names one. Raises InvalidFields."""
+    name = spec.dataset
+    if name is None or not is_own_name(name):
+        return spec
+    facts = spec.data or own.facts(name)
+    if facts is None:
+        known = catalog()
+        allowed = ", ".join(sorted({*known.datasets, *known.texts}))
+        yours = ", ".join(own.names()) or "none, `computeshare data add` adds one"
+        raise InvalidFields.at(f"unknown dataset {name!r}; allowed: {allowed}; your own: {yours}", "dataset")
+    if not own.has_files(facts.bundle):
+        message = f"the files of {name} are not here any more: add it again by `computeshare data add {name} PATH`"
+        raise InvalidFields.at(message, "dataset")
+    return spec if spec.data else _with(spec, "data", facts.model_dump(mode="json"))
+
+
+def _with(spec: JobSpec, field: str, value: Any) -> JobSpec:
+    document = spec.model_dump(mode="json", exclude=set(spec.strategy.implied))
+    try:
+        return JobSpec.model_validate(document | {field: value})
     except ValidationError as error:
         raise InvalidFields.of(error) from error

@@ -11,6 +11,8 @@ from api.access.links import Links
 from api.access.tokens import Tokens
 from api.broker import Broker
 from api.database import Database
+from api.datasets.samples import Samples
+from api.datasets.service import Datasets
 from api.fleet.invites import InviteService
 from api.fleet.service import Fleet
 from api.jobs.event_feeds import Feeds
@@ -60,7 +62,9 @@ class Services:
         wake, spread = self.control.wake, self.notices.spread
         self.recipes = Recipes(self.database)
         trials = RecipeTrials(self.recipes, self.bundles, settings.recipes)
-        self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir, trials)
+        self.datasets = Datasets(self.database, self.bundles)
+        self.dataset_samples = Samples(self.bundles)
+        self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir, trials, self.datasets)
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.submissions = Submissions(self.database)
@@ -123,6 +127,8 @@ LinksDep = Annotated[Links, _one("links")]
 AuditDep = Annotated[AuditLog, _one("audit")]
 FleetDep = Annotated[Fleet, _one("fleet")]
 WebhooksDep = Annotated[WebhookService, _one("webhooks")]
+DatasetsDep = Annotated[Datasets, _one("datasets")]
+SamplesDep = Annotated[Samples, _one("dataset_samples")]
 HealthDep = Annotated[HealthService, _one("health")]
 TelemetryDep = Annotated[Telemetry, _one("telemetry")]
 BundlesDep = Annotated[BundleStore, _one("bundles")]

@@ -17,6 +17,8 @@ from api.access import link_routes as access_links
 from api.access import page_routes as access_pages
 from api.access import routes as access
 from api.bundles import routes as bundles
+from api.datasets import page_routes as dataset_pages
+from api.datasets import routes as datasets
 from api.deps import Services
 from api.fleet import invite_routes, worker_routes
 from api.fleet import routes as fleet
@@ -54,6 +56,7 @@ ROUTES = (
     bundles,
     access,
     access_links,
+    datasets,
     system,
     pages,
     new_job_routes,  # before the jobs' pages: /jobs/new is no job
@@ -62,6 +65,7 @@ ROUTES = (
     page_routes,
     access_pages,
     shared_routes,
+    dataset_pages,
 )
 
 

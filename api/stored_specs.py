@@ -10,6 +10,7 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.hugging_face import HubArgs, HubFacts
 from computeshare.jobspec.tasks.language_models import GptArgs
+from computeshare.jobspec.tasks.own_data import DatasetFacts
 from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
 from computeshare.strategies.registry import stored
 
@@ -28,6 +29,8 @@ def plan_of(document: Mapping[str, Any]) -> Plan:
     }
     if found := (document.get("dataset_args") or {}).get("facts"):
         parts["dataset_args"] = HubArgs.model_construct(facts=HubFacts.model_construct(**found))
+    if data := document.get("data"):
+        parts["data"] = DatasetFacts.model_construct(**data)
     if facts := document.get("recipe_facts"):
         parts["recipe_facts"] = RecipeFacts.model_construct(**facts)
     return JobSpec.model_construct(**{**document, **parts}).plan

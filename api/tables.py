@@ -481,6 +481,17 @@ class Recipe(SQLModel, table=True):
     created_ms: int = Field(sa_type=Millis)
 
 
+class Dataset(SQLModel, table=True):
+    """A data set that a user added; its files are the bundle's."""
+
+    name: str = Field(primary_key=True, max_length=64)
+    bundle: str
+    facts: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+    """A `DatasetFacts`."""
+    bytes: int = Field(sa_type=Millis)
+    created_ms: int = Field(sa_type=Millis)
+
+
 class Webhook(SQLModel, table=True):
     """A webhook: an address, the events to notify it of, and an optional restriction to one job or one queue."""
 

@@ -56,7 +56,7 @@ def gradient(name: str, data_dir: Path, folder: Path) -> Vector:
     return kept
 
 
-def _trained(model: str, shape: models.Shape, steps: int, data_dir: Path) -> Vector:
+def _trained(model: str, shape: tuple[int, int, int], steps: int, data_dir: Path) -> Vector:
     module = models.build(model, shape, 10, 0).train()
     split = splits.open_split("mnist", "train", data_dir, shape)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)

@@ -31,6 +31,7 @@ RULES = (
     Rule("/v1/jobs", "jobs:read", "jobs:write"),
     Rule("/v1/compare", "jobs:read", "jobs:write"),
     Rule("/v1/recipes", "jobs:read", "jobs:write"),
+    Rule("/datasets", "jobs:read", "jobs:write"),
     Rule("/v1/datasets", "jobs:read", "jobs:write"),
     Rule("/v1/bundles", "jobs:read", "jobs:write"),
     Rule("/workers", "workers:read", "admin"),

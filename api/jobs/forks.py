@@ -59,7 +59,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
     A change that names an optimizer or a strategy kind replaces the whole object, so that its defaults apply. Fields
     implied by the old strategy are dropped, as are fields implied by the new strategy unless `changes` gives them.
     `rounds` replaces `epochs`, and the reverse; another data set has none of the old one's `dataset_args`; the facts of
-    another recipe, or of other arguments, are to be found out anew.
+    another data set or recipe, or of other arguments, are to be found out anew.
     """
     left = implied_by(document.get("strategy", {})) if "strategy" in changes else {}
     merged = {name: value for name, value in document.items() if name not in left}
@@ -80,6 +80,8 @@ _SUPERSEDED = (
     ("rounds", "epochs"),
     ("epochs", "rounds"),
     ("dataset", "dataset_args"),
+    ("dataset", "data"),
+    ("dataset", "recipe_facts"),
     ("recipe", "recipe_facts"),
     ("recipe_args", "recipe_facts"),
 )

@@ -19,6 +19,7 @@ from api import dataset_facts
 from api.access.audit import Action, record
 from api.access.caller import author
 from api.database import Database, now_ms
+from api.dataset_facts import NoOwnDatasets, OwnDatasets
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
@@ -60,7 +61,7 @@ class Jobs:
 
     Actions outside SQLite are written to the outbox in the same transaction; `wake` tells the dispatcher to look there.
     `before_delete` runs in the transaction that deletes a job and its timeline. Folders of data sets are looked up in
-    `data_dir`. `trials` finds the facts of recipes; None: jobs must give them.
+    `data_dir`, the users' own in `datasets`. `trials` finds the facts of recipes; None: jobs must give them.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class Jobs:
         before_delete: Callable[[Session], object] = lambda _: None,
         data_dir: Path = Path(),
         trials: RecipeTrials | None = None,
+        datasets: OwnDatasets | None = None,
     ) -> None:
         self._database = database
         self._before_delete = before_delete
         self._artifacts_dir, self._data_dir, self._trials = artifacts_dir, data_dir, trials
+        self._datasets = datasets or NoOwnDatasets()
         self._wake = wake
 
     def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
@@ -95,6 +98,7 @@ class Jobs:
         with self._database.write() as session:
             if known := session.get(IdempotencyKey, key) if key else None:
                 return self._repeated(session, known, fingerprint)
+            self.with_own_data(spec)  # it may have been removed meanwhile; now nobody can
             if spec.recipe and session.get(Recipe, spec.recipe) is None:
                 raise InvalidFields.at("was deleted: add the recipe again", "recipe")
             job = _new_job(spec, document)
@@ -117,8 +121,14 @@ class Jobs:
 
     def completed(self, spec: JobSpec) -> JobSpec:
         """The specification with the facts of its data set and recipe. Raises InvalidFields."""
-        spec = dataset_facts.completed(spec, self._data_dir)
+        spec = dataset_facts.completed(spec, self._data_dir, self._datasets)
         return self._trials.completed(spec) if self._trials else spec
+
+    def with_own_data(self, spec: JobSpec) -> JobSpec:
+        """The specification with the facts of its data set if a user added that, without looking elsewhere. Raises
+        InvalidFields.
+        """
+        return dataset_facts.with_own_data(spec, self._datasets)
 
     def repeated(self, key: str, fingerprint: str) -> JobPublic | None:
         """The job created with this idempotency key, if any. Raises KeyReused, Conflict as `create`."""

@@ -1,7 +1,7 @@
 """The routes of the form for a new job: prefilled with defaults or from another job, checked while the user types."""
 
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from redis.exceptions import RedisError
 
-from api.deps import FleetDep, JobsDep
+from api.datasets.service import Datasets
+from api.deps import DatasetsDep, FleetDep, JobsDep
 from api.errors import Conflict, InvalidFields
 from api.fleet.service import Fleet
-from api.jobs.service import fingerprint_of
+from api.jobs.service import Jobs, fingerprint_of
 from api.pages import job_form
 from api.pages.job_routes import shown_as
 from api.pages.page_response import PageRoute, ViewsDep, missing, render
@@ -34,6 +35,36 @@ async def _posted(request: Request) -> dict[str, str]:
         return {}
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the form needs to know."""
+
+    jobs: Jobs
+    fleet: Fleet
+    datasets: Datasets
+
+    def with_own_data(self, filled: job_form.Filled) -> job_form.Filled:
+        """The form with the facts of the user's own data set, or with an error that says why it cannot be used."""
+        if filled.spec is None:
+            return filled
+        try:
+            return replace(filled, spec=self.jobs.with_own_data(filled.spec))
+        except InvalidFields as error:
+            return _refused(filled, error)
+
+    def suited(self, dataset: str) -> dict[str, str]:
+        """A model that suits a user's data set, as form values; empty if there is no such data set."""
+        facts = self.datasets.facts(dataset)
+        if facts is None:
+            return {}
+        return {"model": {"images": "resnet20", "text": "gpt"}.get(facts.kind, "mlp")}
+
+
+def _parts(jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep) -> Parts:
+    return Parts(jobs, fleet, datasets)
+
+
+PartsDep = Annotated[Parts, Depends(_parts)]
 Posted = Annotated[dict[str, str], Depends(_posted)]
 
 
@@ -47,46 +78,53 @@ def lead_to_form(request: Request) -> RedirectResponse:
 def show_form(
     request: Request,
     views: ViewsDep,
-    fleet: FleetDep,
+    parts: PartsDep,
     origin: Annotated[str, Query(alias="from", max_length=64)] = "",
+    dataset: Annotated[str, Query(max_length=100)] = "",
 ) -> HTMLResponse:
-    """The form, filled in with another job's values or with defaults."""
+    """The form, filled in with another job's values or with defaults, and with a data set."""
     with views.snapshot():
         values = job_form.of_spec(views.job_alone(origin).spec) if origin else job_form.of_defaults()
-        return _form(request, job_form.filled(values), fleet, origin)
+        if dataset:
+            values |= {"dataset": dataset} | parts.suited(dataset)
+        return _form(request, job_form.filled(values), parts, origin)
 
 
 @router.post("/new/check")
-def check_form(request: Request, posted: Posted, fleet: FleetDep) -> HTMLResponse:
+def check_form(request: Request, posted: Posted, parts: PartsDep) -> HTMLResponse:
     """The form with its errors and, if it is valid, the resulting job; the page's script calls this while the user
     types.
     """
-    return _form(request, job_form.filled(posted), fleet)
+    return _form(request, job_form.filled(posted), parts)
 
 
 @router.post("/new")
-def create_job(request: Request, service: JobsDep, posted: Posted, fleet: FleetDep) -> Response:
+def create_job(request: Request, posted: Posted, parts: PartsDep) -> Response:
     """Create the job and redirect to its page, or show the form with its errors. Sending the same form again creates no
     second job.
     """
     filled = job_form.filled(posted)
     if filled.spec is None:
-        return _form(request, filled, fleet, status_code=422)
+        return _form(request, filled, parts, status_code=422)
     key = posted.get("key")
     try:
-        job = service.create(filled.spec, f"{key[:100]}-{fingerprint_of(filled.values)[:16]}" if key else None)
+        job = parts.jobs.create(filled.spec, f"{key[:100]}-{fingerprint_of(filled.values)[:16]}" if key else None)
     except Conflict as error:
         return missing(request, "No job was created", str(error), 409)
     except InvalidFields as error:
-        errors = job_form.by_field(error.errors(), within="body")
-        return _form(request, replace(filled, spec=None, errors=errors), fleet, status_code=422)
+        return _form(request, _refused(filled, error), parts, status_code=422)
     return RedirectResponse(f"/jobs/{job.id}", 303)
 
 
+def _refused(filled: job_form.Filled, error: InvalidFields) -> job_form.Filled:
+    return replace(filled, spec=None, errors=job_form.by_field(error.errors(), within="body"))
+
+
 def _form(
-    request: Request, filled: job_form.Filled, fleet: Fleet, origin: str = "", status_code: int = 200
+    request: Request, filled: job_form.Filled, parts: Parts, origin: str = "", status_code: int = 200
 ) -> HTMLResponse:
-    serving = _serving(fleet)
+    filled = parts.with_own_data(filled)
+    serving = _serving(parts.fleet)
     queue = filled.values.get("queue", "").strip() or DEFAULT_QUEUE
     spec = filled.spec
     context: dict[str, Any] = {
@@ -96,6 +134,7 @@ def _form(
         "wrong": job_form.wrong(filled),
         "queues": serving or {},
         "unserved": serving is not None and not serving.get(queue) and "queue" not in filled.errors,
+        "own": parts.datasets.names(),
         "origin": origin,
         "key": filled.values.get("key") or secrets.token_urlsafe(16),
         "shown": shown_as(spec.model_dump(mode="json"), request) if spec else {},

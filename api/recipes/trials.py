@@ -46,7 +46,8 @@ class RecipeTrials:
                     "the recipe has not been tried with these arguments: create the job by `computeshare jobs create "
                     "--recipe`, which tries it first"
                 )
-            trial = Trial(spec.recipe_args or {}, seed=spec.seed, is_confined=True)
+            data = self._store.open_files(spec.data.bundle) if spec.data else None
+            trial = Trial(spec.recipe_args or {}, data, spec.seed, is_confined=True)
             with self._one, tempfile.TemporaryDirectory(prefix="state-") as state:
                 report = recipe_check.check(bundle, trial, Path(state), PATIENCE_S)
                 self._store.add(Path(state))

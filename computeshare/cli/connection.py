@@ -76,6 +76,11 @@ def token_names(context: typer.Context, incomplete: str) -> Words:
     )
 
 
+def dataset_names(context: typer.Context, incomplete: str) -> Words:
+    """Completions: the users' data sets whose names begin with `incomplete`."""
+    return _known(context, incomplete, lambda client: [(one["name"], one["kind"]) for one in client.datasets.list()])
+
+
 def queues(context: typer.Context, incomplete: str) -> Words:
     """Completions: the queues whose names begin with `incomplete`."""
     return _known(

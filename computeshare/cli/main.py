@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from computeshare import __version__
-from computeshare.cli import queues, recipes, tokens, webhooks, workers
+from computeshare.cli import data, queues, recipes, tokens, webhooks, workers
 from computeshare.cli.connection import Home, Json, Url, settings
 from computeshare.cli.export import export
 from computeshare.cli.generate import generate
@@ -24,6 +24,7 @@ app.add_typer(commands.app, name="jobs")
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queues")
+app.add_typer(data.app, name="data")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(recipes.app, name="recipes")
 app.command()(tokens.audit)

@@ -26,6 +26,7 @@ from computeshare.client.api.models import (
 )
 from computeshare.client.api.models import Job as Document
 from computeshare.client.async_events import stream
+from computeshare.client.bundles.downloads import download
 from computeshare.client.card import card
 from computeshare.client.event_thread import Follower
 from computeshare.client.exports import Format
@@ -35,6 +36,7 @@ from computeshare.client.recipes import Chosen
 from computeshare.errors import JobFailed
 from computeshare.jobspec.tasks.facts import Metric
 from computeshare.jobspec.tasks.recipe_facts import FROZEN
+from computeshare.tasks.own.files import TOKENIZER
 from computeshare.types import ENDED, JobStatus
 
 if TYPE_CHECKING:
@@ -384,11 +386,12 @@ class Job:
     def _task(self, recipe: Chosen) -> "Task":
         from computeshare.tasks import trained
 
-        spec = trained.spec_of_job(self.spec)
-        if spec.recipe is None:
-            return trained.task_of_job(self.spec)
-        folder = self._cache.folder
+        spec, folder = trained.spec_of_job(self.spec), self._cache.folder
         store = BundleStore(folder / "bundles", self._cache.most_bytes)
+        if spec.recipe is None:
+            if spec.data and spec.data.tokens == "tokenizer":
+                download(self._client.bundles, spec.data.bundle, store, (TOKENIZER,))
+            return trained.task_of_job(self.spec, store)
         found = recipes.job_recipe(self._client, store, spec, recipe, [FROZEN])
         return recipes.task_of(spec, found, folder / "recipes" / found.bundle.digest.removeprefix(DIGEST))
 

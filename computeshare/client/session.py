@@ -8,6 +8,7 @@ import platformdirs
 from computeshare.bundles.source import Progress
 from computeshare.client.api.address import NoServer
 from computeshare.client.api.calls import Client
+from computeshare.client.bundles.datasets import Datasets
 from computeshare.client.bundles.uploads import upload
 from computeshare.client.jobs import Jobs
 from computeshare.client.weights import WeightsCache
@@ -55,6 +56,7 @@ class ComputeShare:
     ) -> None:
         self.client = reach(Settings.given(url=url, token=token, home=home), timeout_s)
         folder = cache or platformdirs.user_cache_path("computeshare", appauthor=False) / "weights"
+        self.datasets = Datasets(self.client)
         self.jobs = Jobs(self.client, WeightsCache(folder, cache_bytes))
 
     @property

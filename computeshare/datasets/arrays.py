@@ -14,15 +14,16 @@ from computeshare.datasets.images import divided
 from computeshare.datasets.prepared import TEST_EVERY, Advance, Prepared, listed
 from computeshare.errors import DatasetError
 from computeshare.jobspec.tasks.own_data import MOST_CLASSES, DatasetSizes
+from computeshare.tasks.own.files import INPUTS, TARGETS
 from computeshare.tensors.npy_writer import npy_writer
 
-INPUTS, TARGETS = "inputs.npy", "targets.npy"
 SUFFIXES = (".npz", ".safetensors")
 _ROLES = {
     **dict.fromkeys(("inputs", "input", "x", "data", "images", "features"), "inputs"),
     **dict.fromkeys(("targets", "target", "y", "labels", "label"), "targets"),
 }
 _SPLITS = {"train": "train", "training": "train", **dict.fromkeys(("test", "val", "valid", "validation"), "test")}
+_FILES = {"inputs": INPUTS, "targets": TARGETS}
 _ROWS = 4096
 _FORM = (
     "name the arrays inputs and targets, or x_train, y_train, x_test and y_test; or give a folder with "
@@ -52,7 +53,7 @@ def prepare(source: Path, target: Path, seed: int, advance: Advance) -> Prepared
     done = 0
     for split, pair in splits.items():
         for name, array in pair.items():
-            with npy_writer(target / split / f"{name}.npy", array.dtype, array.shape[1:]) as writer:
+            with npy_writer(target / split / _FILES[name], array.dtype, array.shape[1:]) as writer:
                 for start in range(0, len(array), _ROWS):
                     writer.append(array[start : start + _ROWS])
                     done += len(array[start : start + _ROWS])

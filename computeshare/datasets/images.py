@@ -20,9 +20,8 @@ from computeshare.jobspec.tasks.images import LARGEST_SIDE
 from computeshare.jobspec.tasks.own_data import MOST_CLASSES, DatasetSizes
 from computeshare.tasks.images import files
 from computeshare.tasks.images.datasets import prepared
+from computeshare.tasks.own.files import IMAGES
 
-FILE = "images.npy"
-"""A split's images, below the split's folder; the labels are beside them."""
 TEST_FOLDERS = ("test", "validation", "valid", "val")
 GUESSED_SIDES = (28, 32, 48, 64, 96, 128, 160, 224)
 LOOKED_AT = 1000
@@ -75,13 +74,13 @@ def prepare(source: Path, target: Path, side: tuple[int, int] | None, seed: int,
 
         order = range(len(found))
         threads = min(8, os.cpu_count() or 1)
-        path = target / split / FILE
+        path = target / split / IMAGES
         prepared.write(path, ImageFiles(found), order, shape, len(names), threads, leave_out, step)
-    counts = {split: len(prepared.read(target / split / FILE)[1]) for split in splits}
+    counts = {split: len(prepared.read(target / split / IMAGES)[1]) for split in splits}
     for split, count in counts.items():
         if not count:
             raise DatasetError(f"no image of the {split} split can be read: {listed(broken.reasons)}")
-    mean, std = _statistics(target / "train" / FILE)
+    mean, std = _statistics(target / "train" / IMAGES)
     sizes = DatasetSizes(train=counts["train"], test=counts["test"], shape=shape, classes=names, mean=mean, std=std)
     return Prepared(target, "images", sizes, (*remarks, *broken.remarks))
 

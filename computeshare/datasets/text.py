@@ -1,23 +1,18 @@
 """Prepares a text: its tokens' numbers, in one memory-mapped file for each split."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import Literal
 
 from computeshare.datasets.prepared import Advance, Prepared, is_hidden, listed
-from computeshare.errors import DatasetError, PackageMissing
-from computeshare.jobspec.catalog import lacking_packages
+from computeshare.errors import DatasetError
 from computeshare.jobspec.tasks.language_models import train_characters
 from computeshare.jobspec.tasks.own_data import MOST_CHARACTERS, DatasetSizes
+from computeshare.tasks.own.files import TOKENIZER, TOKENS
+from computeshare.tasks.text.vocabulary import Vocabulary, by_bytes, by_characters, by_tokenizer
 from computeshare.tensors.npy_writer import npy_writer
 
-FILE, TOKENIZER = "tokens.npy", "tokenizer.json"
-"""A split's tokens, below the split's folder, and the tokenizer beside the folders."""
 SUFFIXES = (
     ".txt",
     ".text",
@@ -37,23 +32,7 @@ SUFFIXES = (
 TEST_FILES = ("test", "validation", "valid", "val")
 CHUNK = 1 << 20
 """Characters that are in memory together."""
-_CODE_POINTS = 0x110000
-Numbers = npt.NDArray[Any]
 Parts = dict[str, list[Path]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Division:
-    """How a text is divided into tokens: their number, and the numbers of a piece of the text."""
-
-    name: Literal["characters", "bytes", "tokenizer"]
-    symbols: int
-    encode: Callable[[str], Numbers]
-    alphabet: str = ""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype("u1" if self.symbols <= 1 << 8 else "<u2" if self.symbols <= 1 << 16 else "<u4")
 
 
 def prepare(source: Path, target: Path, tokens: str, advance: Advance) -> Prepared:
@@ -67,7 +46,8 @@ def prepare(source: Path, target: Path, tokens: str, advance: Advance) -> Prepar
     """
     parts, remarks = _parts(source)
     whole = sum(path.stat().st_size for paths in parts.values() for path in paths)
-    division = _division(parts, tokens, lambda done: advance("reading", done, whole))
+    alphabet = _alphabet(parts, lambda done: advance("reading", done, whole)) if tokens == "characters" else ""
+    vocabulary = _vocabulary(tokens, alphabet)
     done = 0
 
     def step(paths: list[Path]) -> Iterator[str]:
@@ -78,24 +58,26 @@ def prepare(source: Path, target: Path, tokens: str, advance: Advance) -> Prepar
             advance("text", min(done, whole), whole)
 
     if "test" in parts:
-        counts = {split: _write(target / split / FILE, division, step(paths)) for split, paths in parts.items()}
+        counts = {split: _write(target / split / TOKENS, vocabulary, step(paths)) for split, paths in parts.items()}
     else:
         border = train_characters(sum(len(piece) for piece in _pieces(parts["train"])))
         before, after = _at_border(step(parts["train"]), border)
-        counts = {"train": _write(target / "train" / FILE, division, before)}
-        counts["test"] = _write(target / "test" / FILE, division, after)
+        counts = {"train": _write(target / "train" / TOKENS, vocabulary, before)}
+        counts["test"] = _write(target / "test" / TOKENS, vocabulary, after)
     if min(counts.values()) < 2:
         raise DatasetError(
             f"the text is too short: it gives {counts['train']} tokens to train, {counts['test']} to test"
         )
-    if division.name == "tokenizer":
+    kind: Literal["characters", "bytes", "tokenizer"] = "characters" if alphabet else "bytes"
+    if tokens not in ("characters", "bytes"):
+        kind = "tokenizer"
         (target / TOKENIZER).write_bytes(Path(tokens).read_bytes())
     sizes = DatasetSizes(
         train=counts["train"],
         test=counts["test"],
-        tokens=division.name,
-        symbols=division.symbols,
-        alphabet=division.alphabet,
+        tokens=kind,
+        symbols=vocabulary.symbols,
+        alphabet=alphabet,
     )
     return Prepared(target, "text", sizes, remarks)
 
@@ -168,27 +150,25 @@ def _at_border(pieces: Iterator[str], border: int) -> tuple[Iterator[str], Itera
     return before(), after()
 
 
-def _write(path: Path, division: _Division, pieces: Iterator[str]) -> int:
+def _vocabulary(tokens: str, alphabet: str) -> Vocabulary:
+    if tokens == "characters":
+        return by_characters(alphabet)
+    return by_bytes() if tokens == "bytes" else by_tokenizer(Path(tokens))
+
+
+def _write(path: Path, vocabulary: Vocabulary, pieces: Iterator[str]) -> int:
     """Write the tokens of a text; returns their number. Raises DatasetError."""
     try:
-        with npy_writer(path, division.dtype) as writer:
+        with npy_writer(path, vocabulary.dtype) as writer:
             for piece in pieces:
-                writer.append(division.encode(piece).astype(division.dtype))
+                writer.append(vocabulary.encode(piece).astype(vocabulary.dtype))
             return writer.count
     except OSError as error:
         raise DatasetError(f"{path} cannot be written ({error}): free some space") from error
 
 
-def _division(parts: Parts, tokens: str, advance: Callable[[int], object]) -> _Division:
-    match tokens:
-        case "characters":
-            return _by_characters(parts, advance)
-        case "bytes":
-            return _Division("bytes", 256, lambda piece: np.frombuffer(piece.encode(), np.uint8))
-    return _by_tokenizer(Path(tokens))
-
-
-def _by_characters(parts: Parts, advance: Callable[[int], object]) -> _Division:
+def _alphabet(parts: Parts, advance: Callable[[int], object]) -> str:
+    """All characters of a text, ascending; empty if they are not the tokens. Raises DatasetError: they are too many."""
     found, done = set[str](), 0
     for piece in chain.from_iterable(map(_pieces, parts.values())):
         found.update(piece)
@@ -198,34 +178,6 @@ def _by_characters(parts: Parts, advance: Callable[[int], object]) -> _Division:
         raise DatasetError(
             f"the text has {len(found):,} different characters, more than {MOST_CHARACTERS:,}: give --tokens bytes"
         )
-    alphabet = "".join(sorted(found))
-    table = np.zeros(_CODE_POINTS, np.uint16)
-    table[_code_points(alphabet)] = np.arange(len(alphabet))
-    return _Division("characters", len(alphabet), lambda piece: table[_code_points(piece)], alphabet)
-
-
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
-    return np.frombuffer(text.encode("utf-32-le"), "<u4")
-
-
-def _by_tokenizer(path: Path) -> _Division:
-    tokenizer = open_tokenizer(path)
-    return _Division(
-        "tokenizer",
-        tokenizer.get_vocab_size(),
-        lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32),
-    )
-
-
-def open_tokenizer(path: Path) -> Any:
-    """The tokenizer in a file of the library `tokenizers`. Raises DatasetError; PackageMissing."""
-    if lacking := lacking_packages(("tokenizers",), extra="text"):
-        raise PackageMissing(f"a tokenizer file {lacking}")
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        raise DatasetError(
-            f"{path} is no tokenizer: give characters, bytes, or a tokenizer.json of the library tokenizers ({error})"
-        ) from error
+    if not found:
+        raise DatasetError("the text is empty")
+    return "".join(sorted(found))

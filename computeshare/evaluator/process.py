@@ -98,8 +98,10 @@ class Evaluator:
         data_dir: Path,
         stop: threading.Event,
         recipes: "RecipeRunner | None" = None,
+        bundles: BundleStore | None = None,
     ) -> None:
-        """`recipes`: None: leave jobs that train a recipe to other evaluators."""
+        """`recipes`: None: leave jobs that train a recipe to other evaluators. `bundles`: with users' data sets."""
+        self.bundles = bundles
         self.redis, self.root, self.data_dir, self.stop, self.recipes = redis, artifacts, data_dir, stop, recipes
         self.id = uuid.uuid4().hex
         self._scripts = Scripts(redis)
@@ -314,7 +316,7 @@ class Evaluator:
                 assert self.recipes, "others' jobs are not looked at"
                 self._scorers[job_id] = self.recipes.scorer(self.redis, job_id, spec)
             else:
-                self._scorers[job_id] = LocalScorer(spec, self.data_dir)
+                self._scorers[job_id] = LocalScorer(spec, self.data_dir, self.bundles)
         return self._scorers[job_id]
 
     def _give_up_scorers(self) -> None:
@@ -365,9 +367,10 @@ def serve(settings: Settings) -> None:
         torch.set_num_threads(1)
         redis = connect(url)
         log.info("evaluator ready", pid=os.getpid())
-        texts = threading.Thread(target=serve_texts, args=(redis, settings.artifacts_dir, stop), daemon=True)
+        bundles = BundleStore(settings.bundles_dir)
+        texts = threading.Thread(target=serve_texts, args=(redis, settings.artifacts_dir, bundles, stop), daemon=True)
         texts.start()
-        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop, _recipes(settings)).run()
+        Evaluator(redis, settings.artifacts_dir, settings.data_dir, stop, _recipes(settings), bundles).run()
 
 
 def child(values: dict[str, str]) -> None:

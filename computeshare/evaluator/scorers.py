@@ -51,6 +51,7 @@ class LocalScorer:
 
     spec: JobSpec
     data_dir: Path
+    bundles: BundleStore | None = None
     _parts: dict[Part, TaskInstance] = field(default_factory=dict)
     _scored: TaskInstance | None = None
 
@@ -76,7 +77,7 @@ class LocalScorer:
 
     def _instance(self, part: Part) -> TaskInstance:
         if part not in self._parts:
-            self._parts[part] = task_of(self.spec).instance(self.spec.seed, part, self.data_dir)
+            self._parts[part] = task_of(self.spec, self.bundles).instance(self.spec.seed, part, self.data_dir)
         return self._parts[part]
 
 
@@ -101,7 +102,8 @@ class RecipeRunner:
                 "broker, or the evaluator has another control plane's token"
             )
         assert spec.recipe_facts
-        files = RecipeFiles(recipe, self.bundles.open_files(spec.recipe_facts.initial))
+        data = self.bundles.open_files(spec.data.bundle) if spec.data else None
+        files = RecipeFiles(recipe, self.bundles.open_files(spec.recipe_facts.initial), data)
         one_thread = spec.model_copy(update={"threads": 1})  # training cannot wait, scores can
         process = RecipeProcess(one_thread, files, "cpu")
         try:

@@ -9,6 +9,7 @@ import structlog
 from redis import Redis
 from redis.exceptions import RedisError
 
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ComputeShareError
 from computeshare.queue import text_requests
@@ -21,20 +22,20 @@ PAUSE_S = 1.0
 log = structlog.get_logger()
 
 
-def serve_texts(redis: Redis, artifacts_dir: Path, stop: threading.Event) -> None:
+def serve_texts(redis: Redis, artifacts_dir: Path, bundles: BundleStore, stop: threading.Event) -> None:
     """Answer requests until `stop` is set; retry while the broker is away."""
     while not stop.is_set():
         try:
             if asked := text_requests.take(redis):
                 name, request = asked
-                text_requests.answer(redis, name, _answer(artifacts_dir, request))
+                text_requests.answer(redis, name, _answer(artifacts_dir, bundles, request))
         except RedisError:
             stop.wait(PAUSE_S)
 
 
-def _answer(artifacts_dir: Path, request: TextRequest) -> dict[str, str]:
+def _answer(artifacts_dir: Path, bundles: BundleStore, request: TextRequest) -> dict[str, str]:
     try:
-        return {"text": text_of(artifacts_dir, request)}
+        return {"text": text_of(artifacts_dir, bundles, request)}
     except (ComputeShareError, ValueError) as error:
         return {"error": str(error)}
     except Exception as error:  # for example weights that are not finite: the next request may fare better
@@ -42,7 +43,7 @@ def _answer(artifacts_dir: Path, request: TextRequest) -> dict[str, str]:
         return {"error": f"the evaluator cannot generate text: {type(error).__name__}: {error}"[:500]}
 
 
-def text_of(artifacts_dir: Path, request: TextRequest) -> str:
+def text_of(artifacts_dir: Path, bundles: BundleStore, request: TextRequest) -> str:
     """The requested text. Raises ArtifactError, InputError, ShapeError, SpecError."""
     import torch
 
@@ -50,7 +51,7 @@ def text_of(artifacts_dir: Path, request: TextRequest) -> str:
 
     torch.set_num_threads(1)  # a setting of each thread: training cannot wait, texts can
     tensors = Artifacts(artifacts_dir, request.job_id).tensors(Token.parse(request.token), averaged=True)
-    task = trained.task_of_job(request.spec)
+    task = trained.task_of_job(request.spec, bundles)
     module = trained.module_of(
         task, {name: torch.as_tensor(array) for name, array in tensors.items()}, request.spec["seed"]
     )

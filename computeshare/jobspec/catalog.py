@@ -26,7 +26,7 @@ class DatasetEntry(_Entry):
     train: int
     test: int
     source: str
-    """`scikit-learn` (bundled) or `torchvision` (downloaded once)."""
+    """`scikit-learn` (bundled), `torchvision` (downloaded once), `hugging face` or `your own`."""
     requires: tuple[str, ...] = ()
     """Packages that ComputeShare does not install by itself."""
 
@@ -54,6 +54,14 @@ class ModelEntry(_Entry):
     reference_shape: tuple[int, int, int]
     grows: bool = False
     """Whether its first dense layer grows with the input."""
+
+    def parameters_with(self, values: int, classes: int) -> int:
+        """The largest number of parameters for inputs of so many values, and this many classes."""
+        found = self.parameters
+        if self.grows:  # its first dense layer, with the input
+            reference = self.reference_shape[0] * self.reference_shape[1] * self.reference_shape[2]
+            found = max(found, -(-found * values // reference))
+        return found + max(0, classes - 10) * self.parameters_per_class  # of the last layer
 
 
 class RangeEntry(_Entry):

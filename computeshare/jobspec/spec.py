@@ -21,12 +21,14 @@ from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.part import Part, error_at, missing
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
-from computeshare.jobspec.tasks import hugging_face
+from computeshare.jobspec.tasks import hugging_face, own_data
+from computeshare.jobspec.tasks.arrays import ArrayTask
 from computeshare.jobspec.tasks.base import TaskSpec
 from computeshare.jobspec.tasks.facts import TaskFacts
 from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.jobspec.tasks.images import LARGEST_SIDE, ImageTask
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs, TextTask
+from computeshare.jobspec.tasks.own_data import DatasetFacts
 from computeshare.jobspec.tasks.recipe_facts import BUNDLE_PATTERN, RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeArgs, RecipeTask
 from computeshare.strategies import registry
@@ -108,7 +110,7 @@ class KeepPolicy(Part):
     )
 
 
-OF_TASKS = ("model", "model_args", "dataset_args", "input", "augment", "recipe_args")
+OF_TASKS = ("model", "model_args", "dataset_args", "data", "input", "augment", "recipe_args")
 """Fields that mean nothing to some kinds of task."""
 RECORD_BYTES = 4_000_000
 """The broker's memory, in bytes, for 6,000 events of a job (then submissions are folded into counts) and for 4,096
@@ -123,8 +125,8 @@ class JobSpec(Part):
     dataset: Annotated[str | None, Control(DATA)] = Field(
         None,
         title="Data set",
-        description="such as digits, mnist or cifar10; docs/datasets.md has all; hf:NAME for one of Hugging Face; a "
-        "recipe needs none",
+        description="such as digits, mnist or cifar10; docs/datasets.md has all; hf:NAME for one of Hugging Face; the "
+        "name of one of your own; a recipe needs none",
     )
     model: Annotated[str | None, Control(DATA)] = Field(
         None,
@@ -145,6 +147,9 @@ class JobSpec(Part):
     )
     model_args: GptArgs | None = Field(None, description="the size of model gpt; other models have none")
     dataset_args: HubArgs | None = Field(None, description="of a data set hf:NAME; others have none")
+    data: DatasetFacts | None = Field(
+        None, description="of a data set of your own, found when the job is created: leave it out"
+    )
     input: tuple[int, int, int] | None = Field(
         None, strict=False, description="[channels, height, width]; default: the data set's shape"
     )
@@ -309,6 +314,8 @@ class JobSpec(Part):
         if info.field_name == "dataset":
             if hugging_face.is_hub_name(value):
                 return value
+            if own_data.is_own_name(value):
+                return value
             value = dataset_names().get(normalized_name(value), value)
         if value not in known:
             if why := catalog().not_offered.get(normalized_name(value)):
@@ -464,12 +471,14 @@ class JobSpec(Part):
     def task(self) -> TaskSpec:
         """What the job trains."""
         if self.recipe is not None:
-            return RecipeTask(self.recipe, self.recipe_args or {}, self.recipe_facts, self.dataset)
+            return RecipeTask(self.recipe, self.recipe_args or {}, self.recipe_facts, self.dataset, self.data)
         dataset, model = self.dataset, self.model
         assert dataset is not None and model is not None, "checked when the specification was read"
         if model in LANGUAGE_MODELS or (self.model_args and model not in catalog().models):  # of another release
-            return TextTask(dataset, model, self.model_args or GptArgs())
-        return ImageTask(dataset, model, self.input, self.dataset_args)
+            return TextTask(dataset, model, self.model_args or GptArgs(), self.data)
+        if self.data and self.data.kind == "arrays":
+            return ArrayTask(dataset, model, self.data)
+        return ImageTask(dataset, model, self.input, self.dataset_args, self.data)
 
     @property
     def bundles(self) -> tuple[str, ...]:

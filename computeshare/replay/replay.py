@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from computeshare.bundles.store import BundleStore
 from computeshare.client import Client
 from computeshare.client.api.models import Job, Version
+from computeshare.client.bundles.downloads import download
 from computeshare.client.recipes import Chosen, job_recipe
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.codecs.registry import CODECS
@@ -128,7 +129,7 @@ class RecipeSource:
 
     Args:
         chosen: its file or folder, or `stored`; None: the user allowed none to run.
-        cache: folder for the files of initial states.
+        cache: folder for the files of initial states, and of data sets that users added.
     """
 
     chosen: Chosen
@@ -219,7 +220,11 @@ class Replay:
         if self.spec.recipe:
             return self._recipe.open(self._client, self.spec, self._device, self._threads)
         devices.make_deterministic(self._device)
-        return LocalComputation(task_of(self.spec).instance(self.spec.seed, "train", self._data_dir), self._device)
+        store = self._recipe.store
+        if self.spec.data:
+            download(self._client.bundles, self.spec.data.bundle, store, ("train/",))
+        instance = task_of(self.spec, store).instance(self.spec.seed, "train", self._data_dir)
+        return LocalComputation(instance, self._device)
 
     def _initial(self) -> Weights:
         """Version 0, as the job begins."""

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from computeshare.bundles.store import BundleStore
 from computeshare.errors import ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import Task
@@ -34,9 +35,13 @@ class TrainedModel:
         return self.task.generate(self.module, prompt, temperature, seed)
 
 
-def task_of_job(spec: Mapping[str, Any]) -> Task:
-    """The task of a job, from its specification as REST tells it. Raises SpecError, as `spec_of_job` and `task_of`."""
-    return task_of(spec_of_job(spec))
+def task_of_job(spec: Mapping[str, Any], bundles: BundleStore | None = None) -> Task:
+    """The task of a job, from its specification as REST tells it. Raises SpecError, as `spec_of_job` and `task_of`.
+
+    Args:
+        bundles: as for `task_of`.
+    """
+    return task_of(spec_of_job(spec), bundles)
 
 
 def spec_of_job(spec: Mapping[str, Any]) -> JobSpec:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.spec import JobSpec
 from computeshare.tasks.base import TaskInstance
 from computeshare.tasks.modules import frozen_digest, weights_of
@@ -23,13 +24,17 @@ from computeshare.training.work_units import AnyReplica, Compute, Trial, kind_wi
 from computeshare.types import Kind, Precision, Vector
 
 
-def open_here(spec: JobSpec, device_name: str | None, data_dir: Path) -> "LocalComputation":
+def open_here(
+    spec: JobSpec, device_name: str | None, data_dir: Path, bundles: BundleStore | None = None
+) -> "LocalComputation":
     """Choose a device, build the job's model, and open its training split.
 
+    Args:
+        bundles: with the files of a data set that a user added.
     Raises: SettingsError: there is no such device; DatasetError; SpecError.
     """
     device = choose_device(spec, device_name)
-    return LocalComputation(task_of(spec).instance(spec.seed, "train", data_dir), device)
+    return LocalComputation(task_of(spec, bundles).instance(spec.seed, "train", data_dir), device)
 
 
 def choose_device(spec: JobSpec, device_name: str | None) -> torch.device:

@@ -1,6 +1,6 @@
 """Bundles of files over REST."""
 
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 from urllib.parse import quote
 
 from computeshare.bundles.manifest import Manifest
@@ -18,6 +18,12 @@ class Bundle(TypedDict):
     missing: list[str]
 
 
+class BundleDetail(Bundle):
+    """A bundle with its files: path, size and pieces of each."""
+
+    files: list[dict[str, Any]]
+
+
 class Bundles:
     """The bundles of one control plane."""
 
@@ -31,9 +37,9 @@ class Bundles:
             Bundle, json_object(self._requests.repeatable("POST", PATH, content=manifest.content, headers=headers))
         )
 
-    def show(self, digest: str) -> Bundle:
+    def show(self, digest: str) -> BundleDetail:
         """A bundle, with its `files`."""
-        return cast(Bundle, json_object(self._requests.repeatable("GET", _path(digest))))
+        return cast(BundleDetail, json_object(self._requests.repeatable("GET", _path(digest))))
 
     def put(self, digest: str, piece: str, data: bytes) -> None:
         """Send a piece's bytes."""

@@ -13,6 +13,7 @@ from computeshare.checkpoints.store import weights_digest
 from computeshare.client.api.access import Access
 from computeshare.client.api.address import NoServer
 from computeshare.client.api.bundles import Bundles
+from computeshare.client.api.datasets import DatasetCalls
 from computeshare.client.api.invites import Invites
 from computeshare.client.api.models import (
     Checkpoint,
@@ -54,6 +55,7 @@ class Client:
         self.webhooks, self.invites = Webhooks(self._requests), Invites(self._requests)
         self.bundles, self.recipes = Bundles(self._requests), Recipes(self._requests)
         self.access = Access(self._requests)
+        self.datasets = DatasetCalls(self._requests)
 
     def __enter__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""Bundles between this machine and the control plane."""
+"""Bundles, and data sets made of them, between this machine and the control plane."""

@@ -17,6 +17,8 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.strategies.registry import KINDS, implied_by
 
 Document = Mapping[str, Any]
+FOUND = "data"
+"""A field that the control plane finds anew for each job, by the data set's name."""
 
 
 def as_json(document: Document) -> str:
@@ -59,11 +61,13 @@ def as_python(document: Document) -> str:
 
 
 def shortened(document: Document) -> dict[str, Any]:
-    """The document without fields that are null or at their defaults, which may depend on the strategy."""
+    """The document without fields that are null or at their defaults, which may depend on the strategy, and without the
+    facts of the user's own data.
+    """
     usual = {**_defaults(), **_implied(document.get("strategy"))}
     short: dict[str, Any] = {}
     for name, value in document.items():
-        if value is None or (name in usual and value == usual[name]):
+        if value is None or name == FOUND or (name in usual and value == usual[name]):
             continue
         short[name] = _short_part(name, value) if isinstance(value, dict) else value
     return short

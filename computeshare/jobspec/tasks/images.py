@@ -1,5 +1,6 @@
 """Classifiers of images that a JobSpec may name. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,11 +8,12 @@ from typing import ClassVar
 from computeshare.jobspec.catalog import DatasetEntry, catalog
 from computeshare.jobspec.part import error_at
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.jobspec.tasks import hugging_face
+from computeshare.jobspec.tasks import hugging_face, own_data
 from computeshare.jobspec.tasks.base import TaskSpec
 from computeshare.jobspec.tasks.facts import TaskFacts
 from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS
+from computeshare.jobspec.tasks.own_data import DatasetFacts
 
 LARGEST_SIDE = 1024
 """Largest height and width of a model's images."""
@@ -19,17 +21,19 @@ LARGEST_SIDE = 1024
 
 @dataclass(frozen=True, slots=True)
 class ImageTask(TaskSpec):
-    """A classifier on a data set of the catalog, or of Hugging Face.
+    """A classifier on images of the catalog, of Hugging Face, or of a user's.
 
     Args:
         input: the shape of the model's images; None: the data set's own.
         hub: of a data set of Hugging Face.
+        data: of a data set that a user added.
     """
 
     dataset: str
     model: str
     input: tuple[int, int, int] | None = None
     hub: HubArgs | None = None
+    data: DatasetFacts | None = None
 
     sized_by: ClassVar[str] = "input"
 
@@ -40,20 +44,22 @@ class ImageTask(TaskSpec):
     @property
     def excluded(self) -> Mapping[str, str]:
         names = {"model_args": f"model {self.model} has no arguments: leave model_args out"}
-        if not hugging_face.is_hub_name(self.dataset):
-            names["dataset_args"] = f"data set {self.dataset} has no arguments: leave dataset_args out"
-        return names
+        return names | own_data.excluded(self.dataset)
 
     @property
     def needs_facts(self) -> bool:
-        return self.hub is not None and self.hub.facts is None
+        if self.hub is not None:
+            return self.hub.facts is None
+        return self.data is None and own_data.is_own_name(self.dataset)
 
     @property
     def images(self) -> DatasetEntry:
         """The facts of the data set. Raises ValueError, as `facts`."""
-        if self.hub is None:
+        if self.data is not None:
+            return own_data.entry_of(self.data)
+        if self.hub is None and self.dataset in catalog().datasets:
             return catalog().datasets[self.dataset]
-        if self.hub.facts is None:
+        if self.hub is None or self.hub.facts is None:
             raise ValueError(f"the facts of {self.dataset} have not been found out yet")
         return hugging_face.entry_of(self.hub.facts)
 
@@ -64,20 +70,23 @@ class ImageTask(TaskSpec):
 
     @property
     def facts(self) -> TaskFacts:
-        images, entry = self.images, catalog().models[self.model]
-        parameters = entry.parameters
-        if entry.grows:  # its first dense layer, with the input
-            size, reference = (c * h * w for c, h, w in (self.shape, entry.reference_shape))
-            parameters = max(parameters, -(-parameters * size // reference))
-        parameters += max(0, images.classes - 10) * entry.parameters_per_class  # of the last layer
+        images = self.images
+        parameters = catalog().models[self.model].parameters_with(math.prod(self.shape), images.classes)
         return TaskFacts(images.train, images.test, parameters, "accuracy")
 
     @property
     def train(self) -> int:
         return self.images.train
 
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        return (self.data.bundle,) if self.data else ()
+
     def check_names(self) -> None:
-        if self.dataset in catalog().texts:
+        if self.data and self.data.kind == "files":
+            message = f"{self.dataset} is for recipes alone: give recipe in place of model, or add it by another kind"
+            raise error_at("JobSpec", "dataset", message)
+        if self.dataset in catalog().texts or (self.data and self.data.kind == "text"):
             message = f"{self.model} classifies images, but {self.dataset} is text: choose {', '.join(LANGUAGE_MODELS)}"
             raise error_at("JobSpec", "model", message)
 
@@ -103,7 +112,8 @@ class ImageTask(TaskSpec):
                 )
 
     def misfit(self, parent: TaskSpec) -> tuple[str, str] | None:
-        assert isinstance(parent, ImageTask), "forks keep the model"
+        if not isinstance(parent, ImageTask):
+            return "dataset", f"the weights are for arrays, but {self.dataset} has images: create a new job"
         if self.shape != parent.shape:
             field = "dataset" if self.input == parent.input else "input"
             wanted = list(parent.shape)

@@ -105,6 +105,16 @@ def taken(name: str) -> bool:
     return plain in dataset_names() or plain in others or name.startswith(PREFIX)
 
 
+def excluded(dataset: str) -> dict[str, str]:
+    """The JobSpec's fields that mean nothing to a task on this data set, each with the message of an error."""
+    names = {}
+    if not dataset.startswith(PREFIX):
+        names["dataset_args"] = f"data set {dataset} has no arguments: leave dataset_args out"
+    if not is_own_name(dataset):
+        names["data"] = f"data set {dataset} is not your own: leave data out"
+    return names
+
+
 def check_name(name: str) -> str:
     """The name of a new data set. Raises ValueError: it is malformed, or hides a name of the catalog."""
     if not _NAME.fullmatch(name):

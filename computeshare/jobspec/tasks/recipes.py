@@ -12,6 +12,7 @@ from computeshare.jobspec.part import error_at
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.tasks.base import TaskSpec
 from computeshare.jobspec.tasks.facts import TaskFacts
+from computeshare.jobspec.tasks.own_data import DatasetFacts, is_own_name
 from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
 from computeshare.tensors.layout import Layout
 
@@ -39,12 +40,14 @@ class RecipeTask(TaskSpec):
     Args:
         recipe: the digest of its files.
         found: its sizes; None: they are still to be found out.
+        data: of the data set, which a user added.
     """
 
     recipe: str
     arguments: Mapping[str, Any]
     found: RecipeFacts | None = None
     dataset: str | None = None
+    data: DatasetFacts | None = None
 
     sized_by: ClassVar[str] = "recipe_args"
 
@@ -57,7 +60,16 @@ class RecipeTask(TaskSpec):
             "input": own,
             "augment": "is for images of the built-in data sets only: leave it out, and let the recipe's data() do it",
             "dataset_args": own,
+            **(
+                {}
+                if self._has_own_data
+                else {"data": "belongs to a data set of your own: set dataset, or leave it out"}
+            ),
         }
+
+    @property
+    def _has_own_data(self) -> bool:
+        return self.dataset is not None and is_own_name(self.dataset)
 
     @property
     def title(self) -> str:
@@ -65,7 +77,7 @@ class RecipeTask(TaskSpec):
 
     @property
     def needs_facts(self) -> bool:
-        return self.found is None
+        return self.found is None or (self._has_own_data and self.data is None)
 
     @property
     def recipe_facts(self) -> RecipeFacts:
@@ -90,10 +102,10 @@ class RecipeTask(TaskSpec):
 
     @property
     def bundles(self) -> tuple[str, ...]:
-        return (self.recipe_facts.initial,)
+        return (self.recipe_facts.initial, *((self.data.bundle,) if self.data else ()))
 
     def check_names(self) -> None:
-        if self.dataset is not None:
+        if self.dataset is not None and not self._has_own_data:
             message = "a recipe cannot read a built-in data set: leave dataset out, and let the recipe's data() read it"
             raise error_at("JobSpec", "dataset", message)
 

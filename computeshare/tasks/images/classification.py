@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from computeshare.jobspec.tasks.hugging_face import HubArgs
-from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, SplitName, Task
+from computeshare.tasks import classifiers
+from computeshare.tasks.base import Batch, Better, SplitName, Task
 from computeshare.tasks.images import models, prediction
-from computeshare.tasks.images.datasets import splits
+from computeshare.tasks.images.datasets import definitions, splits
 from computeshare.tasks.images.datasets.class_names import class_names
 from computeshare.tasks.images.datasets.definitions import Definition
 from computeshare.tasks.images.datasets.splits import Split
 from computeshare.tasks.images.transforms import Normaliser, Shape
+from computeshare.tasks.own.files import OwnData
 from computeshare.tasks.usage import Guess, Usage
 
 
@@ -32,6 +33,7 @@ class ImageClassification(Task):
         label_smoothing: share of each label that the training loss spreads evenly over all classes.
         augment: names of the transformations of `augmentation` that training applies, in order.
         hub: of a data set of Hugging Face.
+        own: the data set, where a user added it.
     """
 
     dataset: str
@@ -41,6 +43,7 @@ class ImageClassification(Task):
     augment: Sequence[str] = ()
     validation: float = 0.0
     hub: HubArgs | None = None
+    own: OwnData | None = None
 
     @property
     def metrics(self) -> Mapping[str, Better]:
@@ -52,6 +55,8 @@ class ImageClassification(Task):
 
     @property
     def _definition(self) -> Definition:
+        if self.own:
+            return definitions.of_own(self.dataset, self.own.facts)
         return splits.definition_of(self.dataset, self.hub)
 
     @property
@@ -66,9 +71,12 @@ class ImageClassification(Task):
         return models.build(self.model, self.shape, self.classes, seed)
 
     def prepare(self, data_dir: Path) -> None:
-        splits.prepare(self.dataset, data_dir, self.shape, self.hub)
+        if not self.own:
+            splits.prepare(self.dataset, data_dir, self.shape, self.hub)
 
     def open(self, split: SplitName, data_dir: Path) -> Split:
+        if self.own:
+            return splits.open_own(self.dataset, self.own, split, self.shape, self.augment)
         return splits.open_split(self.dataset, split, data_dir, self.shape, self.augment, self.hub)
 
     def noise(self, samples: int, seed: int) -> Split:
@@ -81,6 +89,8 @@ class ImageClassification(Task):
 
     @property
     def class_names(self) -> Sequence[str] | None:
+        if self.own:
+            return self.own.facts.classes
         return self.hub.facts.classes if self.hub and self.hub.facts else class_names(self.dataset)
 
     @property
@@ -96,15 +106,10 @@ class ImageClassification(Task):
         return pixel_by_pixel(images) if device.type == "cpu" else images.to(device), labels.to(device)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        images, labels = batch
-        return functional.cross_entropy(module(images), labels, label_smoothing=self.label_smoothing)
+        return classifiers.loss(module, batch, self.label_smoothing)
 
     def sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        images, labels = batch
-        logits = module(images)
-        loss = functional.cross_entropy(logits, labels, reduction="sum")
-        predicted = logits.argmax(dim=1)
-        return {"loss": loss, "accuracy": (predicted == labels).sum(), CLASSES: labels, PREDICTED: predicted}
+        return classifiers.sums(module, batch)
 
 
 def pixel_by_pixel(images: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from computeshare.errors import SpecError
 from computeshare.tasks import modules
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -26,7 +26,7 @@ def build(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
 
     Args:
         name: a model of the catalog.
-        shape: channels, height and width of its input.
+        shape: channels, height and width of its input; `mlp` takes any shape.
         classes: length of its logits.
         seed: 0 to 2**63 - 1.
     Raises: SpecError: the name is unknown, or the model cannot take this shape.

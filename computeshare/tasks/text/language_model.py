@@ -15,10 +15,12 @@ from computeshare.jobspec.catalog import catalog
 from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.tasks import modules
 from computeshare.tasks.base import Batch, Better, SplitName, Task
+from computeshare.tasks.own.files import OwnData
 from computeshare.tasks.text import texts
 from computeshare.tasks.text.generation import continuation
 from computeshare.tasks.text.gpt import Gpt
 from computeshare.tasks.text.texts import TextSplit
+from computeshare.tasks.text.vocabulary import Vocabulary
 from computeshare.tasks.usage import Usage
 
 SYMBOLS_AT_ONCE = 16_384
@@ -36,12 +38,14 @@ class LanguageModel(Task):
     Args:
         label_smoothing: share of each target that the training loss spreads evenly over all symbols.
         validation: as `Task.validation`.
+        own: the text, where a user added it.
     """
 
     dataset: str
     args: GptArgs
     label_smoothing: float = 0.0
     validation: float = 0.0
+    own: OwnData | None = None
 
     @property
     def metrics(self) -> Mapping[str, Better]:
@@ -54,7 +58,7 @@ class LanguageModel(Task):
     @property
     def symbols(self) -> int:
         """The size of the vocabulary."""
-        return catalog().texts[self.dataset].symbols
+        return self.own.facts.symbols if self.own else catalog().texts[self.dataset].symbols
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -65,10 +69,18 @@ class LanguageModel(Task):
         return Usage(
             "text-generation",
             f"Symbols (n, t) int64, t at most {self.args.block_size}, to the logits (n, t, {self.symbols}) of each "
-            f"symbol's successor. A character's symbol is its place in {texts.DEFINITIONS[self.dataset].alphabet!r}.",
+            f"symbol's successor. {self._tokens}.",
             f"from {GptArgs.__module__} import GptArgs\nfrom {Gpt.__module__} import Gpt\n\n"
             f"module = Gpt({self.symbols}, {self.args!r})",
         )
+
+    @property
+    def _tokens(self) -> str:
+        """What the symbols are, in a sentence."""
+        if self.own and self.own.facts.tokens != "characters":
+            return "A symbol is a byte of UTF-8" if self.own.facts.tokens == "bytes" else "They are the tokenizer's"
+        alphabet = self.own.facts.alphabet if self.own else texts.DEFINITIONS[self.dataset].alphabet
+        return f"A character's symbol is its place in {alphabet!r}"
 
     @property
     def scored_at_once(self) -> int:
@@ -79,27 +91,39 @@ class LanguageModel(Task):
             return Gpt(self.symbols, self.args)
 
     def prepare(self, data_dir: Path) -> None:
-        texts.prepare(self.dataset, data_dir)
+        if not self.own:
+            texts.prepare(self.dataset, data_dir)
 
     def open(self, split: SplitName, data_dir: Path) -> TextSplit:
+        if self.own:
+            return texts.open_own(self.own, split, self.args.block_size)
         return texts.open_split(self.dataset, split, data_dir, self.args.block_size)
 
     def noise(self, samples: int, seed: int) -> TextSplit:
         source = np.random.Generator(np.random.PCG64(seed))
-        symbols = source.integers(0, self.symbols, samples * self.args.block_size + 1, np.uint8)
+        kind = np.uint8 if self.symbols <= 256 else np.int64
+        symbols = source.integers(0, self.symbols, samples * self.args.block_size + 1, kind)
         return TextSplit(symbols, self.args.block_size)
 
     def generate(self, module: nn.Module, prompt: str, temperature: float, seed: int) -> Iterator[str]:
-        symbols = texts.encoded(self.dataset, prompt).tolist()
+        vocabulary = texts.vocabulary_of(self.dataset, self.own)
+        symbols = vocabulary.encode(prompt).tolist()
         if not symbols:
             raise InputError(f"the prompt has no character of {self.dataset}: give for example a word or a line break")
-        alphabet = texts.DEFINITIONS[self.dataset].alphabet
-        following = continuation(module, symbols, self.args.block_size, temperature, seed)
-        return (alphabet[symbol] for symbol in following)
+        return self._following(module, vocabulary, symbols, temperature, seed)
 
     def sample(self, module: nn.Module, seed: int) -> str:
-        following = self.generate(module, SAMPLE_PROMPT, SAMPLE_TEMPERATURE, seed)
+        vocabulary = texts.vocabulary_of(self.dataset, self.own)
+        prompt = vocabulary.encode(SAMPLE_PROMPT).tolist() or [0]
+        following = self._following(module, vocabulary, prompt, SAMPLE_TEMPERATURE, seed)
         return "".join(itertools.islice(following, SAMPLE_CHARACTERS))
+
+    def _following(
+        self, module: nn.Module, vocabulary: Vocabulary, symbols: list[int], temperature: float, seed: int
+    ) -> Iterator[str]:
+        """Yield the characters that follow `symbols`, without end."""
+        following = continuation(module, symbols, self.args.block_size, temperature, seed)
+        return itertools.chain.from_iterable(vocabulary.decode(following))
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         symbols, targets = batch

@@ -1,4 +1,4 @@
-"""Texts by name, downloaded once, checked, and returned as batches of symbols: each character is a symbol."""
+"""Texts by name, downloaded once, checked, and texts that users added, returned as batches of symbols."""
 
 import urllib.request
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import filelock
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,9 +15,11 @@ from computeshare.errors import DatasetError
 from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.jobspec.tasks.language_models import samples, train_characters
 from computeshare.tasks.base import Indices, SplitName
+from computeshare.tasks.own.files import TOKENS, OwnData
+from computeshare.tasks.text import vocabulary
+from computeshare.tasks.text.vocabulary import Symbols, Vocabulary
 
 TIMEOUT_S = 30.0
-Symbols = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,18 @@ def prepare(name: str, data_dir: Path) -> None:
         ) from error
 
 
-def encoded(name: str, text: str) -> Symbols:
-    """The symbols (n,) of a text's characters; those that the data set has not are left out."""
-    alphabet = DEFINITIONS[name].alphabet
-    return np.array([alphabet.index(character) for character in text if character in alphabet], np.uint8)
+def open_own(own: OwnData, split: SplitName, block_size: int) -> TextSplit:
+    """Open a split of a text that a user added. Raises DatasetError: it is missing or damaged."""
+    symbols = own.array(split, TOKENS)
+    own.check(split, symbols)
+    return TextSplit(symbols, block_size)
+
+
+def vocabulary_of(name: str, own: OwnData | None) -> Vocabulary:
+    """The tokens of a text by its name, or of one that a user added. Raises DatasetError, PackageMissing."""
+    if own is None:
+        return vocabulary.by_characters(DEFINITIONS[name].alphabet)
+    return vocabulary.of_own(own)
 
 
 def _downloaded(text: Definition) -> bytes:
@@ -122,6 +131,5 @@ def _read(name: str, path: Path) -> Symbols:
         content = path.read_bytes()
     except OSError as error:
         raise DatasetError(f"{path} is missing: connect once so that it is downloaded, or copy it there") from error
-    table = np.zeros(256, np.uint8)
-    table[np.frombuffer(text.alphabet.encode("ascii"), np.uint8)] = np.arange(len(text.alphabet))
-    return table[np.frombuffer(_checked(text, content, path), np.uint8)]
+    characters = _checked(text, content, path).decode("ascii")
+    return vocabulary.by_characters(text.alphabet).encode(characters).astype(np.uint8)

@@ -15,7 +15,8 @@ def open_recipe(spec: JobSpec, recipe: Bundle, device: str | None, settings: Set
     """
     assert spec.recipe_facts
     store = BundleStore(settings.bundles_dir)
-    files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial))
+    data = store.open_files(spec.data.bundle) if spec.data else None
+    files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial), data)
     limits = Limits(allowed_bytes(settings.max_memory), unconfined=settings.unconfined)
     process = RecipeProcess(spec, files, device, limits)
     try:

@@ -17,6 +17,7 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from computeshare.bundles.exchange import Fetched
+from computeshare.bundles.store import BundleStore
 from computeshare.codecs.messages import UpdateEncoder, feedback_of, in_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
@@ -159,7 +160,8 @@ class SeatSession:
         if recipe is None:
             from computeshare.training.computation import open_here
 
-            return open_here(self.spec, device_name, self.settings.data_dir)
+            bundles = BundleStore(self.settings.bundles_dir)
+            return open_here(self.spec, device_name, self.settings.data_dir, bundles)
         from computeshare.worker.seat.recipe_setup import open_recipe
 
         return open_recipe(self.spec, recipe, device_name, self.settings)

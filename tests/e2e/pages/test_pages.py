@@ -16,6 +16,7 @@ from api.database import now_ms
 from api.jobs.event_feeds import Feeds
 from api.pages.views import elapsed_s
 from api.stored_specs import plan_of
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.jobspec.tasks.language_models import GptArgs
@@ -123,7 +124,9 @@ def test_a_prompt_is_continued_on_the_page_and_the_text_is_only_text(site: Site,
     feed.tell("checkpoint", token=str(saved), version=1, sha256="0" * 64, bytes=400, path=str(saved))
     arrived(site, feed)
     stop = threading.Event()
-    texts = threading.Thread(target=serve_texts, args=(site.redis, site.settings.artifacts_dir, stop))
+    texts = threading.Thread(
+        target=serve_texts, args=(site.redis, site.settings.artifacts_dir, BundleStore(site.settings.bundles_dir), stop)
+    )
     texts.start()
     site.redis.set(EVALUATOR, "it", px=60_000)
     try:

@@ -8,7 +8,7 @@ import torch
 
 from computeshare.cli.main import app
 from computeshare.client import Job
-from computeshare.tasks.text.texts import DEFINITIONS, encoded
+from computeshare.tasks.text.texts import DEFINITIONS, vocabulary_of
 from computeshare.terminal.command import run
 
 NAME = "tinyshakespeare"
@@ -30,7 +30,7 @@ def test_a_text_is_continued_and_the_seed_decides_how(
     first = text("--seed", "1")
     assert text("--seed", "1") == first != text("--seed", "2")
 
-    known = encoded(NAME, "ROMEO: what is").tolist()
+    known = vocabulary_of(NAME, None).encode("ROMEO: what is").tolist()
     for _ in range(12):
         known.append(int(job.module()(torch.tensor([known[-8:]]))[0, -1].argmax()))
     expected = "".join(DEFINITIONS[NAME].alphabet[symbol] for symbol in known[-12:])

@@ -99,10 +99,10 @@ def test_a_document_that_is_no_json_object_names_its_source(text: str) -> None:
 
 def test_every_wrong_field_gets_a_line_of_its_own() -> None:
     with pytest.raises(SpecError) as caught:
-        spec_options.check({"dataset": "nope", "model": "mlp", "seed": -1, "workers": {"min": 0}})
+        spec_options.check({"dataset": "no pe", "model": "mlp", "seed": -1, "workers": {"min": 0}})
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["dataset", "workers.min", "seed"]
-    assert lines[0].startswith("dataset: unknown dataset 'nope'; allowed: caltech101, caltech256")
+    assert lines[0].startswith("dataset: unknown dataset 'no pe'; allowed: caltech101, caltech256")
 
 
 def test_more_workers_than_a_round_has_work_for_are_refused_by_name() -> None:

@@ -70,7 +70,7 @@ def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> N
 
 def calls(client: Client) -> Iterator[Callable[..., Any]]:
     """The methods that ask for something."""
-    for part in (client, client.webhooks, client.invites, client.access, client.bundles):
+    for part in (client, client.webhooks, client.invites, client.access, client.bundles, client.datasets):
         for name, method in inspect.getmembers(part, inspect.ismethod):
             if not name.startswith("_") and name != "close":
                 yield method
@@ -80,7 +80,7 @@ def call_with_anything(method: Callable[..., Any], server: FakeServer, folder: P
     """Call it with what its parameters without a default may be; it has to ask, and to tell that there is nothing."""
     by_type: dict[Any, Any] = {str: "ID", int: 1, Path: folder / "file", Sequence[str]: ["ID", "OTHER"]}
     by_type |= {bytes: b"", Manifest: Manifest(files=(FileEntry(path="a", size=0, pieces=()),))}
-    by_name = {"job": job(), "spec": {}, "request": {}, "change": {}, "changes": {}}
+    by_name = {"job": job(), "spec": {}, "request": {}, "change": {}, "changes": {}, "facts": {}}
     parameters = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
     given = [by_name[one.name] if one.name in by_name else by_type[one.annotation] for one in parameters]
     before = len(server.requests)

@@ -7,6 +7,7 @@ from safetensors.numpy import save_file
 from computeshare.datasets import arrays
 from computeshare.datasets.prepared import Prepared, quiet
 from computeshare.errors import DatasetError
+from computeshare.tasks.own.files import INPUTS, TARGETS
 
 X = np.random.default_rng(0).normal(3, 2, (40, 5))
 Y = np.arange(40) % 4
@@ -16,7 +17,7 @@ def prepare(source: Path, target: Path) -> Prepared:
     return arrays.prepare(source, target, 0, quiet)
 
 
-def read(target: Path, split: str, name: str = arrays.INPUTS) -> np.ndarray:
+def read(target: Path, split: str, name: str = INPUTS) -> np.ndarray:
     found: np.ndarray = np.load(target / split / name, mmap_mode="r", allow_pickle=False)
     return found
 
@@ -25,7 +26,7 @@ def test_an_undivided_file_is_split_by_class(tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", inputs=X, targets=Y)
     sizes = prepare(tmp_path / "in.npz", tmp_path / "out").sizes
     assert (sizes.train, sizes.test, sizes.shape, sizes.classes) == (36, 4, (5,), ("0", "1", "2", "3"))
-    assert sorted(read(tmp_path / "out", "test", arrays.TARGETS)) == [0, 1, 2, 3]
+    assert sorted(read(tmp_path / "out", "test", TARGETS)) == [0, 1, 2, 3]
     train = read(tmp_path / "out", "train")
     assert train.dtype == np.float32
     assert sizes.mean[0] == pytest.approx(train.mean(), rel=1e-4)
@@ -49,7 +50,7 @@ def test_a_folder_of_safetensors_gives_the_splits(tmp_path: Path) -> None:
 def test_words_are_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=X, y=np.array(["dog", "cat"] * 20))
     assert prepare(tmp_path / "in.npz", tmp_path / "out").sizes.classes == ("cat", "dog")
-    assert set(read(tmp_path / "out", "train", arrays.TARGETS).tolist()) == {0, 1}
+    assert set(read(tmp_path / "out", "train", TARGETS).tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("targets", [{"y": X[:, 0]}, {"y": Y - 1}, {"y": np.stack([Y, Y], 1)}, {}])

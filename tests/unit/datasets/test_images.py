@@ -10,6 +10,7 @@ from computeshare.datasets.prepared import Prepared, quiet
 from computeshare.errors import DatasetError
 from computeshare.tasks.images import files
 from computeshare.tasks.images.datasets import prepared
+from computeshare.tasks.own.files import IMAGES
 
 
 def save(path: Path, mode: str = "RGB", size: tuple[int, int] = (40, 30), colour: int = 200, **options: object) -> None:
@@ -32,13 +33,13 @@ def test_a_tenth_of_each_class_is_set_aside_by_the_seed(tmp_path: Path) -> None:
     source = make(tmp_path / "in", {"cat": 20, "dog": 10})
     sizes = prepare(source, tmp_path / "out").sizes
     assert (sizes.train, sizes.test, sizes.classes) == (27, 3, ("cat", "dog"))
-    pixels, labels = prepared.read(tmp_path / "out" / "test" / images.FILE)
+    pixels, labels = prepared.read(tmp_path / "out" / "test" / IMAGES)
     assert labels.tolist() == [0, 0, 1]
     again, other = tmp_path / "again", tmp_path / "other"
     prepare(source, again)
     prepare(source, other, seed=1)
-    assert (prepared.read(again / "test" / images.FILE)[0] == pixels).all()
-    assert (prepared.read(other / "test" / images.FILE)[0] != pixels).any()
+    assert (prepared.read(again / "test" / IMAGES)[0] == pixels).all()
+    assert (prepared.read(other / "test" / IMAGES)[0] != pixels).any()
 
 
 def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_images_of_any_mode_and_size_are_resized_as_prediction_does_it(tmp_path:
     save(source / "test" / "a" / "one.webp")
     found = prepare(source, tmp_path / "out", (24, 32))
     assert found.sizes.shape == (3, 24, 32)
-    pixels, _ = prepared.read(tmp_path / "out" / "train" / images.FILE)
+    pixels, _ = prepared.read(tmp_path / "out" / "train" / IMAGES)
     names = ["a/print.jpg", "a/turned.jpg", "b/clear.png", "b/deep.png", "b/palette.gif"]
     for index, name in enumerate(names):
         assert (pixels[index] == files.read(source / "train" / name, (3, 24, 32))).all(), name

@@ -9,6 +9,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from computeshare.datasets import text
 from computeshare.datasets.prepared import Prepared, quiet
 from computeshare.errors import DatasetError
+from computeshare.tasks.own.files import TOKENIZER, TOKENS
+from computeshare.tasks.text.vocabulary import by_tokenizer
 
 
 def prepare(source: Path, target: Path, tokens: str = "characters") -> Prepared:
@@ -16,7 +18,7 @@ def prepare(source: Path, target: Path, tokens: str = "characters") -> Prepared:
 
 
 def read(target: Path, split: str) -> list[int]:
-    found: list[int] = np.load(target / split / text.FILE, mmap_mode="r").tolist()
+    found: list[int] = np.load(target / split / TOKENS, mmap_mode="r").tolist()
     return found
 
 
@@ -68,7 +70,7 @@ def test_train_and_test_are_the_splits(tmp_path: Path) -> None:
 def test_many_symbols_take_two_bytes(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("".join(chr(0x4E00 + number) for number in range(400)))
     prepare(tmp_path / "in.txt", tmp_path / "out")
-    tokens = np.load(tmp_path / "out" / "train" / text.FILE, mmap_mode="r")
+    tokens = np.load(tmp_path / "out" / "train" / TOKENS, mmap_mode="r")
     assert tokens.dtype == np.dtype("<u2")
     assert tokens.tolist() == list(range(360))
 
@@ -99,7 +101,7 @@ def test_a_tokenizer_file_divides_the_text(tmp_path: Path) -> None:
     sizes = prepare(tmp_path / "in.txt", tmp_path / "out", str(tmp_path / "words.json")).sizes
     assert (sizes.tokens, sizes.symbols) == ("tokenizer", 3)
     assert read(tmp_path / "out", "train")[:4] == [1, 2, 0, 2]
-    assert text.open_tokenizer(tmp_path / "out" / text.TOKENIZER).get_vocab_size() == 3
+    assert by_tokenizer(tmp_path / "out" / TOKENIZER).symbols == 3
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_rounds_total_counts_short_rounds_at_each_epochs_end() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("dataset", "imagenet21k", "unknown dataset 'imagenet21k'; allowed: caltech101, .*cifar10, .*mnist"),
+        ("dataset", "imagenet/21k", "unknown dataset 'imagenet/21k'; allowed: caltech101, .*cifar10, .*mnist"),
         ("dataset", "CelebA", "CelebA cannot be trained on: it has forty attributes per image, not one label"),
         ("dataset", "LSUN", "LSUN cannot be trained on: torchvision's reader .* unpickles"),
         ("model", "lenet6", "allowed: .*lenet5"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from computeshare.jobspec.tasks.hugging_face import HubArgs
+from computeshare.jobspec.tasks.own_data import DatasetFacts, entry_of
 
 Shape = tuple[int, int, int]
 SplitName = Literal["train", "test"]
@@ -24,7 +25,8 @@ class Definition:
         published: the class in `torchvision.datasets`; empty for the digits, which come with scikit-learn.
         train_arguments: what the class's constructor gets for the training split.
         test_arguments: and for the test split; None: the set is published undivided, and a fixed shuffle divides it.
-        files: how the files are read: `decoded` ones by torchvision's class, once, into prepared files.
+        files: how the files are read: `decoded` ones by torchvision's class, once, into prepared files;
+            `own` ones were prepared by the user.
         folder: of the files, relative to the data directory; empty for `decoded` sets.
         varying: whether the published images differ in size; they are resized once, to a job's `input` or `shape`.
         by_hand: whether torchvision cannot download the files.
@@ -41,7 +43,7 @@ class Definition:
     train_arguments: Arguments
     test_arguments: Arguments | None
     scale: float = 255.0
-    files: Literal["digits", "idx", "cifar", "decoded"] = "decoded"
+    files: Literal["digits", "idx", "cifar", "decoded", "own"] = "decoded"
     folder: str = ""
     varying: bool = False
     by_hand: bool = False
@@ -175,6 +177,13 @@ def of_hub(name: str, args: HubArgs) -> Definition:
     mean, std = (_MEAN, _STD) if facts.shape[0] == 3 else ((0.5,), (0.25,))
     sizes, pair = (facts.train, facts.test, len(facts.classes)), (told, told if args.test_split else None)
     return Definition(name, *sizes, facts.shape, mean, std, *pair, varying=True)
+
+
+def of_own(name: str, facts: DatasetFacts) -> Definition:
+    """A data set that a user added; its images were resized when they were prepared."""
+    entry = entry_of(facts)
+    sizes = entry.train, entry.test, entry.classes
+    return Definition(name, *sizes, entry.shape, facts.mean, facts.std, {}, None, files="own")
 
 
 _FLOW = "it has pairs of images and the motion or depth between them, not one label per image"

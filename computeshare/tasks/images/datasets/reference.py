@@ -4,10 +4,10 @@ from computeshare.tasks.images.datasets.definitions import DEFINITIONS, NOT_OFFE
 
 _HEAD = """# Data sets
 
-A job names one of these: torchvision's class in lower case, with `-` before a variant. Capitals, hyphens and
-underscores make no difference (`FashionMNIST` is `fashion-mnist`). Missing files are downloaded by torchvision to the
-data folder (`COMPUTESHARE_DATA`) of the machine that needs them, or copied there by you: the layout is what the class,
-with the arguments shown, finds in that folder.
+A job names one of these, or [your own](#your-own-data): torchvision's class in lower case, with `-` before a variant.
+Capitals, hyphens and underscores make no difference (`FashionMNIST` is `fashion-mnist`). Missing files are downloaded
+by torchvision to the data folder (`COMPUTESHARE_DATA`) of the machine that needs them, or copied there by you: the
+layout is what the class, with the arguments shown, finds in that folder.
 
 MNIST and its relatives of the same files, and CIFAR, are read as they are. All other sets are decoded once on each
 machine, to files of raw pixels below `prepared/` in the data folder; they are made again when deleted, and need one
@@ -20,6 +20,57 @@ does not train. "10 % test": the set is published undivided, and a fixed shuffle
 """
 
 
+OWN = """
+## Your own data
+
+From a folder of pictures to a trained model, on the machine where `computeshare up --workers 1` runs (another needs
+`COMPUTESHARE_URL` and `COMPUTESHARE_TOKEN`):
+
+```
+computeshare data add birds ~/Pictures/birds
+computeshare jobs create --dataset birds --model resnet20 --epochs 5 --augment crop,flip --watch
+computeshare predict ID photo.jpg
+```
+
+`data add` prepares the data once, with a progress bar, and uploads them in pieces; what an interrupted upload sent is
+not sent again. Workers fetch what they lack through the control plane: nothing has to be copied by hand, also to a new
+machine. `data list`, `data show NAME` and the page `/datasets`, with samples to look at, tell what there is;
+`data remove NAME` deletes the prepared files, unless a job that is not over uses them. A job keeps the data that it was
+created with, whatever its name means later. Built-in names cannot be taken.
+
+| kind | what PATH is | a job trains |
+|---|---|---|
+| `images` | a folder with a folder of images for each class, of any size and mode | any classifier of images |
+| `text` | a text file in UTF-8, or a folder of them, which are joined in the order of their names | `gpt` |
+| `arrays` | a `.npz` or `.safetensors` file, or a folder with one for `train` and for `test` | `mlp`, or a recipe |
+| `files` | anything | a recipe |
+
+The kind is guessed where it is plain; otherwise give `--kind`. `train` and `test` (also `val`, `valid`, `validation`)
+below PATH are the splits. Without them a tenth is for the test: of images and arrays, one in ten of each class, chosen
+by `--seed`; of a text, its end.
+
+**Images** are turned upright as their EXIF data say, resized and cropped about their centre once, to `--size 96` or
+`--size 96x128`. Without it they keep a size that all share, if that is at most 224; otherwise the usual shorter side
+decides. They stay grey if all are. What cannot be read is named and left out, up to ten files or 1 % of all, whichever
+is more. Transparency is ignored. Names of classes may hold any letters; two that differ in case alone are refused. A
+job's `input` may give another size, as above, and `augment` works as with other images. `predict` treats a photo as the
+training images were.
+
+**Text** is divided into characters, or by `--tokens bytes`, or by a `tokenizer.json` of the library `tokenizers`
+(`--tokens FILE`, which needs `pip install 'computeshare[text]'` here and where the control plane runs). `block_size`
+counts these tokens, and `test_loss` is per token.
+
+**Arrays** are called `inputs` and `targets`, or `x` and `y`, with the split in the name (`x_train`, `y_test`) or not.
+Whole numbers from 0, or words, as targets are classes. The mean of all training inputs is subtracted, and the result
+divided by their standard deviation, one number each: bring columns to a common scale before. Other targets, such as the
+numbers of a regression, are for recipes.
+
+A recipe's `data(split, folder)` gets the folder of the prepared files: `train/images.npy` (uint8, samples x channels x
+height x width) with `train/images.labels.npy`; `train/tokens.npy`; `train/inputs.npy` with `train/targets.npy`; the
+same below `test`; files as they were. `numpy.load(path, mmap_mode="r")` reads them without filling the memory.
+"""
+
+
 def datasets_page() -> str:
     """The page as text."""
     rows = [_row(name, one) for name, one in DEFINITIONS.items()]
@@ -29,7 +80,7 @@ def datasets_page() -> str:
 | name | torchvision | train | test | classes | image | |
 |---|---|---|---|---|---|---|
 {table}
-
+{OWN}
 ## Data sets of Hugging Face
 
 `hf:NAME` or `hf:OWNER/NAME` is a data set of Hugging Face with an image and a class (`ClassLabel`) per sample. It needs

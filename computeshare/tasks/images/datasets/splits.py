@@ -25,6 +25,7 @@ from computeshare.tasks.images import augmentation
 from computeshare.tasks.images.datasets import cifar, definitions, hugging_face, idx, prepared, torchvision_sets
 from computeshare.tasks.images.datasets.definitions import DEFINITIONS, SPLITS, Definition, SplitName
 from computeshare.tasks.images.transforms import Normaliser, Shape
+from computeshare.tasks.own.files import IMAGES, OwnData
 
 Bytes = npt.NDArray[np.uint8]
 PREPARED = "prepared"
@@ -81,14 +82,36 @@ def open_split(
     definition = definition_of(name, hub)
     images, labels = _read(name, definition, split, data_dir, shape)
     where = data_dir / (PREPARED if definition.files == "decoded" else definition.folder)
+    found = f"{name}'s {split} split in {where}"
+    return _checked(found, definition, split, images, labels, shape, augment, "so that they are downloaded again")
+
+
+def open_own(name: str, own: OwnData, split: SplitName, shape: Shape, augment: Sequence[str]) -> Split:
+    """Open a split of a data set that a user added. Args, raises: as `open_split`."""
+    images, labels = prepared.read(own.path(split, IMAGES))
+    found, remedy = f"{name}'s {split} split", "so that they are fetched again"
+    return _checked(found, definitions.of_own(name, own.facts), split, images, labels, shape, augment, remedy)
+
+
+def _checked(
+    found: str,
+    definition: Definition,
+    split: SplitName,
+    images: Bytes,
+    labels: npt.NDArray[Any],
+    shape: Shape,
+    augment: Sequence[str],
+    remedy: str,
+) -> Split:
+    """The split whose raw images and labels these are. Raises DatasetError: they are not as `definition` says."""
     expected = (definition.samples(split), *stored_shape(definition, shape))
     if images.shape != expected or labels.shape != expected[:1]:
         raise DatasetError(
-            f"{name}'s {split} split in {where} has images {images.shape} and labels {labels.shape}, "
-            f"not {expected} and {expected[:1]}: delete its files, so that they are downloaded again"
+            f"{found} has images {images.shape} and labels {labels.shape}, not {expected} and {expected[:1]}: "
+            f"delete its files, {remedy}"
         )
     if labels.max() >= definition.classes:
-        raise DatasetError(f"{name}'s {split} split in {where} has a label {labels.max()}: delete its label file")
+        raise DatasetError(f"{found} has a label {labels.max()}: delete its label file")
     normalise = Normaliser.build(shape, definition.scale, definition.mean, definition.std)
     return Split(images, labels.astype(np.int64), normalise, augment)
 

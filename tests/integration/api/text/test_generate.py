@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from api.projection.projector import Projector
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.jobspec.spec import JobSpec
@@ -38,7 +39,9 @@ def job(client: TestClient, redis: Redis, tmp_path: Path) -> str:
 @pytest.fixture
 def evaluator(redis: Redis, tmp_path: Path) -> Iterator[None]:
     stop = threading.Event()
-    thread = threading.Thread(target=serve_texts, args=(redis, tmp_path / "artifacts", stop))
+    thread = threading.Thread(
+        target=serve_texts, args=(redis, tmp_path / "artifacts", BundleStore(tmp_path / "bundles"), stop)
+    )
     redis.set(EVALUATOR, "it")
     thread.start()
     yield

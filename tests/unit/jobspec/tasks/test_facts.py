@@ -29,7 +29,7 @@ def test_a_classifiers_facts_are_the_catalogs() -> None:
     ("changes", "field", "says"),
     [
         ({"model": "lenet5"}, "model", "lenet5 classifies images, but tinyshakespeare is text: choose gpt"),
-        ({"dataset": "mnist"}, "dataset", "mnist has images, but model gpt reads text: choose tinyshakespeare"),
+        ({"dataset": "mnist"}, "dataset", "mnist is no text, but model gpt reads text: choose tinyshakespeare"),
         ({"input": [3, 32, 32]}, "input", "leave it out"),
         ({"stop": {"metric": "accuracy", "at": 0.9}}, "stop", "gpt has no accuracy: set metric to loss"),
         ({"augment": ["flip"]}, "augment", "is for images only"),

@@ -10,7 +10,7 @@ from computeshare.jobspec.tasks.language_models import GptArgs
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import layout_of, weights_of
 from computeshare.tasks.text.language_model import LanguageModel
-from computeshare.tasks.text.texts import TextSplit, encoded
+from computeshare.tasks.text.texts import TextSplit, vocabulary_of
 
 ARGS = GptArgs(n_layer=1, n_head=2, n_embd=8, block_size=5)
 TASK = LanguageModel("tinyshakespeare", ARGS)
@@ -68,7 +68,7 @@ def test_long_contexts_are_scored_in_small_batches() -> None:
 
 
 def test_unknown_characters_have_no_symbol() -> None:
-    assert encoded("tinyshakespeare", "\nA\u00e9z").tolist() == [0, 13, 64]
+    assert vocabulary_of("tinyshakespeare", None).encode("\nA\u00e9z").tolist() == [0, 13, 64]
 
 
 def test_the_code_that_is_told_to_users_builds_the_same_module() -> None:
