@@ -115,7 +115,8 @@ class JobPublic(_Answer):
     error: str | None = Field(description="why the job failed")
     version: int = Field(description="newest published version; 0 before the end of the first round")
     rounds_total: int
-    epoch: int
+    epoch: int = Field(description="of the newest version, counted from 0: 0 in the first of `epochs_total` epochs")
+    epochs_total: int = Field(description="epochs begun by the last round; a job by `rounds` may end within an epoch")
     loss: float | None = Field(description="training loss of the newest version's round")
     metric: Metric = Field(description="what versions are compared by: their accuracy or their loss")
     accuracy: float | None = Field(
@@ -269,7 +270,7 @@ class WorkerPublic(_Answer):
     id: str
     online: bool
     name: str
-    device: str
+    device: str = Field(description="device and model, such as `cuda:1 (NVIDIA H200)`, in words")
     queues: list[str]
     host: str
     pid: int | None
@@ -305,7 +306,7 @@ class JobWorkerPublic(_Answer):
 
     id: str
     name: str
-    device: str
+    device: str = Field(description="as in the list of workers")
     kinds: list[Kind] = Field(
         description="kind of machine, which decides the bits; several if it changed between two joins, newest last"
     )

@@ -30,7 +30,7 @@ def list_links(job_id: JobId, service: LinksDep) -> LinkList:
     return service.list(job_id)
 
 
-@router.delete("/{job_id}/links/{link_id}", status_code=204)
+@router.delete("/{job_id}/links/{link_id}", status_code=204, response_class=Response)
 def revoke_link(job_id: JobId, link_id: LinkId, service: LinksDep) -> None:
     """Revoke a link: it shows nothing from now on, and open pages stop."""
     service.revoke(job_id, link_id)

@@ -35,7 +35,7 @@ def list_tokens(service: TokensDep) -> TokenList:
     return service.list()
 
 
-@router.delete("/tokens/{token_id}", status_code=204)
+@router.delete("/tokens/{token_id}", status_code=204, response_class=Response)
 def revoke_token(token_id: TokenId, service: TokensDep) -> None:
     """Revoke a token: nothing accepts it from now on, and its event streams and logins end."""
     service.revoke(token_id)

@@ -36,7 +36,7 @@ def show_bundle(digest: Digest, store: BundlesDep) -> BundleDetail:
     return BundleDetail(digest=digest, bytes=manifest.bytes, missing=missing, files=manifest.files)
 
 
-@router.put("/{digest}/pieces/{piece}", status_code=204, max_body_size=PIECE_BYTES)
+@router.put("/{digest}/pieces/{piece}", status_code=204, response_class=Response, max_body_size=PIECE_BYTES)
 def put_piece(digest: Digest, piece: Piece, data: Annotated[bytes, Body(media_type=OCTETS)], store: BundlesDep) -> None:
     """Send a piece's bytes; sending one twice changes nothing."""
     store.put(digest, piece, data)

@@ -51,7 +51,7 @@ def show_invite_status(invite_id: InviteId, service: InvitesDep) -> InvitePublic
     return service.show(invite_id)
 
 
-@router.delete("/v1/invites/{invite_id}", status_code=204)
+@router.delete("/v1/invites/{invite_id}", status_code=204, response_class=Response)
 def withdraw_invite(invite_id: InviteId, service: InvitesDep) -> None:
     """Withdraw an invite; a worker that took it up stays."""
     service.withdraw(invite_id)

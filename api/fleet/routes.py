@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from api.deps import FleetDep
 from api.schemas import QueueList, WorkerList, WorkerPublic
@@ -32,7 +32,7 @@ def undrain_worker(worker: WorkerId, service: FleetDep) -> WorkerPublic:
     return service.drain(worker, drained=False)
 
 
-@router.delete("/workers/{worker}", status_code=204)
+@router.delete("/workers/{worker}", status_code=204, response_class=Response)
 def remove_worker(worker: WorkerId, service: FleetDep) -> None:
     """Ask an online worker to finish its work unit and end; forget an offline worker."""
     service.remove(worker)

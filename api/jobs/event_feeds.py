@@ -54,6 +54,7 @@ class Feed:
     turn: int = 0
     revision: int = -1
     job: bytes = b""
+    is_deleted: bool = False
     over: bool = False
     """This turn is the last: the job has ended or was deleted, or the server stops."""
     pages: dict[int, Page] = field(default_factory=dict)
@@ -102,13 +103,16 @@ class Feeds:
 
     async def stream(self, job_id: str, last: int) -> AsyncIterator[bytes]:
         """Yield encoded snapshots of the job, and its events after the id `last`. Ends when the job has ended and all
-        its events were sent, or when the feed stops.
+        its events were sent, with an event `deleted` if the job is deleted before, or when the feed stops.
         """
         feed, turn, revision = self._join(job_id), 0, -1
         try:
             while True:
                 turn = await feed.later_than(turn)
                 over = feed.over
+                if feed.is_deleted:
+                    yield format_sse_event(data_str="{}", event="deleted")
+                    return
                 if feed.revision == revision:
                     if over:
                         return
@@ -146,7 +150,7 @@ class Feeds:
                     break
                 await asyncio.sleep(self._pause_s())
         except NotFound:
-            pass  # deleted
+            feed.is_deleted = True
         except Exception as error:  # a bug; the browsers reconnect
             log.error("cannot follow a job", job=feed.job_id, exc_info=error)
         finally:

@@ -61,6 +61,6 @@ async def job_events(
 ) -> EventStream:
     """Stream the job: `job` events are snapshots; all other events are the job's timeline, each with its id.
 
-    The stream ends when the job has ended and everything was sent.
+    The stream ends when the job has ended and everything was sent, or with an event `deleted`.
     """
     return EventStream.of(services.feeds.stream(job_id, max(last_event_id, after)))

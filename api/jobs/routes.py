@@ -145,7 +145,7 @@ def cancel_job(job_id: JobId, service: JobsDep) -> JobPublic:
     return service.cancel(job_id)
 
 
-@router.delete("/{job_id}", status_code=204)
+@router.delete("/{job_id}", status_code=204, response_class=Response)
 def delete_job(job_id: JobId, service: JobsDep) -> None:
     """Delete a job that has ended, with its history and its checkpoints."""
     service.delete(job_id)
@@ -167,7 +167,7 @@ def job_metrics(
 
 @router.get("/{job_id}/metrics.csv", response_class=StreamingResponse)
 def job_metrics_csv(job_id: JobId, service: HistoryDep) -> Response:
-    """The series of every version, as a CSV file; `at` is in seconds since the epoch."""
+    """The series of every version, as a CSV file, with a column for each of a recipe's own metrics."""
     headers = {"Content-Disposition": f'attachment; filename="{job_id}.csv"'}
     return StreamingResponse(service.csv(job_id), headers=headers, media_type="text/csv")
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,9 +22,13 @@ from computeshare.strategies.registry import stored
 
 BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
 BY_SCORE = ("test_loss", "test_accuracy", "validation_loss", "validation_accuracy", "perplexity")
-CSV_COLUMNS = ("version", "at", "train_loss", "test_loss", "test_accuracy", *BY_VERSION[1:], *BY_SCORE[2:])
+CSV_COLUMNS = (
+    "version", "at", "train_loss", "test_loss", "test_accuracy", "perplexity", *BY_VERSION[1:], *BY_SCORE[2:4]
+)  # fmt: skip
 CSV_ROWS = 2000
 """Versions read at a time for the CSV."""
+OWN = "own_metrics."
+"""Prefix of the columns of a recipe's own metrics."""
 DIGITS = 6
 
 
@@ -68,13 +73,16 @@ def lowest_loss(session: Session, job_id: str) -> Lowest | None:
 
 def as_csv(database: Database, job_id: str) -> Iterator[str]:
     """Yield CSV: a header, then a line per standing version, ascending; `CSV_ROWS` versions are read at a time."""
-    yield _lines([CSV_COLUMNS])
+    with database.read() as session:
+        own = (find(session, job_id).spec.get("recipe_facts") or {}).get("metrics", [])
+    names = [*CSV_COLUMNS, *(f"{OWN}{name}" for name in own)]
+    yield _lines([names])
     since = 0
     while True:
         with database.read() as session:
             rows = _page(session, job_id, since)
         if rows:
-            yield _lines([[_cell(row, name) for name in CSV_COLUMNS] for row in rows])
+            yield _lines([[_cell(row, name) for name in names] for row in rows])
         if len(rows) < CSV_ROWS:
             return
         since = int(rows[-1]["version"])
@@ -217,7 +225,9 @@ def _short(value: float | None) -> float | None:
 
 def _cell(row: Row, name: str) -> object:
     if name == "at":
-        return f"{row['at_ms'] / 1000:.3f}"
+        return datetime.fromtimestamp(row["at_ms"] / 1000, UTC).isoformat(timespec="milliseconds")
+    if name.startswith(OWN):
+        return row.get("own_metrics", {}).get(name.removeprefix(OWN))
     value = row.get(name)
     return round(value) if name in ("bytes_up", "bytes_down") and value is not None else value
 

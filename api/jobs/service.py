@@ -455,6 +455,7 @@ def _public(row: Any) -> JobPublic:
         metric=metric_of(job.spec),
         perplexity=perplexity(job.test_loss) if is_language_model(job.spec) else None,
         priority=job.priority,
+        epochs_total=-(-job.rounds_total // plan_of(job.spec).rounds_per_epoch),
         workers=0 if job.status in ENDED else workers,
         reducer=about if job.reducer_host else None,
         created_at=job.created_ms,

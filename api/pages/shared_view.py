@@ -16,6 +16,7 @@ FIELDS = frozenset(
         "version",
         "rounds_total",
         "epoch",
+        "epochs_total",
         "loss",
         "metric",
         "accuracy",

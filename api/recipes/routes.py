@@ -35,7 +35,7 @@ def show_recipe(digest: Digest, service: RecipesDep) -> RecipeDetail:
     return service.show(digest)
 
 
-@router.delete("/{digest}", status_code=204)
+@router.delete("/{digest}", status_code=204, response_class=Response)
 def delete_recipe(digest: Digest, service: RecipesDep) -> None:
     """Delete a recipe; 409 while a job that has not ended trains it."""
     service.delete(digest)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import ResponseError
 from sqlalchemy import Connection, select, update
@@ -30,7 +31,9 @@ from api.scheduler.reasons import STARTING_MS, Situation, reason
 from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past, QueueShare, decide_seats, fair_shares
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
+from api.stored_specs import spec_of
 from api.tables import ACTIVE, JOB, WORKER
+from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.protocol import handshake
 from computeshare.protocol.keys import EVALUATOR, RECIPE_EVALUATOR
@@ -284,12 +287,14 @@ class Dispatcher:
         busy = select(SEAT.c.id).where(SEAT.c.job_id == JOB.c.id, SEAT.c.ended_ms.is_(None)).exists()
         ended = JOB.c.status.in_(ENDED) & JOB.c.purged_ms.is_(None)
         with self._database.engine.connect() as connection:
-            query = select(JOB.c.id, JOB.c.status, JOB.c.finished_ms, busy.label("busy")).where(ended)
+            query = select(JOB.c.id, JOB.c.status, JOB.c.finished_ms, JOB.c.spec, busy.label("busy")).where(ended)
             jobs = connection.execute(query).all()
         for job in jobs:
             rounds = RoundStore(redis, job.id)
             if rounds.status() not in (None, *ENDED):  # a reducer opened it while it was being cancelled
                 rounds.end(job.status)
+            if job.status == "completed":
+                self._trim(job)
             if job.busy or job.finished_ms > now - RETIRED_MS:
                 continue
             if not rounds.is_stored():
@@ -298,6 +303,14 @@ class Dispatcher:
             with self._database.writing() as connection:
                 mine = (JOB.c.id == job.id) & JOB.c.status.in_(ENDED)  # unless it is tried again just now
                 connection.execute(update(JOB).where(mine).values(purged_ms=now))
+
+    def _trim(self, job: Any) -> None:
+        """Remove the superseded checkpoints of a completed job that waited for their scores when the last was saved."""
+        artifacts = Artifacts(self._artifacts_dir, job.id)
+        saved = artifacts.tokens()
+        with contextlib.suppress(ValidationError, OSError):  # an older release's job; a disk that fails
+            if saved and Retention(artifacts, spec_of(job.spec)).prune(saved[-1]):
+                reconcile(self._database, self._artifacts_dir, job.id)
 
 
 def _touch(

@@ -47,7 +47,7 @@ def change_webhook(webhook_id: WebhookId, change: WebhookChange, service: Webhoo
     return service.change(webhook_id, change)
 
 
-@router.delete("/{webhook_id}", status_code=204)
+@router.delete("/{webhook_id}", status_code=204, response_class=Response)
 def delete_webhook(webhook_id: WebhookId, service: WebhooksDep) -> None:
     """Delete a webhook and its deliveries."""
     service.delete(webhook_id)

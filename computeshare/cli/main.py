@@ -6,7 +6,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from computeshare import __version__
 from computeshare.cli import data, queues, recipes, tokens, webhooks, workers
 from computeshare.cli.connection import Home, Json, Url, settings
 from computeshare.cli.export import export
@@ -14,7 +13,7 @@ from computeshare.cli.generate import generate
 from computeshare.cli.jobs import commands
 from computeshare.cli.predict import predict
 from computeshare.settings import Settings, login_path
-from computeshare.terminal.command import FAILED, NO_SERVER, run, run_command
+from computeshare.terminal.command import FAILED, NO_SERVER, Version, run, run_command
 from computeshare.terminal.output import console, print_json
 
 __all__ = ["app", "main", "run_command"]
@@ -33,18 +32,8 @@ app.command()(predict)
 app.command()(generate)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"computeshare {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
+def root(version: Version = False) -> None:
     """Train a PyTorch model on the machines you already own."""
 
 

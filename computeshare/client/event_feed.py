@@ -30,7 +30,9 @@ class Course:
         return cls(job.get("last_event_id"), job["status"] in ENDED) if after is None else cls(after)
 
     def saw(self, event: Event) -> None:
-        """Record an event, and whether the job has ended with it."""
+        """Record an event, and whether the job has ended with it. Raises Problem: the job was deleted."""
+        if event.type == "deleted":
+            raise Problem("the job was deleted", 404)
         self.last, self.pause_s = event.id or self.last, _SHORTEST_PAUSE_S
         if event.type == "job" and "status" in event.data:
             self.ended = event.data["status"] in ENDED

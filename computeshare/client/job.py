@@ -88,6 +88,7 @@ class Job:
     version = Field[int]()
     rounds_total = Field[int]()
     epoch = Field[int]()
+    epochs_total = Field[int]()
     loss = Field[float | None]()
     metric = Field[Metric]()
     accuracy = Field[float | None]()

@@ -33,7 +33,7 @@ from computeshare.protocol.scripts import Scripts
 from computeshare.runtime.log_lines import REMARK_EVERY_S, Seldom, Writer
 from computeshare.runtime.processes import configure_logging, end_soon_after, exit_with_parent, hostname, stop_event
 from computeshare.settings import Settings
-from computeshare.terminal.command import run_command
+from computeshare.terminal.command import Version, run_command
 from computeshare.transport.connections import connect
 from computeshare.types import Token
 
@@ -387,6 +387,7 @@ def command(
     recipes: Annotated[
         bool | None, typer.Option("--recipes", help="Also score jobs that train recipes, whose code then runs here.")
     ] = None,
+    version: Version = False,
 ) -> None:
     """Score every checkpoint on its job's test set."""
     serve(Settings.given(redis_url=redis_url, home=home, data=data, recipes=recipes))

@@ -39,7 +39,7 @@ from computeshare.runtime.processes import (
 )
 from computeshare.settings import Settings
 from computeshare.tensors.layout import Layout
-from computeshare.terminal.command import run_command
+from computeshare.terminal.command import Version, run_command
 from computeshare.transport.connections import by_loopback, connect
 from computeshare.transport.wire import Wires
 
@@ -210,6 +210,7 @@ def child(values: dict[str, str]) -> None:
 def command(
     redis_url: Annotated[str | None, typer.Option(help="Broker; default: the one of `computeshare up` here.")] = None,
     home: Annotated[Path | None, typer.Option(help="Folder of checkpoints and run.json.")] = None,
+    version: Version = False,
 ) -> None:
     """Average the updates of every job that has no other reducer, and commit versions."""
     serve(Settings.given(redis_url=redis_url, home=home))

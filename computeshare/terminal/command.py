@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from computeshare import __version__
 from computeshare.client import NoServer
 from computeshare.errors import (
     ApiError,
@@ -28,6 +29,16 @@ REMOVED = 6
 """A user removed this worker: a supervisor must not restart it."""
 DETACHED = 130
 """Ctrl-C while watching: the job goes on."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"computeshare {__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)]
+"""The option of every command that prints its version and ends."""
 
 
 def exit_code(error: ComputeShareError) -> int:

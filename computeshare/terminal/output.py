@@ -148,7 +148,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Page", plain(page)),
         ("Queue", f"{plain(job['queue'])}, priority {job.get('priority', 0)}"),
         ("Version", f"{job['version']} of {job['rounds_total']}, {job['durable_version']} durable"),
-        ("Epoch", str(job["epoch"] + 1)),
+        ("Epoch", f"{job['epoch'] + 1} of {job.get('epochs_total', NOTHING)}"),
         ("Loss", number(job["loss"])),
         _score(job),
         *([("Test set", score.removeprefix("test "))] if (score := tested(job)) else []),

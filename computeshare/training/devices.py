@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -60,29 +61,42 @@ def check(preference: str) -> None:
         raise SettingsError(lines[-1])
 
 
-def memory_bytes(device: str) -> int:
-    """The memory that a device (`cuda:1`, `mps`, `cpu`) computes with: the GPU's own with CUDA, else the machine's.
-
-    Without torch: the driver's `nvidia-smi` is asked, and the machine's memory is given where it does not answer.
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device in the words of `describe`, and the memory that it computes with: a GPU's own with CUDA, else the
+    machine's.
     """
+
+    described: str
+    memory_bytes: int
+
+
+def look(device: str) -> Device:
+    """A device (`cuda:1`, `mps`, `cpu`), without torch: the driver's `nvidia-smi` tells about a GPU, if it answers."""
+    machine = Device(_words(device, platform.machine()), int(psutil.virtual_memory().total))
     kind, _, index = device.partition(":")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    position = int(index or 0)
+    if kind != "cuda":
+        return machine
+    position, visible = int(index or 0), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     chosen = visible[position] if position < len(visible) and visible[position] else str(position)
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", chosen]
-    if kind == "cuda":
-        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-            found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            return int(found.stdout) * 2**20
-    return int(psutil.virtual_memory().total)
+    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits", "-i", chosen]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        memory, name = found.stdout.strip().split(", ", 1)
+        return Device(_words(device, name), int(memory) * 2**20)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return machine
 
 
 def describe(device: "torch.device") -> str:
     """A device in words, for people: 'cuda (NVIDIA H200)', 'mps (arm64)', 'cpu (x86_64)'."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return f"{device.type} ({name})"
+    return _words(str(device), torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine())
+
+
+def _words(device: str, model: str) -> str:
+    return f"{device} ({model})"
 
 
 def kind(device: "torch.device") -> Kind:

@@ -36,7 +36,7 @@ from computeshare.queue.roster import HEARTBEAT_S
 from computeshare.queue.seats import SeatJob
 from computeshare.runtime.processes import configure_logging, exit_with_parent, hostname, when_asked_to_end
 from computeshare.settings import Settings
-from computeshare.terminal.command import run_command
+from computeshare.terminal.command import Version, run_command
 from computeshare.training import devices
 from computeshare.transport.addresses import has_secret
 from computeshare.transport.connections import connect
@@ -63,14 +63,15 @@ def worker_info(
     recipes: tuple[str, ...] = (),
 ) -> WorkerInfo:
     """A description of this machine as a worker, with a new random id."""
+    found = devices.look(device)
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
     return WorkerInfo(
         id=secrets.token_hex(6),
         name=name,
-        device=device,
+        device=found.described,
         queues=queues,
         versions={"computeshare": __version__, "python": ".".join(map(str, sys.version_info[:3])), **versions},
-        memory_bytes=devices.memory_bytes(device),
+        memory_bytes=found.memory_bytes,
         host=hostname(),
         pid=os.getpid(),
         max_memory_bytes=max_memory_bytes,
@@ -216,6 +217,7 @@ def command(
             services.FLAG, metavar="[launchd|systemd]", help="Print a service file with these flags, and exit."
         ),
     ] = None,
+    version: Version = False,
     child: Annotated[bool, typer.Option("--child", hidden=True, help="End with the process that started it.")] = False,
 ) -> None:
     """Train on this machine, for the jobs of the queues it serves."""

@@ -176,6 +176,7 @@ function listen() {
       (HANDLERS[type] ?? (() => refresh()))(JSON.parse(event.data));
     });
   }
+  source.addEventListener("deleted", () => location.reload()); // which says so
   source.addEventListener("open", () => setText(connection, ""));
   source.addEventListener("error", () => {
     if (ENDED.includes(job.status)) {

@@ -14,14 +14,12 @@ import typer
 from computeshare.cli.connection import Home, JobId, Url, connect, keep_existing
 from computeshare.client import Client, Metrics
 from computeshare.client.api.models import Submission
-from computeshare.client.metrics import SERIES
 from computeshare.errors import ArtifactError
 from computeshare.terminal.output import target
 
 VERSIONS_AT_ONCE = 1000
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of cells that a spreadsheet would run as a formula."""
-COLUMNS = ("version", "at", *SERIES)
 SUBMISSION_COLUMNS = (
     "id", "at", "worker", "outcome", "reason", "base_version", "current_version", "micro_batches", "samples",
     "bytes_up", "bytes_down", "waiting_s", "computing_s", "encoding_s", "uploading_s", "voided",
@@ -55,10 +53,12 @@ def export(
         client.show(job_id)  # before a file is begun
         rows = map(submission_row, client.submissions(job_id, None)) if submissions else series_rows(client, job_id)
         with open_output(path) as file:
-            if form == "csv":
-                write_csv(file, SUBMISSION_COLUMNS if submissions else COLUMNS, rows)
-            else:
+            if form == "json":
                 write_json(file, rows)
+            elif submissions:
+                write_csv(file, SUBMISSION_COLUMNS, rows)
+            else:
+                file.write(client.metrics_csv(job_id))  # one form of the file, whoever asks for it
 
 
 def series_rows(client: Client, job_id: str) -> Iterator[dict[str, Any]]:

@@ -221,7 +221,7 @@ class Client:
         return cast(dict[str, list[dict[str, Any]]], json_object(response))
 
     def metrics_csv(self, job_id: str) -> str:
-        """Every version of a job with its values, as CSV; `at` is in seconds since the epoch."""
+        """Every version of a job with its values, as CSV."""
         return self._requests.repeatable("GET", _path(job_id, "metrics.csv")).text
 
     def estimate(self, job_id: str) -> Estimate:

@@ -74,6 +74,7 @@ class Job(TypedDict):
     version: int
     rounds_total: int
     epoch: int
+    epochs_total: NotRequired[int]
     loss: float | None
     metric: NotRequired[Metric]
     accuracy: float | None

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,20 @@ def test_csv_holds_every_version_however_many_are_read_at_a_time(
     assert [(int(row["version"]), float(row["train_loss"])) for row in rows] == [(n + 1, n) for n in range(6)]
     assert {row["bytes_up"] for row in rows} == {"4000"}
     assert [row["test_accuracy"] for row in rows] == [""] * 5 + ["0.75"]
+    series_of_json = client.get(f"/v1/jobs/{job}/metrics").json()
+    assert datetime.fromisoformat(rows[0]["at"]) == datetime.fromisoformat(series_of_json["train_loss"][0]["at"])
+    assert client.get(f"/v1/jobs/{job}").json()["epochs_total"] == 3
     assert client.get("/v1/jobs/nosuchid/metrics.csv").status_code == 404
+
+
+def test_an_answer_without_content_names_no_type(client: TestClient) -> None:
+    job = client.post("/v1/jobs", json=SPEC).json()["id"]
+    client.post(f"/v1/jobs/{job}/cancel")
+    gone = client.delete(f"/v1/jobs/{job}")
+    assert (gone.status_code, gone.content, gone.headers.get("content-type")) == (204, b"", None)
+    paths = client.get("/openapi.json").json()["paths"].values()
+    empty = [call["responses"]["204"] for path in paths for call in path.values() if "204" in call["responses"]]
+    assert len(empty) > 3 and all("content" not in response for response in empty)
 
 
 def test_staleness_is_told_of_jobs_that_take_late_updates_alone(client: TestClient, redis: Redis, job: str) -> None:

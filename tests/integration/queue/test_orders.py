@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from redis import Redis
 
 from computeshare.jobspec.machine_needs import Machine
 from computeshare.queue import Orders, give_orders, list_workers
 from computeshare.terminal.command import REMOVED
+from computeshare.training import devices
 from computeshare.up.stack import Child
 from tests.support.wait import wait_until
 
@@ -44,7 +46,8 @@ def test_a_worker_that_is_asked_to_leave_for_good_says_why_and_ends_with_a_code_
         try:
             wait_until(lambda: list_workers(own) or process.poll() is not None)
             (worker,) = list_workers(own)
-            assert worker.machine == Machine(10**9, "cpu", {"room": "attic", "floor": "2"})
+            device = devices.describe(torch.device("cpu"))  # as in the jobs where it takes part
+            assert worker.machine == Machine(10**9, device, {"room": "attic", "floor": "2"})
             give_orders(own, {worker.id: Orders(dismissed="a user removed this worker")})
             _, said = process.communicate(timeout=30)
         finally:

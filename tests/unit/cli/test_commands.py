@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from computeshare.cli.main import app
 from computeshare.client import NoServer
 from computeshare.client.api.models import Problem
 from computeshare.client.weights import pick
-from computeshare.terminal.command import exit_code, run
+from computeshare.evaluator.process import command as evaluator_command
+from computeshare.reducer.process import command as reducer_command
+from computeshare.terminal.command import exit_code, run, run_command
 from computeshare.types import ENDED
+from computeshare.worker.process import command as worker_command
 from tests.support.http_answers import Answer, FakeServer, event, job, stream
 
 INTERRUPTIBLE = """
@@ -53,6 +57,17 @@ def test_importing_the_command_line_imports_no_torch_and_no_web_framework() -> N
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["--version"]) == 0
     assert capsys.readouterr().out == f"computeshare {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [worker_command, reducer_command, evaluator_command])
+def test_each_process_tells_its_version(command: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(SystemExit) as ended,
+    ):
+        patch.setattr(sys, "argv", ["computeshare-process", "--version"])
+        run_command(command)
+    assert ended.value.code == 0 and capsys.readouterr().out == f"computeshare {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -84,28 +84,33 @@ def test_export_writes_a_row_a_version_page_by_page(
     server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer_series(server, monkeypatch)
-    assert run(app, ["jobs", "export", "csv", "ab12cd34"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(row["version"], row["train_loss"], row["test_accuracy"]) for row in rows] == [
-        ("1", "3.0", ""), ("2", "2.0", "0.5"), ("3", "1.0", ""),
-    ]  # fmt: skip
     assert run(app, ["jobs", "export", "json", "ab12cd34"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["version"] for row in found] == [1, 2, 3]
     assert found[0]["test_accuracy"] is None and found[0]["at"] == "2026-01-01T12:00:00+00:00"
 
 
+def test_the_series_are_exported_as_the_csv_of_the_pages(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET /v1/jobs/ab12cd34", Answer(job()))
+    server.on("GET /v1/jobs/ab12cd34/metrics.csv", Answer(b"version,at\n1,x\n"))
+    assert run(app, ["jobs", "export", "csv", "ab12cd34"]) == 0
+    assert capsys.readouterr().out == "version,at\n1,x\n"
+    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv"]) == 0
+    assert Path("out.csv").read_bytes() == b"version,at\n1,x\n"
+
+
 def test_export_into_a_file_replaces_one_only_by_force(
     server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer_series(server, monkeypatch)
-    Path("out.csv").write_text("mine")
-    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv"]) == 2
-    assert Path("out.csv").read_text() == "mine"
-    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv", "--force"]) == 0
-    assert len(Path("out.csv").read_text().splitlines()) == 4
+    Path("out.json").write_text("mine")
+    assert run(app, ["jobs", "export", "json", "ab12cd34", "-o", "out.json"]) == 2
+    assert Path("out.json").read_text() == "mine"
+    assert run(app, ["jobs", "export", "json", "ab12cd34", "-o", "out.json", "--force"]) == 0
     assert run(app, ["jobs", "export", "json", "ab12cd34", "-o", "."]) == 0
-    assert len(json.loads(Path("ab12cd34.json").read_text())) == 3
+    assert len(json.loads(Path("ab12cd34.json").read_text())) == len(json.loads(Path("out.json").read_text())) == 3
     assert capsys.readouterr().out == ""
 
 
@@ -114,10 +119,10 @@ def test_an_export_that_breaks_off_leaves_no_file(
 ) -> None:
     offer_series(server, monkeypatch)
     server.on("GET /v1/jobs/ab12cd34/metrics?since=2&until=3&points=2", Answer({"detail": "busy"}, 503))
-    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "out.csv"]) == 3
-    assert not list(Path.cwd().glob("*out.csv*"))
-    assert run(app, ["jobs", "export", "csv", "ab12cd34", "-o", "missing/out.csv"]) == 1
-    assert "cannot write missing/out.csv: No such file" in capsys.readouterr().err
+    assert run(app, ["jobs", "export", "json", "ab12cd34", "-o", "out.json"]) == 3
+    assert not list(Path.cwd().glob("*out.json*"))
+    assert run(app, ["jobs", "export", "json", "ab12cd34", "-o", "missing/out.json"]) == 1
+    assert "cannot write missing/out.json: No such file" in capsys.readouterr().err
 
 
 def submission(number: int, **changes: Any) -> dict[str, Any]:
@@ -151,8 +156,6 @@ def test_a_job_without_versions_exports_no_rows(server: FakeServer, capsys: pyte
     server.on("GET /v1/jobs/ab12cd34", Answer(job(version=0)))
     assert run(app, ["jobs", "export", "json", "ab12cd34"]) == 0
     assert json.loads(capsys.readouterr().out) == []
-    assert run(app, ["jobs", "export", "csv", "ab12cd34"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_showing_a_job_sends_nothing(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> N
         asked = parse_qs(urlsplit(server.requests[-1].path).query).keys()
         server.on("PATCH /v1/jobs/ID", Answer(job()))
         client.rename("ID", "other")
-        client.edit("ID", {"notes": "another"})
+        client.edit("ID", {"notes": "another", "requires": {}, "prefers": {}})
         client.prioritise("ID", 1)
         sent = {name for request in server.asked("PATCH /v1/jobs/ID") for name in json.loads(request.body)}
     assert asked == told

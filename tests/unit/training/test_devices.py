@@ -74,11 +74,17 @@ def test_memory_is_the_gpus_own_with_cuda_and_else_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "nvidia-smi"
-    driver.write_text('#!/bin/sh\nfor last; do :; done\ncase "$last" in 3) echo 81559;; *) exit 6;; esac\n')
+    driver.write_text(
+        '#!/bin/sh\nfor last; do :; done\ncase "$last" in 3) echo "81559, NVIDIA H100";; *) exit 6;; esac\n'
+    )
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     whole = psutil.virtual_memory().total
-    assert devices.memory_bytes("cuda:3") == 81_559 * 2**20
-    assert devices.memory_bytes("cuda") == devices.memory_bytes("cpu") == whole
+    assert devices.look("cuda:3") == devices.Device("cuda:3 (NVIDIA H100)", 81_559 * 2**20)
+    assert devices.look("cuda").memory_bytes == devices.look("cpu").memory_bytes == whole
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
-    assert devices.memory_bytes("cuda:1") == 81_559 * 2**20
+    assert devices.look("cuda:1") == devices.Device("cuda:1 (NVIDIA H100)", 81_559 * 2**20)
+
+
+def test_a_device_is_called_the_same_with_torch_and_without() -> None:
+    assert devices.look("cpu").described == devices.describe(torch.device("cpu"))

@@ -13,6 +13,7 @@ from redis import Redis
 from starlette.testclient import TestClient
 
 from api.deps import Services
+from api.jobs import event_feeds
 from api.main import create_app
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
@@ -144,13 +145,17 @@ def test_unknown_job_and_wrong_id_are_problems_before_the_stream_begins(http: ht
         assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
-def test_stream_of_a_job_that_is_deleted_ends(http: httpx2.Client, job: str) -> None:
+def test_stream_of_a_job_that_is_deleted_says_so_and_ends(
+    http: httpx2.Client, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feeds, "LOOK_S", 2.0)  # in which the job is both cancelled and deleted
     with http.stream("GET", f"/v1/jobs/{job}/events") as response:
         stream = events(response.iter_lines())
         next(stream)
         http.post(f"/v1/jobs/{job}/cancel")
         http.delete(f"/v1/jobs/{job}")
-        assert [e["event"] for e in stream if e["event"] != "job"][-1:] in (["created"], ["cancelled"])
+        *_, last = stream
+        assert last == {"event": "deleted", "data": {}}
 
 
 def test_server_stops_promptly_with_a_stream_open(server: Server, http: httpx2.Client, job: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from api.database import Database
 from api.jobs import service
@@ -21,7 +21,9 @@ from api.publication.admission import BASE_BYTES, Memory
 from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
 from api.scheduler.dispatcher import Dispatcher
+from api.stored_specs import spec_of
 from api.tables import JOB, CheckpointRow, table
+from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol import keys
@@ -603,3 +605,43 @@ def test_a_job_whose_rounds_are_all_done_is_published_without_a_worker(
         connection.execute(update(JOB).where(JOB.c.id == job).values(status="running", version=2))
     dispatcher.step(redis)
     assert published(redis, job)
+
+
+def test_checkpoints_that_waited_for_their_scores_go_once_the_job_is_completed(
+    redis: Redis, dispatcher: Dispatcher, database: Database, create: Callable[..., str], clock: Clock
+) -> None:
+    job = create(rounds=4, evaluate_every=1, keep={"last": 1, "best": 1})
+    artifacts = Artifacts(dispatcher._artifacts_dir, job)
+    with database.engine.connect() as connection:
+        retention = Retention(artifacts, spec_of(connection.scalar(select(JOB.c.spec).where(JOB.c.id == job))))
+    tokens = [Token(1, version, f"{version:016x}") for version in (1, 2, 3, 4)]
+    for saved in tokens:
+        write_checkpoint(artifacts, saved, {"w": np.zeros(1, np.float32)}, b"state", "ab" * 32, 0, 0)
+        retention.prune(saved)
+    assert artifacts.on_disk() == tokens
+    for saved, accuracy in zip(tokens, (0.5, 0.9, 0.7, 0.8), strict=True):
+        artifacts.save_score(saved, {"accuracy": accuracy, "loss": 1.0, "samples": 10})
+    with database.writing() as connection:
+        ended = {"status": "completed", "version": 4, "finished_ms": clock.ms, "incarnation": 1}
+        connection.execute(update(JOB).where(JOB.c.id == job).values(ended))
+        rows = [
+            {
+                "job_id": job,
+                "version": t.version,
+                "token": str(t),
+                "incarnation": 1,
+                "at_ms": 1,
+                "sha256": "",
+                "bytes": 1,
+            }
+            for t in tokens
+        ]
+        connection.execute(insert(table(CheckpointRow)), rows)
+    clock.ms += dispatcher_module.RECONCILE_MS + 1
+    dispatcher.step(redis)
+    assert artifacts.on_disk() == [tokens[1], tokens[3]]
+    with database.engine.connect() as connection:
+        versions = connection.scalars(
+            select(table(CheckpointRow).c.version).where(table(CheckpointRow).c.job_id == job)
+        )
+        assert list(versions) == [2, 4]
