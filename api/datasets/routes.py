@@ -41,7 +41,7 @@ def show_dataset(name: Name, service: DatasetsDep) -> DatasetPublic:
     return service.show(name)
 
 
-@router.delete("/{name}", status_code=204)
+@router.delete("/{name}", status_code=204, response_class=Response)
 def delete_dataset(name: Name, service: DatasetsDep) -> None:
     """Remove a data set that no job uses which is not over."""
     service.remove(name)

@@ -12,7 +12,9 @@ def metrics(train: int, scored_every: int) -> Metrics:
     series = [Point(version=v, value=float(v), at=at) for v in range(1, train + 1)]
     scored = [point for point in series if point.version % scored_every == 0]
     given = {"train_loss": series, "test_loss": scored, "test_accuracy": scored}
-    return Metrics(**{name: given.get(name, []) for name in Metrics.model_fields})
+    return Metrics(
+        **{name: given.get(name, []) for name in Metrics.model_fields if name != "own_metrics"}, own_metrics={}
+    )
 
 
 def test_each_version_is_one_row_and_the_newest_comes_first() -> None:
