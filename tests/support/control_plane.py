@@ -76,12 +76,14 @@ class ControlPlane:
         return run.pids.get(role, []) if run else []
 
     @contextmanager
-    def worker(self, queue: str, name: str = "extra") -> Iterator[subprocess.Popen[bytes]]:
-        """One more worker, as a user starts it; ended at the end of the block."""
+    def worker(self, queue: str, name: str = "extra", home: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        """One more worker, as a user starts it, here or on a machine with another `home`; ended with the block."""
         command = [sys.executable, "-m", "computeshare.worker.process", "--queue", queue, "--name", name]
         log = self.home / "logs" / f"worker-{name}.log"
+        run = RunFile.read(self.home / "run.json")
+        there = {"COMPUTESHARE_HOME": str(home), "COMPUTESHARE_REDIS_URL": run.redis_url} if home and run else {}
         with open(log, "ab") as file:
-            process = subprocess.Popen(command, env=self.environment, stdout=file, stderr=file)
+            process = subprocess.Popen(command, env=self.environment | there, stdout=file, stderr=file)
         try:
             yield process
         finally:
