@@ -39,7 +39,7 @@ def run(plane: ControlPlane, *words: str) -> Any:
 def test_a_folder_of_images_is_added_and_trained_on_by_a_worker_with_an_empty_home(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
-    images = make_images(tmp_path / "tones", ["dunkel", "grau", "h\u00fcll"], 60, (48, 40))
+    images = make_images(tmp_path / "tones", ["dunkel", "grau", "wei\u00df"], 60, (48, 40))
     (images / "grau" / "broken.jpg").write_bytes(b"\xff\xd8 no more")
     added = run(plane, "data", "add", "tones", str(images), "--size", "32")
     assert (added["facts"]["train"], added["facts"]["test"]) == (162, 18)
@@ -54,8 +54,8 @@ def test_a_folder_of_images_is_added_and_trained_on_by_a_worker_with_an_empty_ho
     assert two["accuracy"] > 0.9
     assert list((empty / "bundles").glob("*/files/train/images.npy"))
 
-    found = run(plane, "predict", two["id"], str(images / "h\u00fcll" / "0000.jpg"), "--top", "1")
-    assert found["items"][0]["classes"][0]["name"] == "h\u00fcll"
+    found = run(plane, "predict", two["id"], str(images / "wei\u00df" / "0000.jpg"), "--top", "1")
+    assert found["items"][0]["classes"][0]["name"] == "wei\u00df"
     with Client(plane.url, (plane.home / "token").read_text().strip()) as client:
         replay = Replay(client, two["id"], tmp_path, recipe=RecipeSource(None, tmp_path / "replayed"))
         assert len(list(replay.run())) == two["version"]

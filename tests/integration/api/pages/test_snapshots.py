@@ -44,6 +44,8 @@ def services(settings: Settings) -> Iterator[tuple[TestClient, Services]]:
         "/new",
         "/new?from={one}",
         "/webhooks",
+        "/datasets",
+        "/new?dataset=birds",
     ],
 )
 def test_a_page_is_read_in_one_transaction(page: str, services: tuple[TestClient, Services], redis: Redis) -> None:

@@ -1,0 +1,53 @@
+"""The page of users' data sets: samples of each kind, a new job on one, removing one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect
+
+from computeshare import ComputeShare
+from tests.support.browser import Site, in_every_window, picture, problems
+from tests.support.own_images import make_images
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def added(site: Site, tmp_path: Path) -> Iterator[None]:
+    images = make_images(tmp_path / "in", ["dunkel", "grau", "wei\u00df"], 10)
+    text = tmp_path / "poem.txt"
+    text.write_text("roses are red, violets are blue\n" * 20)
+    np.savez(tmp_path / "table.npz", x=np.random.default_rng(0).normal(size=(40, 12)), y=np.arange(40) % 2)
+    with ComputeShare(site.url, site.services.token) as cs:
+        cs.datasets.add("tones", images, size=32)
+        cs.datasets.add("poem", text)
+        cs.datasets.add("table", tmp_path / "table.npz")
+        cs.datasets.add("notes", tmp_path / "poem.txt", kind="files")
+        yield
+        for one in cs.datasets.list():
+            cs.datasets.remove(one["name"])
+
+
+@in_every_window
+def test_samples_are_shown_a_job_is_begun_and_a_data_set_removed(site: Site, opened: Any, added: None) -> None:
+    page = opened("/datasets")
+    tones = page.get_by_role("region", name="tones", exact=True)
+    expect(tones.locator("img")).to_have_count(24)
+    for image in tones.locator("img").all():
+        image.scroll_into_view_if_needed()
+    page.wait_for_function("() => [...document.images].every((one) => one.complete && one.naturalWidth)")
+    expect(tones.locator("figcaption").last).to_have_text("wei\u00df")
+    expect(page.locator(".excerpt")).to_contain_text("roses are red")
+    expect(page.get_by_role("region", name="notes", exact=True)).to_contain_text("poem.txt")
+    assert problems(page) == []
+    picture(page, "datasets", whole=True)
+    page.get_by_role("region", name="table", exact=True).get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Remove data set").click()
+    expect(page.get_by_role("region", name="table", exact=True)).to_have_count(0)
+    tones.get_by_role("link", name="New job").click()
+    expect(page.get_by_label("Data set")).to_have_value("tones")
+    expect(page.locator("#made")).to_contain_text("parameters")
+    picture(page, "new-own")
