@@ -93,7 +93,8 @@ def _unhandled(_text: str) -> Problem:
 def _report(request: Request, error: Exception) -> None:
     expected = (*CODES, HTTPException, Problem, RequestValidationError)
     if not isinstance(error, expected) or (isinstance(error, SQLAlchemyError) and not _passing(error)):
-        log.error("unexpected error", method=request.method, path=request.url.path, exc_info=error)
+        path = getattr(request.scope.get("route"), "path", "no route")  # the request's own may hold the code of a link
+        log.error("unexpected error", method=request.method, path=path, exc_info=error)
 
 
 def _passing(error: Exception) -> bool:
