@@ -185,6 +185,18 @@ class JobPublic(_Answer):
     def is_language_model(self) -> bool:
         return is_language_model(self.spec)
 
+    @property
+    def named_metrics(self) -> list[str]:
+        """The names of a recipe's own metrics, beside the accuracy by which its versions are compared."""
+        found = (self.spec.get("recipe_facts") or {}).get("metrics") or ()
+        return [name for name in found if name != "accuracy" or self.metric != "accuracy"]
+
+    @property
+    def counts_classes(self) -> bool:
+        """Whether versions are scored by class."""
+        facts = self.spec.get("recipe_facts")
+        return self.metric == "accuracy" and (facts is None or bool(facts.get("classes")))
+
 
 class JobPage(_Answer):
     """A page of jobs, in the requested order."""
@@ -563,7 +575,7 @@ class Metrics(_Answer):
     )
     validation_accuracy: list[Point]
     perplexity: list[Point] = Field(description="of the same split; empty unless the job trains a language model")
-    own_metrics: dict[str, list[Point]] = Field(description="a recipe's own metrics, by name, of the same split")
+    own_metrics: dict[str, list[Point]] = Field({}, description="a recipe's own metrics, by name, of the same split")
     samples_per_s: list[Point]
     bytes_up: list[Point] = Field(description="bytes per version, of all workers")
     bytes_down: list[Point] = Field(description="bytes per version, of all workers")

@@ -30,19 +30,23 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.2f} %"
 
 
-def score(accuracy: float | None, test_loss: float | None) -> str:
-    """A version's score: 97.31 %, or of a language model, which has no accuracy, 1.47 nats, perplexity 4.35."""
+def score(accuracy: float | None, test_loss: float | None, textual: bool = False) -> str:
+    """A version's score: 97.31 %, without an accuracy loss 1.47, or of a language model (`textual`) 1.47 nats,
+    perplexity 4.35.
+    """
     if accuracy is not None:
         return percent(accuracy)
+    if not textual:
+        return "–" if test_loss is None else f"loss {loss(test_loss)}"
     found = perplexity(test_loss)
     return "–" if found is None else f"{loss(test_loss)} nats, perplexity {found:.2f}"
 
 
 def tested(found: OnTestSet | None) -> str:
-    """A version's score on the test set: 97.31 %, or of a language model 1.47 nats."""
+    """A version's score on the test set: 97.31 %, or without an accuracy its loss, 1.47."""
     if found is None:
         return "–"
-    return percent(found.accuracy) if found.accuracy is not None else f"{loss(found.loss)} nats"
+    return percent(found.accuracy) if found.accuracy is not None else loss(found.loss)
 
 
 def tested_of(job: JobPublic) -> str:
@@ -131,12 +135,16 @@ def plural(unit: str) -> str:
     return f"{unit}es" if unit.endswith("ch") else f"{unit}s"
 
 
-def told(event: EventPublic, names: dict[str, str], unit: str = "micro-batch") -> str:
-    """A timeline entry as a sentence; `names` maps worker ids to names, `unit` is the job's `unit_of`."""
+def told(event: EventPublic, names: dict[str, str], unit: str = "micro-batch", textual: bool = False) -> str:
+    """A timeline entry as a sentence; `names` maps worker ids to names, `unit` is the job's `unit_of`; `textual`: the
+    job trains a language model.
+    """
     sentence = _SENTENCES.get(event.type)
     try:
         if sentence:
-            return sentence({"unit": unit, **event.data}, lambda worker: names.get(worker) or worker)
+            return sentence(
+                {"unit": unit, "textual": textual, **event.data}, lambda worker: names.get(worker) or worker
+            )
     except (KeyError, TypeError, ValueError):
         pass  # written by another version: its type says enough
     return event.type.replace("_", " ").capitalize()
@@ -223,7 +231,7 @@ def _refused(data: Data, name: Name) -> str:
 
 
 def _scored(data: Data, _name: Name) -> str:
-    told = score(data.get("accuracy"), data["loss"])
+    told = score(data.get("accuracy"), data["loss"], data["textual"])
     parts = [f"Version {count(data['version'])} scored {told}"]
     if data.get("accuracy") is not None:
         parts.append(f"loss {loss(data['loss'])}")

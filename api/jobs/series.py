@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from api.schemas import Metrics, Point
 from api.stored_specs import scored_part
 from api.tables import Job, LedgerEntry, Score, VersionRow, table
 from computeshare.jobspec.tasks.facts import perplexity
+from computeshare.jobspec.tasks.stored import is_language_model
 from computeshare.strategies.registry import stored
 
 BY_VERSION = ("train_loss", "samples_per_s", "bytes_up", "bytes_down", "staleness")
@@ -102,8 +103,7 @@ def read(
     scores = session.execute(_scores(job_id).where(col(Score.version) > since, col(Score.version) <= last))
     old, late = _packed(session, job, since, min(last, packed), stride)
     versions = _read(session, job, since, _versions(job_id).where(thin), old, late)
-    part = scored_part(job.spec)
-    return versions, _thinned([_scored(row, part) for row in scores], points)
+    return versions, _thinned([_scored(row, job.spec) for row in scores], points)
 
 
 def _page(session: Session, job_id: str, since: int) -> list[Row]:
@@ -113,8 +113,7 @@ def _page(session: Session, job_id: str, since: int) -> list[Row]:
     versions = _read(session, job, since, _versions(job_id).limit(CSV_ROWS), old, late)[:CSV_ROWS]
     last = versions[-1]["version"] if versions else since
     scores = _scores(job_id).where(col(Score.version) > since, col(Score.version) <= last)
-    part = scored_part(job.spec)
-    scored = {row.version: _scored(row, part) for row in session.execute(scores)}
+    scored = {row.version: _scored(row, job.spec) for row in session.execute(scores)}
     return [scored.get(row["version"], {}) | row for row in versions]
 
 
@@ -156,12 +155,12 @@ def _scores(job_id: str) -> Any:
     return found.where(col(Score.job_id) == job_id, ~col(Score.voided)).order_by(col(Score.version))
 
 
-def _scored(row: Any, part: str) -> Row:
-    values = dict.fromkeys(BY_SCORE)
+def _scored(row: Any, spec: Mapping[str, Any]) -> Row:
+    values, part = dict.fromkeys(BY_SCORE), scored_part(spec)
     if row.tested:
         values |= {"test_loss": row.tested["loss"], "test_accuracy": row.tested["accuracy"]}
     values |= {f"{part}_loss": row.loss, f"{part}_accuracy": row.accuracy}
-    values["perplexity"] = perplexity(row.loss) if row.accuracy is None else None
+    values["perplexity"] = perplexity(row.loss) if is_language_model(spec) else None
     return {"version": row.version, "at_ms": row.at_ms, "own_metrics": row.own_metrics or {}, **values}
 
 

@@ -151,7 +151,7 @@ def lowest_of(lowest: Lowest | None, job: JobPublic) -> str:
 def best_of(job: JobPublic) -> str:
     if job.best_version is None:
         return ""
-    best = text_format.score(job.best_accuracy, job.best_loss)
+    best = text_format.score(job.best_accuracy, job.best_loss, job.is_language_model)
     return f"best {best} at version {text_format.count(job.best_version)}"
 
 

@@ -180,7 +180,7 @@ class Views:
             copy_error=saved.copy_error,
             names={worker.id: worker.name for worker in workers if worker.name},
             rows=self.table(job_id) if table else [],
-            samples=self._history.samples_over_time(job_id, SAMPLES_SHOWN) if job.metric == "loss" else [],
+            samples=self._history.samples_over_time(job_id, SAMPLES_SHOWN) if job.is_language_model else [],
             parent=self._parent(job),
             spent=spent,
             estimate=self._submissions.estimate(job_id, spent) if job.status == "running" else None,

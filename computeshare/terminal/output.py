@@ -171,7 +171,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
 def best(job: Job | ComparedJob) -> str:
     """The accuracy, or the test loss, of the job's best version."""
     if job.get("metric") == "loss":
-        return f"{number(job.get('best_loss'))} nats" if job.get("best_loss") is not None else NOTHING
+        return number(job.get("best_loss")) + _nats(job) if job.get("best_loss") is not None else NOTHING
     return percent(job.get("best_accuracy"))
 
 
@@ -179,13 +179,19 @@ def tested_score(job: Job | ComparedJob) -> str:
     """The accuracy, or the loss, of the job's best version on the test set, where versions are compared on another."""
     if not (found := job.get("tested")):
         return NOTHING
-    return percent(found["accuracy"]) if found["accuracy"] is not None else f"{number(found['loss'])} nats"
+    return percent(found["accuracy"]) if found["accuracy"] is not None else number(found["loss"]) + _nats(job)
 
 
 def _short_score(job: Job) -> str:
     if job.get("metric") == "loss" and (loss := job.get("test_loss")) is not None:
-        return f"{loss:.4f} nats, perplexity {number(job.get('perplexity'), 2)}"
+        told = f"{loss:.4f}{_nats(job)}"
+        return f"{told}, perplexity {number(job.get('perplexity'), 2)}" if _nats(job) else told
     return percent(job["accuracy"])
+
+
+def _nats(job: Job | ComparedJob) -> str:
+    """The unit of a language model's losses; none for other models."""
+    return " nats" if job.get("perplexity") is not None else ""
 
 
 def _score(job: Job) -> tuple[str, str]:

@@ -21,9 +21,10 @@ export function loss(value) {
 
 export const perplexity = (nats) => (nats === null || nats >= 700 ? null : Math.exp(nats));
 
-// A version's score: language models have no accuracy.
-export function score(accuracy, nats) {
+// A version's score: its accuracy, or its loss; of a language model (`textual`) with the perplexity.
+export function score(accuracy, nats, textual) {
   if (accuracy !== null) return percent(accuracy);
+  if (!textual) return nats === null ? "–" : `loss ${loss(nats)}`;
   const found = perplexity(nats);
   return found === null ? "–" : `${loss(nats)} nats, perplexity ${found.toFixed(2)}`;
 }
@@ -31,7 +32,7 @@ export function score(accuracy, nats) {
 // A version's score on the test set.
 export function tested(found) {
   if (!found) return "–";
-  return found.accuracy !== null ? percent(found.accuracy) : `${loss(found.loss)} nats`;
+  return found.accuracy !== null ? percent(found.accuracy) : loss(found.loss);
 }
 
 export function duration(seconds) {

@@ -9,7 +9,7 @@ import { choose, keepZoom, view } from "./view.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 const MATTERS = ["name", "status", "reason", "started_at", "pause_after", "resume_at"]; // what the reader should see at once
-const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "refused", "doubted", "republished", "checkpoint", "scored", "tested", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
+const TOLD = ["created", "pausing", "chosen", "opened", "recovered", "went_back", "reducer", "joined", "left", "recalled", "edited", "closed", "reassigned", "refused", "doubted", "republished", "unscored", "checkpoint", "scored", "tested", "held", "paused", "resumed", "retried", "banned", "unbanned", "unfit"];
 export const page = JSON.parse(document.getElementById("page-data").textContent);
 const values = document.getElementById("values");
 const series = {};
@@ -18,6 +18,7 @@ export const refresh = refresher(() => `${page.paths.parts}?table=${values.open}
 let job = page.job;
 const { part } = page; // of the data: versions are scored on it
 let lastEventId = job.last_event_id;
+const textual = document.querySelector("[data-field=perplexity]") !== null; // it trains a language model
 let lowest = page.lowest; // { version, value } of the test loss, null until there is one
 const watchers = []; // called with every newer snapshot
 let sent = job; // the snapshot that the traffic of versions is counted from
@@ -51,7 +52,7 @@ const FIELDS = {
   left,
   speed,
   accuracy: () => percent(job.accuracy),
-  test_loss: () => (job.test_loss === null ? "–" : `${loss(job.test_loss)} nats`),
+  test_loss: () => (textual && job.test_loss !== null ? `${loss(job.test_loss)} nats` : loss(job.test_loss)),
   perplexity: () => (job.perplexity === null ? "–" : job.perplexity.toFixed(2)),
   tested: () => tested(job.tested),
   tested_of: () => (job.tested ? `best (version ${count(job.tested.version)})${job.tested_last ? `; last ${tested(job.tested_last)}` : ""}` : ""),
@@ -73,6 +74,7 @@ function showBest(name, text) {
 
 function show() {
   for (const [name, text] of Object.entries(FIELDS)) setText(field(name), text());
+  for (const place of document.querySelectorAll("[data-metric]")) setText(place, loss(job.own_metrics?.[place.dataset.metric]));
   setText(document.getElementById("title"), job.title);
   field("bar").value = job.version;
   document.querySelector("#updated time").dateTime = job.updated_at;
@@ -80,7 +82,7 @@ function show() {
   document.title = `${state} · ${job.title} – ComputeShare`;
   if (lowest) showBest("loss", `lowest ${part} loss ${loss(lowest.value)} at version ${count(lowest.version)}`);
   if (job.best_version !== null) {
-    const best = `best ${score(job.best_accuracy, job.best_loss)} at version ${count(job.best_version)}`;
+    const best = `best ${score(job.best_accuracy, job.best_loss, textual)} at version ${count(job.best_version)}`;
     for (const plot of ["accuracy", "perplexity"]) showBest(plot, best);
   }
 }
@@ -146,7 +148,7 @@ const HANDLERS = {
     const seconds = Date.parse(at) / 1000;
     series[`${part}_loss`].put(data.version, seconds, data.loss);
     series[`${part}_accuracy`].put(data.version, seconds, data.accuracy);
-    series.perplexity.put(data.version, seconds, data.accuracy === null ? perplexity(data.loss) : null);
+    series.perplexity.put(data.version, seconds, textual ? perplexity(data.loss) : null);
     if (data.loss !== null && (!lowest || data.loss < lowest.value)) lowest = { version: data.version, value: data.loss };
     changed();
     refresh();

@@ -11,7 +11,7 @@ export function news(before, job) {
   if (job.status === "completed") {
     if (job.tested) return `Completed, test ${job.metric} ${tested(job.tested)}`;
     if (job.accuracy !== null) return `Completed, ${percent(job.accuracy)} test accuracy`;
-    return job.perplexity === null ? "Completed" : `Completed, test loss ${loss(job.test_loss)} nats`;
+    return job.test_loss === null ? "Completed" : `Completed, test loss ${loss(job.test_loss)}`;
   }
   if (job.status === "failed") return `Failed: ${(job.error ?? "the cause is unknown").split("\n")[0].slice(0, 200)}`;
   if (job.status === "paused" && !(job.reason ?? "").startsWith(ASKED)) return (job.reason ?? "Paused").slice(0, 200);

@@ -119,8 +119,8 @@ def quality(job: "Job | ComparedJob") -> str | None:
         return None
     spec: Any = job.get("spec") or {}
     perplexity = job.get("perplexity")
-    told = f"{'validation' if spec.get('validation') else 'test'} loss {loss:.4f} nats"
-    return told + (f", perplexity {perplexity:.2f}" if perplexity is not None else "")
+    told = f"{'validation' if spec.get('validation') else 'test'} loss {loss:.4f}"
+    return told + (f" nats, perplexity {perplexity:.2f}" if perplexity is not None else "")
 
 
 def tested(job: Job) -> str | None:
@@ -136,7 +136,7 @@ def tested(job: Job) -> str | None:
 def _score(one: OnTestSet) -> str:
     if (accuracy := one["accuracy"]) is not None:
         return f"{100 * accuracy:.2f} %"
-    return "–" if one["loss"] is None else f"{one['loss']:.4f} nats"
+    return "–" if one["loss"] is None else f"{one['loss']:.4f}"
 
 
 def trouble(job: Job) -> str | None:

@@ -15,6 +15,7 @@ from api import text_format
 from api.database import now_ms
 from api.jobs.event_feeds import Feeds
 from api.pages.views import elapsed_s
+from api.recipes.schemas import RecipeRequest
 from api.stored_specs import plan_of
 from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts
@@ -28,6 +29,7 @@ from computeshare.tasks.text.language_model import LanguageModel
 from tests.support.browser import SCREENSHOTS, Site, Window, forgive, in_every_window, picture
 from tests.support.evaluated_job import save_module
 from tests.support.job_feed import Feed
+from tests.support.recipe_jobs import FACTS
 from tests.support.staged_jobs import arrived, start, under_way
 from tests.support.wait import wait_until
 
@@ -88,6 +90,31 @@ def test_a_language_models_page_follows_its_loss_and_perplexity(site: Site, open
     expect(page.locator("#results")).to_contain_text("Best score")
     expect(page.locator("[data-plot=accuracy]")).to_have_attribute("data-points", "1")
     expect(page.locator("[data-plot=perplexity]")).to_have_attribute("data-points", "4")
+
+
+@in_every_window
+def test_a_recipes_page_follows_its_loss_and_its_own_metrics(site: Site, opened: Any) -> None:
+    recipe = RecipeRequest(files={"recipe.py": "def model(): ...\ndef data(split, folder): ..."}, name="regression")
+    digest = site.services.recipes.add(recipe)[0].digest
+    initial = site.settings.home / "initial"
+    initial.write_bytes(b"weights")
+    facts = {**FACTS, "initial": BundleStore(site.settings.bundles_dir).add(initial).digest}
+    names = ["error", HOSTILE]
+    spec = {"recipe": digest, "recipe_facts": {**facts, "train": 60_000, "metrics": names}, "name": "regression"}
+    feed = under_way(site, 40, dataset=None, model=None, **spec)
+    page = opened(f"/jobs/{feed.job_id}")
+    expect(page.locator("[data-metric=error]")).to_have_text("–")
+    feed.versions(20)
+    feed.scored(own_metrics={"error": 0.125, HOSTILE: 2.5})
+    loss = text_format.loss(2.2 * math.exp(-60 / 90) + 0.08)
+    expect(page.locator("[data-field=test_loss]")).to_have_text(loss)
+    expect(page.locator("[data-metric=error]")).to_have_text("0.125")
+    expect(page.locator("#timeline")).to_contain_text(f"Version 60 scored loss {loss}, error 0.125, {HOSTILE} 2.5")
+    for absent in ("[data-field=perplexity]", "[data-plot=accuracy]", "#by-class", "#generate", "#samples"):
+        expect(page.locator(absent)).to_have_count(0)
+    expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "60")
+    page.goto(f"{site.url}/?search=regression")
+    expect(page.locator("tbody tr").first).to_contain_text(f"loss {loss}")
 
 
 @in_every_window
