@@ -1,0 +1,127 @@
+"""Seats whose recipes compute in processes of their own."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from redis import Redis
+
+from computeshare.bundles.store import BundleStore
+from computeshare.errors import RecipeError
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol.round_store import RoundStore
+from computeshare.queue import Seat, recipes
+from computeshare.queue.seats import RECIPE_FAILED
+from computeshare.reducer.process import Reducer
+from computeshare.settings import Settings
+from computeshare.training.computation import LocalComputation
+from computeshare.training.work_units import Computation
+from computeshare.worker.seat.seat import SeatSession
+from tests.support.recipes import CONVOLUTIONS, RecipeJob, recipe_job
+from tests.support.reducer_process import running, version_of
+from tests.support.rounds import events
+from tests.support.wait import wait_until
+
+FIELDS: dict[str, Any] = {"threads": 1, "micro_batch": 10, "rounds": 6, "checkpoint_every": 0, "evaluate_every": 0}
+
+
+def made(folder: Path, text: str = CONVOLUTIONS, **fields: Any) -> RecipeJob:
+    """A job for a recipe, whose initial state is in the bundles below `folder`, which is the home of an `up`."""
+    job = recipe_job(text, folder, **FIELDS, **fields)
+    initial = BundleStore(folder / "bundles").add(job.files.initial).digest
+    (folder / "token").write_text("token\n")
+    facts = job.spec.recipe_facts
+    assert facts
+    spec = job.spec.model_copy(update={"recipe_facts": facts.model_copy(update={"initial": initial})})
+    return RecipeJob(spec, job.files, job.task)
+
+
+def seat(redis: Redis, job_id: str, spec: JobSpec, home: Path, number: int = 0) -> SeatSession:
+    seat = Seat(f"worker{number:06d}", job_id, number, 1)
+    store = RoundStore(redis, job_id)
+    redis.hset(store.keys.seats(), seat.worker, seat.id)
+    return SeatSession(redis, seat, spec, Settings(home=home, recipes=True), threading.Event())
+
+
+@contextlib.contextmanager
+def published(redis: Redis, job_id: str, job: RecipeJob, home: Path) -> Iterator[RoundStore]:
+    """The job in the broker, with a reducer that has opened it."""
+    store = RoundStore(redis, job_id)
+    recipes.publish(redis, job_id, job.spec, job.files.bundle, "token")
+    store.publish(job.spec.model_dump_json())
+    with running(Reducer(redis, home / "artifacts", home / "bundles", threading.Event())):
+        if not job.spec.is_open:
+            wait_until(lambda: store.read() is not None)
+        yield store
+    store.end("completed")
+
+
+def trained(redis: Redis, job_id: str, job: RecipeJob, home: Path, seats: int) -> str:
+    """The digest of the last version."""
+    with published(redis, job_id, job, home) as store:
+        sessions = [seat(redis, job_id, job.spec, home, number) for number in range(seats)]
+        threads = [threading.Thread(target=one.run, args=("cpu",), daemon=True) for one in sessions]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: version_of(store) == job.spec.rounds_total, 120)
+        for thread in threads:
+            thread.join(30)
+        state = store.read()
+        assert state is not None
+        return state.token.digest16
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_workers_with_recipes_end_with_the_weights_of_a_seat_that_runs_it_itself(
+    redis: Redis, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis.delete("cs:jobs")
+    job = made(tmp_path)
+    found = trained(redis, f"{job_id}two", job, tmp_path, 2)
+
+    def here(self: SeatSession, *_: object) -> Computation:
+        return LocalComputation(job.task.instance(self.spec.seed, "train", tmp_path), torch.device("cpu"))
+
+    monkeypatch.setattr(SeatSession, "_open", here)
+    assert trained(redis, f"{job_id}one", job, tmp_path, 1) == found
+
+
+def test_what_is_open_is_measured_in_the_recipes_process(redis: Redis, job_id: str, tmp_path: Path) -> None:
+    redis.delete("cs:jobs")
+    job = made(tmp_path, codec="auto", precision="auto", micro_batches_per_round=2)
+    assert trained(redis, job_id, job, tmp_path, 1)
+
+
+def test_a_recipe_that_fails_in_mid_training_ends_the_seat_with_its_own_line(
+    redis: Redis, job_id: str, tmp_path: Path
+) -> None:
+    redis.delete("cs:jobs")
+    poisoned = CONVOLUTIONS.replace(
+        "        return self.inputs", "        1 / (90 - index)\n        return self.inputs"
+    )
+    line = 1 + next(n for n, text in enumerate(poisoned.splitlines()) if "90 - index" in text)
+    job = made(tmp_path, poisoned)
+    with published(redis, job_id, job, tmp_path) as store:
+        with pytest.raises(RecipeError):
+            seat(redis, job_id, job.spec, tmp_path).run("cpu")
+        assert len(events(store, "joined")) == 1
+        told = f"{RECIPE_FAILED}recipe.py, line {line}: reading a sample failed: ZeroDivisionError: division by zero"
+        assert [event["reason"] for event in events(store, "left")] == [told]
+
+
+def test_a_recipe_that_the_control_plane_has_not_signed_does_not_run(redis: Redis, job_id: str, tmp_path: Path) -> None:
+    redis.delete("cs:jobs")
+    trace = tmp_path / "ran"
+    job = made(tmp_path, CONVOLUTIONS + f"\nopen({str(trace)!r}, 'w')\n")
+    trace.unlink()  # written while the job was made, in this process
+    with published(redis, job_id, job, tmp_path) as store:
+        redis.set(store.keys.recipe_signature(), recipes.signature(job_id, job.spec, "guessed"))
+        for number in range(3):
+            with pytest.raises(RecipeError, match="has not signed"):
+                seat(redis, job_id, job.spec, tmp_path, number).run("cpu")
+        assert events(store, "joined") == [] and len(events(store, "left")) == 3
+    assert not trace.exists()
