@@ -1,6 +1,6 @@
 """Units per second of a seat whose model is in its own process, and of one that asks a recipe's confined process.
 
-    python -m bench.recipe_process [--seconds 5] [--pairs 3] [--threads 1] [--device cpu] [--json FILE]
+    python -m bench.recipe_process [--models simplenet resnet18] [--seconds 5] [--pairs 3] [--threads 1] [--device cpu] [--json FILE]
 
 The same recipe, batches of 32, gradients given away bucket by bucket and copied, as a seat encodes them. Both are timed
 in turns, and medians of the pairs are printed.
@@ -110,15 +110,17 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = {name: measure(name, options) for name in SHAPES}
-    for name, values in found.items():
-        print(name, *(f"{label} {value:.3g}" for label, value in values.items()), sep="; ")
+    found: dict[str, dict[str, float]] = {}
+    for name in options.models:
+        found[name] = measure(name, options)
+        print(name, *(f"{label} {value:.3g}" for label, value in found[name].items()), sep="; ", flush=True)
     if options.json:
         options.json.write_text(json.dumps({"torch": torch.__version__, **found}))
 

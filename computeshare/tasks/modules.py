@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from computeshare.errors import SpecError
 from computeshare.tensors.layout import Kind, Layout, Weights
 
-_drawing = threading.Lock()
+_drawing = threading.RLock()
 """Held while weights are initialised: torch's generator is global, and a reducer has a thread for each job."""
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from computeshare.errors import RecipeError
 from computeshare.tasks.metrics import score
-from computeshare.tasks.modules import frozen_digest, layout_of, weights_of
+from computeshare.tasks.modules import drawn_from, frozen_digest, layout_of, weights_of
 from computeshare.tasks.recipes import state_files
 from computeshare.tasks.recipes.functions import Functions, load
 from computeshare.tasks.recipes.task import RecipeTask
@@ -168,3 +168,11 @@ def test_what_is_frozen_is_as_the_job_began_whatever_the_recipe_builds(tmp_path:
     built = task(functions={"model": model}, state=tmp_path).module(8)
     assert frozen_digest(built) == frozen_digest(began)
     assert not torch.equal(built[1].weight, began[1].weight)
+
+
+def test_a_recipe_may_take_an_argument_called_name_and_draw_from_a_seed_itself() -> None:
+    def model(name: str) -> nn.Module:
+        with drawn_from(3):
+            return nn.Linear(3, len(name))
+
+    assert task(functions={"model": model}, arguments={"name": "four"}).module(0).out_features == 4
