@@ -1,6 +1,6 @@
 """Units per second of a seat whose model is in its own process, and of one that asks a recipe's confined process.
 
-    python -m bench.recipe_process [--models simplenet resnet18] [--seconds 5] [--pairs 3] [--threads 1] [--device cpu] [--json FILE]
+    python -m bench.recipe_process [--models simplenet resnet18] [--seconds 5] [--pairs 3] [--json FILE]
 
 The same recipe, batches of 32, gradients given away bucket by bucket and copied, as a seat encodes them. Both are timed
 in turns, and medians of the pairs are printed.
