@@ -21,6 +21,7 @@ from api.projection.projector import Projector
 from api.scheduler.dispatcher import Dispatcher
 from api.system.backups import Backups
 from api.system.copies import Copies
+from api.system.unused_bundles import UnusedBundles
 from api.webhooks.notifier import Notifier
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore
@@ -84,6 +85,7 @@ class Background:
         self._stop = threading.Event()
         self._backups = Backups(database.file, self._stop)
         self._pieces = PieceServer(bundles)
+        self._unused_bundles = UnusedBundles(database, bundles)
         self._copies = Copies(database, artifacts_dir, copy_to, self._stop)
         self._wake = threading.Event()
         self._leading = threading.Event()
@@ -179,6 +181,7 @@ class Background:
     def _back_up(self) -> None:
         if self.leading:
             self._backups.step()
+            self._unused_bundles.step()
 
     def _copy(self) -> None:
         if self.leading:

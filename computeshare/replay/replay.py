@@ -26,6 +26,7 @@ from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.own_data import TRAINING_FILES
 from computeshare.tensors.layout import Weights
 from computeshare.training.work_units import kind_with
 from computeshare.types import ENDED, Kind, Vector
@@ -222,7 +223,7 @@ class Replay:
         devices.make_deterministic(self._device)
         store = self._recipe.store
         if self.spec.data:
-            download(self._client.bundles, self.spec.data.bundle, store, ("train/",))
+            download(self._client.bundles, self.spec.data.bundle, store, (TRAINING_FILES,))
         instance = task_of(self.spec, store).instance(self.spec.seed, "train", self._data_dir)
         return LocalComputation(instance, self._device)
 

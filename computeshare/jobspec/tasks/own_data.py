@@ -11,6 +11,8 @@ from computeshare.jobspec.tasks.hugging_face import PREFIX, ClassName, Side
 
 DataKind = Literal["images", "text", "arrays", "files"]
 KINDS: tuple[DataKind, ...] = get_args(DataKind)
+TRAINING_FILES = "train/"
+"""What the paths of the files start with that a worker needs of images, text and arrays."""
 MOST_CLASSES = 20_000
 MOST_CHARACTERS = 20_000
 """The most different characters of a text by characters."""

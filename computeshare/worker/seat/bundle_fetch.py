@@ -1,6 +1,6 @@
 """Fetches the files that a seat's job needs before the seat loads it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -25,10 +25,12 @@ def fetched(
     settings: Settings,
     goes_on: Callable[[], bool],
     progress: Callable[[Fetched], object],
+    only: Sequence[str] = (),
 ) -> Iterator[None]:
     """Have bundles on this machine within the block, and keep them from being removed to make room for others.
 
-    `progress` is told of one bundle after another; its bytes over the wire are those of all.
+    `progress` is told of one bundle after another; its bytes over the wire are those of all. Files are left out whose
+    paths start with none of `only`, unless that is empty.
 
     Raises: Interrupted: `goes_on` returned False. BundleError: they cannot be had; SettingsError.
     """
@@ -47,6 +49,6 @@ def fetched(
     with ExitStack() as kept:
         for digest in digests:
             kept.enter_context(store.using(digest))
-            fetch(redis, store, digest, goes_on=goes_on, progress=tell)
+            fetch(redis, store, digest, only, goes_on, tell)
             before = last
         yield

@@ -23,6 +23,7 @@ from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError, CodecError, Fenced, Interrupted, JobGone, RecipeError, SpecError, Unfit
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.own_data import TRAINING_FILES
 from computeshare.protocol.job_log import JobLog, log_warnings
 from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.worker_session import WorkerSession
@@ -137,7 +138,14 @@ class SeatSession:
                 Consent.of(self.settings).require(self.redis, self.seat.job, self.spec) if self.spec.recipe else None
             )
             resources.enter_context(
-                fetched(self.redis, self.spec.bundles, self.settings, self._goes_on, self._tell_fetched)
+                fetched(
+                    self.redis,
+                    self.spec.bundles,
+                    self.settings,
+                    self._goes_on,
+                    self._tell_fetched,
+                    () if self.spec.recipe else (TRAINING_FILES,),
+                )
             )
             log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
             started = time.perf_counter()

@@ -53,6 +53,7 @@ def test_a_folder_of_images_is_added_and_trained_on_by_a_worker_with_an_empty_ho
     assert all(worker["accepted"] for worker in plane.get(f"/v1/jobs/{two['id']}/workers")["items"])
     assert two["accuracy"] > 0.9
     assert list((empty / "bundles").glob("*/files/train/images.npy"))
+    assert not list((empty / "bundles").glob("*/files/test/images.npy"))  # which no worker needs
 
     found = run(plane, "predict", two["id"], str(images / "wei\u00df" / "0000.jpg"), "--top", "1")
     assert found["items"][0]["classes"][0]["name"] == "wei\u00df"
