@@ -32,7 +32,7 @@ def recipe_of(redis: Redis, job_id: str, spec: JobSpec) -> Bundle:
         raise RecipeError("the recipe's files are not in the broker: pause the job and resume it")
     if DIGEST + hashlib.sha256(content).hexdigest() != spec.recipe:
         raise RecipeError("the recipe's files are not those that the job names: they were changed in the broker")
-    return Bundle(json.loads(content)).checked()
+    return Bundle.parse(content)
 
 
 def is_signed(redis: Redis, job_id: str, spec: JobSpec, token: str) -> bool:
