@@ -351,7 +351,7 @@ def _recipes(settings: Settings) -> "RecipeRunner | None":
         return None
     from computeshare.evaluator.scorers import RecipeRunner
 
-    return RecipeRunner(BundleStore(settings.bundles_dir), settings.resolve_token())
+    return RecipeRunner(BundleStore(settings.bundles_dir), settings.resolve_token(), settings.unconfined)
 
 
 def serve(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from computeshare.tasks.metrics import SplitScore
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Layout, Weights
-from computeshare.training.recipe_process.process import RecipeFiles, RecipeProcess
+from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
 
 
 class Scorer(Protocol):
@@ -88,10 +88,12 @@ class RecipeRunner:
     Args:
         bundles: with the jobs' initial states and data.
         token: the control plane's, which signs.
+        unconfined: whether the owner lets recipes run where nothing can confine them.
     """
 
     bundles: BundleStore
     token: str
+    unconfined: bool = False
 
     def scorer(self, redis: Redis, job_id: str, spec: JobSpec) -> RecipeProcess:
         """Start a process that scores the job's versions. Raises RecipeError, BundleError, Unconfined."""
@@ -105,7 +107,7 @@ class RecipeRunner:
         data = self.bundles.open_files(spec.data.bundle) if spec.data else None
         files = RecipeFiles(recipe, self.bundles.open_files(spec.recipe_facts.initial), data)
         one_thread = spec.model_copy(update={"threads": 1})  # training cannot wait, scores can
-        process = RecipeProcess(one_thread, files, "cpu")
+        process = RecipeProcess(one_thread, files, "cpu", Limits(unconfined=self.unconfined))
         try:
             return process.open(spec.scored_part)
         except BaseException:

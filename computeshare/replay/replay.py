@@ -145,7 +145,8 @@ class RecipeSource:
         from computeshare.training.recipe_process.process import RecipeFiles, RecipeProcess
 
         found = job_recipe(client, self.store, spec, self.chosen)
-        files = RecipeFiles(found.bundle, found.state)
+        data = download(client.bundles, spec.data.bundle, self.store) if spec.data else None
+        files = RecipeFiles(found.bundle, found.state, data)
         process = RecipeProcess(spec.model_copy(update={"threads": threads}), files, str(device))
         try:
             return process.open()
