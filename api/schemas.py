@@ -289,6 +289,9 @@ class WorkerPublic(_Answer):
     memory_bytes: int = Field(description="of its computing device: the GPU's own with CUDA, else the machine's")
     max_memory_bytes: int | None = Field(description="memory limit for a job, set by the machine's owner")
     labels: dict[str, str] = Field(description="given by the machine's owner, for `requires` and `prefers` of jobs")
+    packages: dict[str, str] = Field(
+        description="recipes of packages installed there, by name, each with distribution and version"
+    )
     versions: dict[str, Any]
     seat: str | None
     job_id: str | None = Field(description="the job that the worker serves now")

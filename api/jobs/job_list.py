@@ -12,7 +12,11 @@ from computeshare.types import JobSort, JobStatus
 
 _CREATED, _ID = col(Job.created_ms), col(Job.id)
 _SPEC: Any = col(Job.spec)
-_MODEL = func.coalesce(_SPEC["model"].as_string(), "recipe " + func.substr(_SPEC["recipe"].as_string(), 8, 8))
+_DIGEST_OR_NAME = _SPEC["recipe"].as_string()
+_RECIPE = case(
+    (_DIGEST_OR_NAME.like("package:%"), func.substr(_DIGEST_OR_NAME, 9)), else_=func.substr(_DIGEST_OR_NAME, 8, 8)
+)
+_MODEL = func.coalesce(_SPEC["model"].as_string(), "recipe " + _RECIPE)
 _DEFAULT_TITLE = _MODEL + func.coalesce(" on " + _SPEC["dataset"].as_string(), "")  # as `subject_of`
 _TITLE = case((col(Job.name) != "", col(Job.name)), else_=_DEFAULT_TITLE)
 

@@ -31,6 +31,7 @@ from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import perplexity
+from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.jobspec.tasks.stored import is_language_model, metric_of
 from computeshare.runtime.durability import Disk
 from computeshare.types import ENDED, JobSort, JobStatus
@@ -99,7 +100,7 @@ class Jobs:
             if known := session.get(IdempotencyKey, key) if key else None:
                 return self._repeated(session, known, fingerprint)
             self.with_own_data(spec)  # it may have been removed meanwhile; now nobody can
-            if spec.recipe and session.get(Recipe, spec.recipe) is None:
+            if spec.recipe and not _has_recipe(session, spec.recipe):
                 raise InvalidFields.at("was deleted: add the recipe again", "recipe")
             job = _new_job(spec, document)
             if origin:
@@ -235,7 +236,7 @@ class Jobs:
             if job.status != "failed":
                 raise Conflict(f"job {job_id} is {job.status}: only a failed job can be retried")
             recipe, session = job.spec.get("recipe"), object_session(job)
-            if recipe and session and session.get(Recipe, recipe) is None:
+            if recipe and session and not _has_recipe(session, recipe):
                 raise Conflict(f"recipe {recipe} was deleted: add it again, then retry the job")
             _requeue(job)
             return "retried"
@@ -339,6 +340,11 @@ def find(session: Session, job_id: str) -> Job:
     if job is None:
         raise NotFound(f"there is no job {job_id}")
     return job
+
+
+def _has_recipe(session: Session, recipe: str) -> bool:
+    """Whether a recipe can be published: it is stored, or belongs to a package of the workers' own."""
+    return recipe.startswith(PACKAGE) or session.get(Recipe, recipe) is not None
 
 
 def end_job(session: Session, job: Job, status: JobStatus, reason: str | None, error: str | None) -> None:

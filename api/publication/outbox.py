@@ -18,11 +18,12 @@ from api.stored_specs import spec_of
 from api.tables import ACTIVE, JOB, WORKER, IdempotencyKey, Outbox, Recipe, SeatRow, table
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import DamagedRound
+from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat, SeatQueue, recipes
 from computeshare.runtime.failpoints import failpoint
-from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.tasks.recipes.bundle import Bundle, of_package
 from computeshare.types import ENDED
 
 OUTBOX, SEAT, RECIPE = table(Outbox), table(SeatRow), table(Recipe)
@@ -168,7 +169,10 @@ def _bans(connection: Connection, job_id: str) -> dict[Any, Any]:
 
 def _recipe(connection: Connection, spec: dict[str, Any]) -> bytes | None:
     """The content of the recipe that a specification names, if it names one."""
-    query = select(RECIPE.c.content).where(RECIPE.c.digest == spec.get("recipe"))
+    name = spec.get("recipe") or ""
+    if name.startswith(PACKAGE):
+        return of_package(name).content
+    query = select(RECIPE.c.content).where(RECIPE.c.digest == name)
     content: bytes | None = connection.scalar(query)
     return content
 

@@ -12,8 +12,9 @@ from api.errors import Conflict, InvalidFields, NotFound
 from api.recipes.schemas import RecipeDetail, RecipeList, RecipePublic, RecipeRequest
 from api.tables import Job, Recipe
 from computeshare.errors import RecipeError
+from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.tasks.recipes import requirements
-from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.tasks.recipes.bundle import Bundle, of_package
 from computeshare.types import ENDED
 
 _RECIPE_OF: Any = col(Job.spec)["recipe"].as_string()
@@ -80,7 +81,9 @@ class Recipes:
 
 
 def bundle_of(session: Session, digest: str) -> Bundle:
-    """The files of a stored recipe. Raises NotFound."""
+    """The files of a stored recipe, or those of a recipe `package:NAME`. Raises NotFound."""
+    if digest.startswith(PACKAGE):
+        return of_package(digest)
     return Bundle.parse(_found(session, digest).content)
 
 

@@ -59,7 +59,8 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     lacking, unmet = _lacking(connection, workers)
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
     recipes = recipe_seats.recipe_jobs(connection)
-    unwilling, failed = recipe_seats.unwilling(recipes, workers), recipe_seats.failures(connection, recipes)
+    unwilling = recipe_seats.unwilling(recipes, workers) | recipe_seats.without_package(recipes, workers)
+    failed = recipe_seats.failures(connection, recipes)
     broken, paused = recipe_seats.left_out(failed, names, now_ms)
     troubles |= broken
     never = bans.keys() | unfit.keys() | lacking.keys() | unwilling.keys()

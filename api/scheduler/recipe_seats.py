@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select
 from api.scheduler.seat_planner import Pair
 from api.scheduler.start_backoff import LEFT_OUT_MS
 from api.tables import ACTIVE, JOB, TELLING, Event, table
+from computeshare.jobspec.tasks.recipes import lacking_package
 from computeshare.queue import WorkerInfo
 from computeshare.queue.roster import ALL_RECIPES
 from computeshare.queue.seats import RECIPE_FAILED
@@ -29,6 +30,8 @@ class RecipeJob:
     id: str
     queue: str
     recipe: str
+    package: str = ""
+    """The release with which a recipe `package:NAME` was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class Failure:
 def recipe_jobs(connection: Connection) -> list[RecipeJob]:
     """The active jobs that train a recipe."""
     recipe = func.json_extract(JOB.c.spec, "$.recipe")
-    query = select(JOB.c.id, JOB.c.queue, recipe).where(JOB.c.status.in_(ACTIVE), recipe.is_not(None))
+    package = func.coalesce(func.json_extract(JOB.c.spec, "$.recipe_facts.package"), "")
+    query = select(JOB.c.id, JOB.c.queue, recipe, package).where(JOB.c.status.in_(ACTIVE), recipe.is_not(None))
     return [RecipeJob(*row) for row in connection.execute(query)]
 
 
@@ -56,6 +60,17 @@ def unwilling(jobs: Iterable[RecipeJob], workers: Sequence[WorkerInfo]) -> dict[
         for job in jobs
         for worker in workers
         if job.queue in worker.queues and job.recipe not in worker.recipes and ALL_RECIPES not in worker.recipes
+    }
+
+
+def without_package(jobs: Iterable[RecipeJob], workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
+    """The workers of a job's queue that have not the package of its recipe, or another version of it."""
+    return {
+        (job.id, worker.id): f"{worker.name or worker.id} {why}"
+        for job in jobs
+        if job.package
+        for worker in workers
+        if job.queue in worker.queues and (why := lacking_package(job.recipe, job.package, worker.packages))
     }
 
 

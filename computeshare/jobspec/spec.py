@@ -29,7 +29,7 @@ from computeshare.jobspec.tasks.hugging_face import HubArgs
 from computeshare.jobspec.tasks.images import LARGEST_SIDE, ImageTask
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs, TextTask
 from computeshare.jobspec.tasks.own_data import DatasetFacts
-from computeshare.jobspec.tasks.recipe_facts import BUNDLE_PATTERN, RecipeFacts
+from computeshare.jobspec.tasks.recipe_facts import RECIPE_PATTERN, RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeArgs, RecipeTask
 from computeshare.strategies import registry
 from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND
@@ -136,9 +136,10 @@ class JobSpec(Part):
     )
     recipe: Annotated[str | None, Control(DATA, None)] = Field(
         None,
-        pattern=BUNDLE_PATTERN,
+        pattern=RECIPE_PATTERN,
         title="Recipe",
-        description="digest of a recipe that the control plane has, sha256:...; in place of a model",
+        description="digest of a recipe that the control plane has, sha256:..., or package:NAME, of a package that its "
+        "workers have; in place of a model",
     )
     recipe_args: RecipeArgs | None = Field(None, description="arguments of the recipe, by name")
     recipe_facts: RecipeFacts | None = Field(

@@ -14,9 +14,11 @@ from redis import Redis
 from computeshare.bundles.manifest import DIGEST
 from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.protocol.keys import JobKeys
 from computeshare.settings import derive
-from computeshare.tasks.recipes.bundle import MOST_BYTES, Bundle
+from computeshare.tasks.recipes import packages
+from computeshare.tasks.recipes.bundle import MOST_BYTES, Bundle, of_package
 
 
 def publish(redis: Redis, job_id: str, spec: JobSpec, recipe: Bundle, token: str) -> None:
@@ -26,7 +28,14 @@ def publish(redis: Redis, job_id: str, spec: JobSpec, recipe: Bundle, token: str
 
 
 def recipe_of(redis: Redis, job_id: str, spec: JobSpec) -> Bundle:
-    """The files of a job's recipe. Raises RecipeError: they are missing, or not those that the JobSpec names."""
+    """The files of a job's recipe.
+
+    Raises: RecipeError: they are missing, or not those that the JobSpec names; or a recipe's package is not installed
+        here, or in another version.
+    """
+    if spec.recipe and spec.recipe.startswith(PACKAGE):
+        packages.check(spec.recipe, spec.recipe_facts.package if spec.recipe_facts else "")
+        return of_package(spec.recipe)
     content: Any = redis.getrange(JobKeys(job_id).recipe(), 0, MOST_BYTES)
     if not content:
         raise RecipeError("the recipe's files are not in the broker: pause the job and resume it")
@@ -44,6 +53,13 @@ def is_signed(redis: Redis, job_id: str, spec: JobSpec, token: str) -> bool:
 def signature(job_id: str, spec: JobSpec, token: str) -> str:
     """The signature over what a job has run: the recipe, its arguments, and the state from which it begins."""
     facts = spec.recipe_facts
-    about = [job_id, spec.recipe, spec.recipe_args, facts and facts.initial, facts and facts.frozen]
+    about = [
+        job_id,
+        spec.recipe,
+        spec.recipe_args,
+        facts and facts.initial,
+        facts and facts.frozen,
+        facts and facts.package,
+    ]
     text = json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hmac.new(derive(token, "recipes").encode(), text.encode(), "sha256").hexdigest()

@@ -22,6 +22,7 @@ WORKER_ID = re.compile(r"[a-z0-9]{8,32}")
 """The form of a worker's id, which becomes part of Redis keys and of seats' ids."""
 
 
+MOST_PACKAGES = 20
 ALL_RECIPES = "*"
 """In place of digests: every recipe that the control plane has signed."""
 
@@ -56,6 +57,8 @@ class WorkerInfo:
     """Its owner's labels, such as `room` with the value `attic`; they stay until the worker is started again."""
     recipes: tuple[str, ...] = ()
     """The digests of the recipes that its owner lets run, or `ALL_RECIPES`."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Recipes of packages installed there, by name, each with distribution and version: `mine 1.2.0`."""
 
     @property
     def machine(self) -> Machine:
@@ -90,6 +93,7 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "resting": worker.resting,
         "labels": json.dumps(dict(worker.labels)),
         "recipes": json.dumps(worker.recipes),
+        "packages": json.dumps(dict(worker.packages)),
         "power": json.dumps({"plugged": worker.power.plugged, "percent": worker.power.percent}),
     }
     pipeline = redis.pipeline(transaction=True)
@@ -156,6 +160,7 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             power=_power(values.get("power", "{}")),
             max_memory_bytes=_whole(values.get("max_memory_bytes", "0")),
             labels=_words(values.get("labels", "{}"), MOST_LABELS),
+            packages=_words(values.get("packages", "{}"), MOST_PACKAGES),
             recipes=tuple(_short(one, 80) for one in json.loads(values.get("recipes", "[]"))),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):

@@ -21,7 +21,7 @@ from computeshare.confinement.watch import ended, watch
 from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.tasks.recipe_facts import FROZEN, INITIAL, RecipeFacts, TensorEntry
-from computeshare.tasks.recipes import requirements
+from computeshare.tasks.recipes import packages, requirements
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tasks.recipes.requirements import required
 
@@ -90,7 +90,7 @@ def check(bundle: Bundle, trial: Trial, state: Path | None = None, patience_s: f
     request = {"files": dict(bundle.files), "arguments": dict(trial.arguments), "seed": trial.seed}
     request["folder"] = str(trial.folder) if trial.folder else None
     with scratch.temporary() as folder:
-        process = _started(folder, trial)
+        process = _started(folder, trial, packages.folder_of(bundle.package) if bundle.package else None)
         watching = watch(process, TRIAL_BYTES, scratch=folder) if trial.is_confined else None
         try:
             process.communicate(json.dumps(request).encode(), patience_s)
@@ -103,21 +103,22 @@ def check(bundle: Bundle, trial: Trial, state: Path | None = None, patience_s: f
             process.wait()
         why = watching.why() if watching else ended(process.returncode)
         report = _read_report(folder, process.returncode, why)
-        facts = report.facts.model_copy(update={"requires": requires})
+        release = packages.package_of(bundle.package).release if bundle.package else ""
+        facts = report.facts.model_copy(update={"requires": requires, "package": release})
         if state:
             _take(folder / STATE, state)
             facts = facts.model_copy(update={"initial": described(state).digest})
     return report.model_copy(update={"digest": bundle.digest, "facts": facts})
 
 
-def _started(folder: Path, trial: Trial) -> "subprocess.Popen[bytes]":
+def _started(folder: Path, trial: Trial, package: Path | None) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", __name__, str(folder)]
     if trial.is_confined:
-        read = [trial.folder] if trial.folder else []
         return start(
             command,
             scratch=folder,
-            readable=read,
+            readable=[path for path in (trial.folder, package) if path],
+            environment={"PYTHONPATH": str(package)} if package else {},
             memory_bytes=TRIAL_BYTES,
             stdin=subprocess.PIPE,
             output=subprocess.DEVNULL,

@@ -32,10 +32,11 @@ from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import check_queue
 from computeshare.protocol import handshake
 from computeshare.queue import WorkerInfo, register
-from computeshare.queue.roster import HEARTBEAT_S
+from computeshare.queue.roster import HEARTBEAT_S, MOST_PACKAGES
 from computeshare.queue.seats import SeatJob
 from computeshare.runtime.processes import configure_logging, exit_with_parent, hostname, when_asked_to_end
 from computeshare.settings import Settings
+from computeshare.tasks.recipes import packages
 from computeshare.terminal.command import Version, run_command
 from computeshare.training import devices
 from computeshare.transport.addresses import has_secret
@@ -77,6 +78,7 @@ def worker_info(
         max_memory_bytes=max_memory_bytes,
         labels=labels or {},
         recipes=recipes,
+        packages={name: one.release for name, one in list(packages.installed().items())[:MOST_PACKAGES]},
     )
 
 
@@ -206,7 +208,9 @@ def command(
     ] = False,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIGEST", help="Run this recipe (sha256:...); may be given several times."),
+        typer.Option(
+            metavar="RECIPE", help="Run this recipe (sha256:... or package:NAME); may be given several times."
+        ),
     ] = None,
     unconfined: Annotated[
         bool, typer.Option("--unconfined", help="Run recipes even where nothing here can confine them.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from redis import Redis
 
 from computeshare.errors import RecipeError, SettingsError
-from computeshare.jobspec.tasks.recipe_facts import BUNDLE_PATTERN
+from computeshare.jobspec.tasks.recipe_facts import RECIPE_PATTERN
 from computeshare.queue.roster import ALL_RECIPES
 from computeshare.settings import Settings
 
@@ -42,8 +42,10 @@ class Consent:
         """The consent in a worker's settings. Raises SettingsError: what is named is no recipe."""
         digests = tuple(filter(None, map(str.strip, settings.recipe.split(","))))
         for digest in digests:
-            if not re.fullmatch(BUNDLE_PATTERN, digest):
-                raise SettingsError(f"{digest[:80]!r} names no recipe: give sha256: and 64 hexadecimal digits")
+            if not re.fullmatch(RECIPE_PATTERN, digest):
+                raise SettingsError(
+                    f"{digest[:80]!r} names no recipe: give sha256: and 64 hexadecimal digits, or package:NAME"
+                )
         if len(digests) > MOST:
             raise SettingsError(f"at most {MOST} recipes can be named: allow all with --recipes")
         token = ""

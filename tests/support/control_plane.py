@@ -76,14 +76,17 @@ class ControlPlane:
         return run.pids.get(role, []) if run else []
 
     @contextmanager
-    def worker(self, queue: str, name: str = "extra", home: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(
+        self, queue: str, name: str = "extra", *flags: str, home: Path | None = None, **variables: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """One more worker, as a user starts it, here or on a machine with another `home`; ended with the block."""
-        command = [sys.executable, "-m", "computeshare.worker.process", "--queue", queue, "--name", name]
+        command = [sys.executable, "-m", "computeshare.worker.process", "--queue", queue, "--name", name, *flags]
         log = self.home / "logs" / f"worker-{name}.log"
         run = RunFile.read(self.home / "run.json")
         there = {"COMPUTESHARE_HOME": str(home), "COMPUTESHARE_REDIS_URL": run.redis_url} if home and run else {}
         with open(log, "ab") as file:
-            process = subprocess.Popen(command, env=self.environment | there, stdout=file, stderr=file)
+            environment = self.environment | there | variables
+            process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
         try:
             yield process
         finally:

@@ -15,6 +15,10 @@ BUNDLE_PATTERN = r"^sha256:[0-9a-f]{64}$"
 """The name of files by their digest."""
 
 
+RECIPE_PATTERN = r"^(sha256:[0-9a-f]{64}|package:[A-Za-z0-9._-]{1,64})$"
+"""A recipe by the digest of its files, or by its name in an installed package."""
+
+
 class TensorEntry(Part):
     """An entry of the trained part of a module's `state_dict`."""
 
@@ -44,6 +48,10 @@ class RecipeFacts(Part):
     )
     requires: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
         (), strict=False, max_length=50, description="packages, from the recipe's lines `# requires:`"
+    )
+
+    package: str = Field(
+        "", max_length=200, description="of a recipe `package:NAME`: the distribution and version, such as `mine 1.2.0`"
     )
 
     @model_validator(mode="after")

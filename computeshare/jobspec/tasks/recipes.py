@@ -17,6 +17,8 @@ from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
 from computeshare.tensors.layout import Layout
 
 MOST_ARGUMENT_BYTES = 10_000
+PACKAGE = "package:"
+"""Prefix of a recipe that an installed package has."""
 
 
 def checked_arguments(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -105,6 +107,9 @@ class RecipeTask(TaskSpec):
         return (self.recipe_facts.initial, *((self.data.bundle,) if self.data else ()))
 
     def check_names(self) -> None:
+        if self.found and self.recipe.startswith(PACKAGE) != bool(self.found.package):
+            message = "names the release of a recipe package:NAME, and of no other"
+            raise error_at("JobSpec", ("recipe_facts", "package"), message)
         if self.dataset is not None and not self._has_own_data:
             message = "a recipe cannot read a built-in data set: leave dataset out, and let the recipe's data() read it"
             raise error_at("JobSpec", "dataset", message)
@@ -136,6 +141,22 @@ def _tensors(facts: RecipeFacts) -> list[str]:
     return [f"{one.name}, a {one.kind} of shape {list(one.shape)}" for one in facts.tensors]
 
 
-def recipe_title(digest: str) -> str:
-    """What a recipe is called by its digest."""
-    return f"recipe {digest.removeprefix('sha256:')[:8]}"
+def recipe_title(recipe: str) -> str:
+    """What a recipe is called by its digest or name."""
+    return (
+        f"recipe {recipe.removeprefix(PACKAGE) if recipe.startswith(PACKAGE) else recipe.removeprefix('sha256:')[:8]}"
+    )
+
+
+def lacking_package(recipe: str, release: str, packages: Mapping[str, str]) -> str:
+    """What a machine lacks of a recipe `package:NAME`, in words that follow its name; empty: nothing.
+
+    Args:
+        release: with which the job was created, such as `mine 1.2.0`.
+        packages: the machine's, by the names of their recipes.
+    """
+    name = recipe.removeprefix(PACKAGE)
+    if (found := packages.get(name)) == release:
+        return ""
+    has = f"has {found}, and the job needs {release}" if found else f"has no recipe {name}"
+    return f"{has}: install {release.replace(' ', '==')} there, then start the worker again"

@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from computeshare.bundles.manifest import DIGEST, is_safe_path
 from computeshare.errors import RecipeError
+from computeshare.jobspec.tasks.recipes import PACKAGE
+from computeshare.tasks.recipes import packages
 
 MAIN = "recipe.py"
 """The file that defines the recipe's functions; a recipe of a single file is stored under this name."""
@@ -17,14 +19,18 @@ _IGNORED = ("__pycache__", "node_modules", "venv")
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A recipe's files: their text by path, with `/` between the parts of a path."""
+    """A recipe's files: their text by path, with `/` between the parts of a path.
+
+    `package` is the name of a recipe of an installed package (`package:NAME`), whose functions the files take.
+    """
 
     files: Mapping[str, str]
+    package: str = ""
 
     @property
     def digest(self) -> str:
-        """`sha256:` and 64 hex digits over `content`: the recipe's name everywhere."""
-        return DIGEST + hashlib.sha256(self.content).hexdigest()
+        """The recipe's name everywhere: `package`, or `sha256:` and 64 hex digits over `content`."""
+        return self.package or DIGEST + hashlib.sha256(self.content).hexdigest()
 
     @property
     def content(self) -> bytes:
@@ -69,14 +75,23 @@ class Bundle:
             target.write_bytes(text.encode())
 
 
+def of_package(recipe: str) -> Bundle:
+    """The bundle of a recipe `package:NAME`, the same on every machine."""
+    return Bundle({MAIN: packages.stub(recipe)}, recipe)
+
+
 _ADVICE = "keep data out of a recipe, in a data set or a folder"
 
 
 def read(path: Path) -> Bundle:
-    """The bundle of a Python file, or of the text files in a folder; hidden files and caches are left out.
+    """The bundle of a Python file, of the text files in a folder (hidden files and caches are left out), or of a recipe
+    `package:NAME`.
 
     Raises: RecipeError: there is no such recipe, it is too large, or a file is not text.
     """
+    if str(path).startswith(PACKAGE):
+        packages.package_of(str(path))
+        return of_package(str(path))
     if path.is_file():
         return Bundle({MAIN: _text(path, path.name)}).checked()
     if not path.is_dir():

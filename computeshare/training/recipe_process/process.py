@@ -23,6 +23,7 @@ from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipes import RecipeTask
 from computeshare.runtime.log_lines import Budget
+from computeshare.tasks.recipes import packages
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training import devices
@@ -117,12 +118,14 @@ class RecipeProcess:
         ours, theirs = socket.socketpair()
         channel, descriptor = Channel(ours), allocate(self._layout)
         self._closing.callback(channel.close)
+        package = packages.folder_of(files.bundle.package) if files.bundle.package else None
         memory_bytes = self._limits.memory_bytes or int(MEMORY_SHARE * psutil.virtual_memory().total)
         try:
             process = start(
                 [sys.executable, "-m", _SERVER, str(theirs.fileno()), str(descriptor)],
                 scratch=own,
-                readable=[path for path in (self._recipe, files.initial, files.data) if path],
+                readable=[path for path in (self._recipe, files.initial, files.data, package) if path],
+                environment={"PYTHONPATH": str(package)} if package else {},
                 pass_fds=(theirs.fileno(), descriptor),
                 gpu=(device or devices.guess()) != "cpu",
                 memory_bytes=memory_bytes,
@@ -143,7 +146,9 @@ class RecipeProcess:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {"recipe": self._task.recipe, "args": dict(self._task.arguments)}
+        about = {"recipe": self._task.recipe, "args": dict(self._task.arguments)}
+        package = self._task.recipe_facts.package
+        return about | {"package": package} if package else about
 
     @property
     def frozen(self) -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from api.scheduler.recipe_seats import Failure, RecipeJob, hopeless, left_out
+from api.scheduler.recipe_seats import Failure, RecipeJob, hopeless, left_out, without_package
+from computeshare.queue import WorkerInfo
 
 JOB = RecipeJob("j1", "default", "sha256:" + "a1" * 32)
 
@@ -39,3 +40,21 @@ def test_a_worker_waits_longer_with_every_failure() -> None:
 
 def test_workers_that_are_away_are_not_named() -> None:
     assert left_out(failed("a"), {}, 0) == ({}, set())
+
+
+def test_a_worker_without_the_recipes_package_or_with_another_version_is_told_what_to_install() -> None:
+    def worker(name: str, *queues: str, **packages: str) -> WorkerInfo:
+        return WorkerInfo(name * 12, name, "cpu", queues, {}, 1, "host", 1, packages=packages)
+
+    workers = [
+        worker("a", "q", blobs="mine 1.0"),
+        worker("b", "q", blobs="mine 0.9"),
+        worker("c", "q"),
+        worker("d", "r"),
+    ]
+    job, other = RecipeJob("job", "q", "package:blobs", "mine 1.0"), RecipeJob("other", "q", "sha256:aa")
+    assert without_package([job, other], workers) == {
+        ("job", "b" * 12): "b has mine 0.9, and the job needs mine 1.0: "
+        "install mine==1.0 there, then start the worker again",
+        ("job", "c" * 12): "c has no recipe blobs: install mine==1.0 there, then start the worker again",
+    }

@@ -80,3 +80,13 @@ def test_a_stored_job_says_what_it_trains_and_compares() -> None:
     assert metric_of(document) == "loss"
     assert metric_of(document | {"recipe_facts": FACTS | {"metric": "accuracy"}}) == "accuracy"
     assert subject_of({"dataset": "digits", "model": "mlp"}) == "mlp on digits"
+
+
+def test_a_recipe_by_name_has_the_release_of_its_package_in_its_facts_and_no_other_has() -> None:
+    named = recipe_spec(recipe="package:blobs", recipe_facts={**FACTS, "package": "mine 1.0"})
+    assert named.title == "recipe blobs"
+    for recipe, package in (("package:blobs", ""), (RECIPE, "mine 1.0")):
+        with pytest.raises(ValidationError, match="names the release of a recipe package:NAME"):
+            recipe_spec(recipe=recipe, recipe_facts={**FACTS, "package": package})
+    with pytest.raises(ValidationError, match="should match pattern"):
+        recipe_spec(recipe="package:../etc")
