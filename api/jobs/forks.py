@@ -13,11 +13,9 @@ from api.schemas import ForkRequest, JobPublic
 from api.tables import CheckpointRow
 from computeshare.checkpoints.store import Artifacts
 from computeshare.errors import ArtifactError, SpecError
-from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.spec import LONGEST_NAME, JobSpec
 from computeshare.strategies.registry import implied_by
 from computeshare.types import Token
-
-LONGEST_NAME = 100
 
 
 class Forks:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from computeshare.bundles.manifest import DIGEST
-from computeshare.bundles.store import BundleStore
 from computeshare.client import exports, recipes, weights
 from computeshare.client.api.calls import Client
 from computeshare.client.api.models import (
@@ -388,7 +387,7 @@ class Job:
         from computeshare.tasks import trained
 
         spec, folder = trained.spec_of_job(self.spec), self._cache.folder
-        store = BundleStore(folder / "bundles", self._cache.most_bytes)
+        store = self._cache.bundles
         if spec.recipe is None:
             if spec.data and spec.data.tokens == "tokenizer":
                 download(self._client.bundles, spec.data.bundle, store, (TOKENIZER,))

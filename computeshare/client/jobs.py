@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from computeshare.client.api.calls import Client
+from computeshare.client.bundles.recipe_upload import data_folder, is_digest, recipe_of, upload_recipe
 from computeshare.client.card import jobs_table
 from computeshare.client.job import Job
 from computeshare.client.weights import WeightsCache
+from computeshare.training.recipe_check import Trial
 from computeshare.types import JobSort
 
 
@@ -37,17 +40,31 @@ class Jobs:
         self._client, self._cache = client, cache
 
     def create(
-        self, spec: Mapping[str, Any] | None = None, /, *, idempotency_key: str | None = None, **fields: Any
+        self,
+        spec: Mapping[str, Any] | None = None,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        folder: str | Path | None = None,
+        **fields: Any,
     ) -> Job:
-        """Create a job.
+        """Create a job. A `recipe` given as a path is first tried on this machine, with your rights, and uploaded.
 
         Args:
             spec: a JobSpec's document; `fields` override its entries.
             idempotency_key: any text; calls that repeat it create one job.
+            folder: with the data that a recipe reads when it is tried; default: the files of `dataset`.
             fields: fields of the JobSpec: `dataset`, `model`, `optimizer={"name": "SGD", "lr": 0.02}` and so on.
-        Raises: Problem: a field is wrong; `errors` names the field and says which values are allowed.
+        Raises: RecipeError: the recipe cannot train. Problem: a field is wrong; `errors` names the field and says which
+            values are allowed.
         """
-        return self._job(self._client.create({**(spec or {}), **fields}, idempotency_key))
+        document = {**(spec or {}), **fields}
+        if (source := document.get("recipe")) and not is_digest(source):
+            recipe, store = recipe_of(self._client, source), self._cache.bundles
+            where = Path(folder).resolve() if folder else data_folder(self._client, document.get("dataset"), store)
+            trial = Trial(document.get("recipe_args") or {}, where, document.get("seed", 0))
+            document |= upload_recipe(self._client, recipe, trial, Path(source).stem)[0]
+        return self._job(self._client.create(document, idempotency_key))
 
     def get(self, job_id: str) -> Job:
         """The job with this id. Raises Problem: there is no such job."""

@@ -14,6 +14,7 @@ from computeshare.client.jobs import Jobs
 from computeshare.client.weights import WeightsCache
 from computeshare.errors import SettingsError
 from computeshare.settings import Settings
+from computeshare.tasks.recipes import bundle
 
 CACHE_BYTES = 4_000_000_000
 
@@ -73,6 +74,13 @@ class ComputeShare:
         Raises: BundleError: the files cannot make a bundle, or one changed meanwhile. NoServer, Problem.
         """
         return upload(self.client.bundles, source, progress)
+
+    def create_recipe(self, source: str | Path, name: str = "") -> str:
+        """Add the recipe in a file or folder, without trying it, and return its digest.
+
+        Raises: RecipeError: it cannot be read. NoServer, Problem.
+        """
+        return self.client.recipes.create(bundle.read(Path(source)).files, name)["digest"]
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 
+from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import weights_digest
 from computeshare.client.api.calls import Client
 from computeshare.client.api.models import Checkpoint, Problem
@@ -35,6 +36,11 @@ class WeightsCache:
 
     folder: Path
     most_bytes: int
+
+    @property
+    def bundles(self) -> BundleStore:
+        """The files that jobs name, beside the weights and limited like them."""
+        return BundleStore(self.folder / "bundles", self.most_bytes)
 
     def fetch(self, client: Client, job_id: str, checkpoint: Checkpoint) -> Path:
         """The path of a version's weights file, downloaded unless it is cached, with its digest checked.

@@ -57,7 +57,8 @@ def check_queue(name: str) -> None:
         raise SettingsError(f"queue {name!r}: letters, digits, - and _ are allowed, 64 at most")
 
 
-JobName = Annotated[str, Field(max_length=100), AfterValidator(checked_name)]
+LONGEST_NAME = 100
+JobName = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(checked_name)]
 
 
 class CodecSpec(Part):

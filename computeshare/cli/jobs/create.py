@@ -9,9 +9,10 @@ import typer
 
 from computeshare.cli.connection import Home, Json, Url, connect, page_url, settings
 from computeshare.cli.jobs import spec_options
+from computeshare.cli.jobs.recipe_options import ArgOption, FolderOption, RecipeOption, choice_of
 from computeshare.errors import SettingsError, SpecError
 from computeshare.jobspec.documents import export
-from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.spec import LONGEST_NAME, JobSpec
 from computeshare.terminal.output import plain, print_json
 from computeshare.terminal.watch import follow_to_end
 
@@ -48,6 +49,9 @@ def create(
             "--show", show_default=False, help="Print the call as curl, Python, JSON or command, and send nothing."
         ),
     ] = None,
+    recipe: RecipeOption = None,
+    arg: ArgOption = None,
+    folder: FolderOption = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -55,13 +59,20 @@ def create(
     """Create a job.
 
     computeshare jobs create --dataset mnist --model lenet5 --epochs 4 --lr 0.02 --watch
+
+    computeshare jobs create --recipe net.py --arg width=128 --watch
     """
     document = spec_options.build(_read(spec) if spec else {}, flags, setting or [])
+    if choice := choice_of(recipe, arg or (), folder, document):
+        document = {"name": choice.name[:LONGEST_NAME], **document, **choice.fields}
     checked = spec_options.check(document)
     if show:
         print(_shown(checked, show, url, home).rstrip())
         return
     with connect(url, home) as client:
+        if choice:
+            document |= choice.tried(client, settings(url, home).bundles_dir, checked.seed, checked.dataset)
+            spec_options.check(document)
         job = client.create(document, idempotency_key)
         created = f"{plain(job['id'])}  {page_url(client, job['id'])}"
         if watch:

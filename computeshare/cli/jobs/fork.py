@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from computeshare.cli.connection import Home, Json, Url, connect, job_ids, page_url
+from computeshare.cli.connection import Home, Json, Url, connect, job_ids, page_url, settings
 from computeshare.cli.jobs import spec_options
+from computeshare.cli.jobs.recipe_options import ArgOption, FolderOption, RecipeOption, choice_of
 from computeshare.terminal.output import plain, print_json
 
 
@@ -35,6 +36,9 @@ def fork(
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="KEY", show_default=False, help="Calls with the same key create one job.")
     ] = None,
+    recipe: RecipeOption = None,
+    arg: ArgOption = None,
+    folder: FolderOption = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -51,6 +55,11 @@ def fork(
     for text in setting or []:
         spec_options.put(changes, *spec_options.parse_setting(text))
     with connect(url, home) as client:
+        if recipe or arg:
+            parent = client.show(job_id)["spec"]
+            if choice := choice_of(recipe, arg or (), folder, parent):
+                told = {**parent, **changes}
+                changes |= choice.tried(client, settings(url, home).bundles_dir, told["seed"], told.get("dataset"))
         job = client.fork(job_id, version, changes, "fresh" if fresh_optimizer else None, idempotency_key)
         if as_json:
             print_json(job)

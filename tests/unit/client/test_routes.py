@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -70,7 +70,15 @@ def test_every_parameter_of_a_list_of_jobs_can_be_asked_for(tmp_path: Path) -> N
 
 def calls(client: Client) -> Iterator[Callable[..., Any]]:
     """The methods that ask for something."""
-    for part in (client, client.webhooks, client.invites, client.access, client.bundles, client.datasets):
+    for part in (
+        client,
+        client.webhooks,
+        client.invites,
+        client.access,
+        client.bundles,
+        client.datasets,
+        client.recipes,
+    ):
         for name, method in inspect.getmembers(part, inspect.ismethod):
             if not name.startswith("_") and name != "close":
                 yield method
@@ -79,7 +87,11 @@ def calls(client: Client) -> Iterator[Callable[..., Any]]:
 def call_with_anything(method: Callable[..., Any], server: FakeServer, folder: Path) -> None:
     """Call it with what its parameters without a default may be; it has to ask, and to tell that there is nothing."""
     by_type: dict[Any, Any] = {str: "ID", int: 1, Path: folder / "file", Sequence[str]: ["ID", "OTHER"]}
-    by_type |= {bytes: b"", Manifest: Manifest(files=(FileEntry(path="a", size=0, pieces=()),))}
+    by_type |= {
+        Mapping[str, str]: {"recipe.py": ""},
+        bytes: b"",
+        Manifest: Manifest(files=(FileEntry(path="a", size=0, pieces=()),)),
+    }
     by_name = {"job": job(), "spec": {}, "request": {}, "change": {}, "changes": {}, "facts": {}}
     parameters = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
     given = [by_name[one.name] if one.name in by_name else by_type[one.annotation] for one in parameters]
