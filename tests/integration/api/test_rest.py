@@ -355,7 +355,10 @@ def test_scores_on_a_validation_split_are_called_so_and_the_test_set_comes_at_th
     project(client, redis)
     shown, metrics = client.get(f"/v1/jobs/{job}").json(), client.get(f"/v1/jobs/{job}/metrics").json()
     assert (shown["status"], shown["best_version"], shown["accuracy"]) == ("completed", 1, 0.5)
-    assert (shown["tested"], shown["tested_last"]) == ({"version": 1, **best}, {"version": 2, **last})
+    assert (shown["tested"], shown["tested_last"]) == (
+        {"version": 1, **best, "own_metrics": None},
+        {"version": 2, **last, "own_metrics": None},
+    )
     saved_ones = client.get(f"/v1/jobs/{job}/checkpoints").json()["items"]
     assert [one["tested"] for one in saved_ones] == [shown["tested_last"], shown["tested"]]
     assert [point["value"] for point in metrics["validation_accuracy"]] == [0.75, 0.5]
