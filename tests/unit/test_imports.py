@@ -54,6 +54,15 @@ def test_training_a_small_model_imports_neither_torch_dynamo_nor_torchvision() -
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_seat_loads_what_recipes_need_only_for_a_recipe() -> None:
+    program = (
+        "import sys, computeshare.worker.seat.seat; sys.exit(', '.join(n for n in sys.modules if n in UNUSED) or 0)"
+    )
+    unused = {"torch", "computeshare.confinement", "computeshare.training.recipe_process", "computeshare.queue.recipes"}
+    program = program.replace("UNUSED", repr(unused))
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
 def test_every_module_is_in_a_layer() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     outer, inner = (contract["layers"] for contract in contracts if contract["type"] == "layers")

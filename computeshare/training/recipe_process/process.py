@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ END_S = 5.0
 MOST_LINES_PER_S, MOST_LINES_AT_ONCE, LONGEST_LINE = 2.0, 50, 500
 """What is logged of the lines that a recipe prints."""
 _SERVER = "computeshare.training.recipe_process.server"
+_PREFIX = "recipe-process-"
 log = structlog.get_logger()
 
 
@@ -111,7 +113,8 @@ class RecipeProcess:
         )
 
     def _start(self, files: RecipeFiles, device: str | None) -> None:
-        folder = self._closing.enter_context(scratch.temporary())
+        _remove_left()
+        folder = self._closing.enter_context(scratch.temporary(f"{_PREFIX}{os.getpid()}-"))
         self._recipe, own = folder / "recipe", folder / "scratch"
         own.mkdir()
         files.bundle.write(self._recipe)
@@ -278,3 +281,12 @@ class _Ending:
                     self._last.append(text)
                     if budget.spend():
                         log.info("the recipe printed", line=text)
+
+
+def _remove_left() -> None:
+    """Remove the folders of processes of this user that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and not psutil.pid_exists(int(owner)) and folder.lstat().st_uid == os.getuid():
+                scratch.remove(folder)

@@ -1,6 +1,10 @@
 """What a recipe does to its process ends in words for the job, and this process lives."""
 
+import os
 import re
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from computeshare.errors import Interrupted, RecipeError
 from computeshare.tasks.recipes.bundle import MAIN, Bundle
+from computeshare.tensors.layout import Weights
 from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
 from tests.support.recipes import NOISE, recipe_job
 
@@ -73,9 +78,7 @@ def test_a_recipe_that_fails_in_mid_training_says_why(act: str, tmp_path: Path) 
     assert not [one for one in psutil.Process().children(recursive=True) if "recipe_process" in " ".join(one.cmdline())]
 
 
-def recipe_weights(process: RecipeProcess):  # type: ignore[no-untyped-def]
-    from computeshare.tensors.layout import Weights
-
+def recipe_weights(process: RecipeProcess) -> Weights:
     layout = process.layout
     zeros = np.zeros(layout.parameters, np.float32), np.zeros(layout.buffers, np.float32)
     return Weights(*zeros, np.zeros(layout.counters, np.int64))
@@ -117,3 +120,18 @@ def test_a_recipe_that_is_another_here_than_where_the_job_was_created_says_so(tm
                 process.open()
         finally:
             process.close()
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f"recipe-process-{dead.pid}-x"
+    (left / "scratch").mkdir(parents=True)
+    (mine := tmp_path / f"recipe-process-{os.getpid()}-y").mkdir()
+    job = recipe_job(SWITCHED, tmp_path / "job", rounds=3)
+    RecipeProcess(job.spec, job.files, "cpu").close()
+    assert (left.exists(), mine.exists()) == (False, True)
+    assert [path.name for path in tmp_path.glob("recipe-process-*")] == [mine.name]
