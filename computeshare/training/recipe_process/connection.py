@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from computeshare.errors import RecipeError
+from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.training.recipe_process.channel import Channel, Closed
 from computeshare.training.recipe_process.messages import MOST_HEAD, Bucket, Done, Failed, Head, Step, reply_in
 from computeshare.types import Blob
@@ -63,9 +63,12 @@ class Connection:
             ComputeShareErrors of the process.
         """
         self._send(request, body, tick)
-        while self._owed:
-            self._owed -= 1
-            self._answer(Done, tick=tick)
+        try:
+            while self._owed:
+                self._answer(Done, tick=tick)
+                self._owed -= 1
+        except ComputeShareError as error:  # the answer to this request will not be read
+            raise self._broken(str(error)) from error
         return self._answer(wanted, most_body, steps, tick, take, limit_s)
 
     def _answer(

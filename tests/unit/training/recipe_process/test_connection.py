@@ -171,6 +171,19 @@ def test_buckets_are_copies_which_the_process_cannot_change(served: Serve) -> No
     assert [set(found[1]), set(found[0])] == [{1.0}, {2.0}]
 
 
+def test_an_error_in_what_was_not_waited_for_comes_with_the_next_call_and_ends_the_process(served: Serve) -> None:
+    def child(end: socket.socket) -> None:
+        end.recv(1 << 16)
+        end.sendall(said(say="failed", kind="RecipeError", message="recipe.py, line 3") + said(**COMPUTED) * 2)
+
+    replica, _, killed = served(child)
+    replica.prefetch([1])
+    for _ in range(2):
+        with pytest.raises(RecipeError, match=r"recipe\.py, line 3"):
+            replica.compute(1)
+    assert killed.times
+
+
 def test_a_silent_process_is_ended_in_time(served: Serve) -> None:
     over = threading.Event()
     replica, _, killed = served(lambda end: over.wait(20), 0.3)
