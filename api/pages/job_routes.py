@@ -47,11 +47,12 @@ def show_job(
     """A job's page."""
     with views.snapshot():
         view, series, lowest = views.job(job_id, table=True), views.plots(job_id), views.lowest_loss(job_id)
-        logs = log_view(service, job_id, log_worker, log_level)
+        logs, recipe = log_view(service, job_id, log_worker, log_level), views.recipe(view.job)
     return render(
         request,
         "job.html",
         view=view,
+        recipe=recipe,
         late=view.takes_late,
         elapsed_s=elapsed_s(view.job, datetime.now(UTC)),
         logs=logs,

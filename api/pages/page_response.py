@@ -24,7 +24,7 @@ from api.pages.views import Views
 
 
 def _views(services: ServicesDep) -> Views:
-    return Views(services.database, services.jobs, services.history, services.submissions)
+    return Views(services.database, services.jobs, services.history, services.submissions, services.recipes)
 
 
 ViewsDep = Annotated[Views, Depends(_views)]

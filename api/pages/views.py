@@ -17,6 +17,8 @@ from api.jobs.job_list import Chosen
 from api.jobs.series import Columns, Lowest
 from api.jobs.service import Jobs
 from api.jobs.submissions import Spent, Submissions
+from api.recipes.schemas import RecipeDetail
+from api.recipes.service import Recipes
 from api.schemas import (
     CheckpointPublic,
     ClassesPublic,
@@ -32,7 +34,7 @@ from api.stored_specs import plan_of
 from api.tables import Job
 from api.text_format import rate
 from computeshare.strategies.registry import stored
-from computeshare.types import JobSort, JobStatus, Outcome
+from computeshare.types import JobSort, JobStatus, Outcome, plain
 
 STATUSES: tuple[JobStatus, ...] = ("running", "queued", "paused", "completed", "failed", "cancelled")
 """In the order in which the list of jobs shows them."""
@@ -144,8 +146,11 @@ def elapsed_s(job: JobPublic, now: datetime) -> float:
 class Views:
     """Reads the data of the pages. Methods that take a job's id raise NotFound, unless they say otherwise."""
 
-    def __init__(self, database: Database, jobs: Jobs, history: History, submissions: Submissions) -> None:
+    def __init__(
+        self, database: Database, jobs: Jobs, history: History, submissions: Submissions, recipes: Recipes
+    ) -> None:
         self._database, self._jobs, self._history, self._submissions = database, jobs, history, submissions
+        self._recipes = recipes
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -197,6 +202,16 @@ class Views:
             return self._jobs.show(job.forked_from.job_id).title if job.forked_from else None
         except NotFound:
             return None
+
+    def recipe(self, job: JobPublic) -> RecipeDetail | None:
+        """The recipe that a job trains, with invisible characters of its files made visible; None: it trains none, one
+        of a package, or one that was deleted.
+        """
+        try:
+            found = self._recipes.show(job.spec.get("recipe") or "")
+        except NotFound:
+            return None
+        return found.model_copy(update={"files": {path: plain(text, lines=True) for path, text in found.files.items()}})
 
     def job_alone(self, job_id: str) -> JobPublic:
         """The job without its workers, history and submissions."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from computeshare.client.api.calls import Client
-from computeshare.client.bundles.recipe_upload import data_folder, is_digest, recipe_of, upload_recipe
+from computeshare.client.bundles.recipe_upload import data_folder, is_digest, name_of, recipe_of, upload_recipe
 from computeshare.client.card import jobs_table
 from computeshare.client.job import Job
 from computeshare.client.weights import WeightsCache
@@ -48,7 +48,8 @@ class Jobs:
         folder: str | Path | None = None,
         **fields: Any,
     ) -> Job:
-        """Create a job. A `recipe` given as a path is first tried on this machine, with your rights, and uploaded.
+        """Create a job. A `recipe` given as a path, or as package:NAME, is first tried on this machine, with your
+        rights, and uploaded.
 
         Args:
             spec: a JobSpec's document; `fields` override its entries.
@@ -63,7 +64,7 @@ class Jobs:
             recipe, store = recipe_of(self._client, source), self._cache.bundles
             where = Path(folder).resolve() if folder else data_folder(self._client, document.get("dataset"), store)
             trial = Trial(document.get("recipe_args") or {}, where, document.get("seed", 0))
-            document |= upload_recipe(self._client, recipe, trial, Path(source).stem)[0]
+            document |= upload_recipe(self._client, recipe, trial, name_of(source))[0]
         return self._job(self._client.create(document, idempotency_key))
 
     def get(self, job_id: str) -> Job:

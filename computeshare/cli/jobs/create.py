@@ -10,6 +10,7 @@ import typer
 from computeshare.cli.connection import Home, Json, Url, connect, page_url, settings
 from computeshare.cli.jobs import spec_options
 from computeshare.cli.jobs.recipe_options import ArgOption, FolderOption, RecipeOption, choice_of
+from computeshare.client.bundles.recipe_upload import name_of
 from computeshare.errors import SettingsError, SpecError
 from computeshare.jobspec.documents import export
 from computeshare.jobspec.spec import LONGEST_NAME, JobSpec
@@ -64,7 +65,7 @@ def create(
     """
     document = spec_options.build(_read(spec) if spec else {}, flags, setting or [])
     if choice := choice_of(recipe, arg or (), folder, document):
-        document = {"name": choice.name[:LONGEST_NAME], **document, **choice.fields}
+        document = {"name": name_of(choice.source)[:LONGEST_NAME], **document, **choice.fields}
     checked = spec_options.check(document)
     if show:
         print(_shown(checked, show, url, home).rstrip())

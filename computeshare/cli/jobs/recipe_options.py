@@ -10,7 +10,14 @@ import typer
 from computeshare.bundles.store import BundleStore, cache_limit
 from computeshare.cli.jobs.spec_options import parse_setting
 from computeshare.client import Client
-from computeshare.client.bundles.recipe_upload import data_folder, is_digest, recipe_of, upload_recipe
+from computeshare.client.bundles.recipe_upload import (
+    data_folder,
+    is_digest,
+    is_package,
+    name_of,
+    recipe_of,
+    upload_recipe,
+)
 from computeshare.tasks.recipes import bundle
 from computeshare.terminal.output import console
 from computeshare.training.recipe_check import Trial
@@ -19,11 +26,11 @@ RecipeOption = Annotated[
     str | None,
     typer.Option(
         "--recipe",
-        metavar="PATH|sha256:...",
+        metavar="PATH|package:NAME|sha256:...",
         show_default=False,
         rich_help_panel="The job",
-        help="Train a recipe: a Python file, a folder with a recipe.py, or the digest of one that the control plane "
-        "has. It is tried here first, with your rights.",
+        help="Train a recipe: a Python file, a folder with a recipe.py, that of an installed package, or the digest of "
+        "one that the control plane has. It is tried here first, with your rights.",
     ),
 ]
 ArgOption = Annotated[
@@ -57,13 +64,9 @@ class RecipeChoice:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of a JobSpec that are known without a trial. Raises RecipeError: it cannot be read."""
-        digest = self.source if is_digest(self.source) else bundle.read(Path(self.source)).digest
+        is_named = is_digest(self.source) or is_package(self.source)
+        digest = self.source if is_named else bundle.read(Path(self.source)).digest
         return {"recipe": digest, "recipe_args": dict(self.arguments) or None, "recipe_facts": None}
-
-    @property
-    def name(self) -> str:
-        """The file's or folder's name; empty for a digest."""
-        return "" if is_digest(self.source) else Path(self.source).resolve().stem
 
     def tried(self, client: Client, bundles_dir: Path, seed: int, dataset: str | None) -> dict[str, Any]:
         """Try the recipe, upload it, print what a user should know on standard error; returns the JobSpec's fields.
@@ -79,7 +82,7 @@ class RecipeChoice:
                 client,
                 recipe,
                 Trial(self.arguments, folder, seed),
-                self.name,
+                name_of(self.source),
                 lambda done, total: status.update(f"uploading the initial state, {done / max(1, total):.0%}"),
             )
         for remark in report.remarks:

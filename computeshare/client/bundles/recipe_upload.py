@@ -11,13 +11,15 @@ from computeshare.client.api.calls import Client
 from computeshare.client.bundles.downloads import download
 from computeshare.client.bundles.uploads import upload
 from computeshare.errors import RecipeError
+from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.tasks.recipes import bundle
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.training.recipe_check import Report, Trial, check
 
 
 def recipe_of(client: Client, source: str | Path) -> Bundle:
-    """The recipe in a file or folder, or the control plane's with this digest.
+    """The recipe in a file or folder, that of an installed package (`package:NAME`), or the control plane's with this
+    digest.
 
     Raises: RecipeError: it cannot be read. NoServer, Problem.
     """
@@ -32,6 +34,18 @@ def recipe_of(client: Client, source: str | Path) -> Bundle:
 def is_digest(source: str | Path) -> bool:
     """Whether a recipe is named by its digest, and not by a path."""
     return isinstance(source, str) and source.startswith(DIGEST)
+
+
+def name_of(source: str | Path) -> str:
+    """The name of a file, folder or package's recipe; empty for a digest."""
+    if is_digest(source):
+        return ""
+    return str(source).removeprefix(PACKAGE) if is_package(source) else Path(source).resolve().stem
+
+
+def is_package(source: str | Path) -> bool:
+    """Whether a recipe is that of an installed package."""
+    return str(source).startswith(PACKAGE)
 
 
 def data_folder(client: Client, dataset: str | None, store: BundleStore) -> Path | None:
@@ -54,7 +68,8 @@ def upload_recipe(
     """
     with tempfile.TemporaryDirectory(prefix="state-") as state:
         report = check(recipe, trial, Path(state))
-        client.recipes.create(recipe.files, name)
+        if not recipe.package:
+            client.recipes.create(recipe.files, name)
         upload(client.bundles, Path(state), progress)
     facts = report.facts.model_dump(mode="json")
     return {"recipe": recipe.digest, "recipe_args": dict(trial.arguments) or None, "recipe_facts": facts}, report

@@ -13,11 +13,13 @@ from api.database import now_ms
 from api.jobs.history import EVENTS_ON_PAGE
 from api.main import create_app
 from api.pages.views import PER_PAGE
+from api.recipes.schemas import RecipeRequest
 from api.tables import Event, Job, Score, Submission, VersionRow, WorkerStat
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo, register, unregister
 from computeshare.settings import Settings
 from tests.support.html import HOSTILE, assert_allowed_by_policy
+from tests.support.recipe_jobs import FACTS
 
 
 class Pages:
@@ -403,3 +405,19 @@ def test_the_form_says_nothing_of_queues_while_the_broker_is_away(pages: Pages, 
     assert "No worker serves this queue yet" in pages.get("/new")
     away = Pages(Settings(home=tmp_path / "away", redis_url="redis://127.0.0.1:1/0"))
     assert "No worker serves this queue yet" not in away.get("/new")
+
+
+def test_a_recipe_is_shown_as_text_whatever_it_says(pages: Pages, tmp_path: Path) -> None:
+    source = f"# {HOSTILE}\n</pre></code>\n# seen \u202e unseen\n"
+    files = {"recipe.py": source, "lib/a'b.py": "x = 1\n"}
+    recipe, _ = pages.services.recipes.add(RecipeRequest(files=files, name=HOSTILE))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "initial.safetensors").write_bytes(b"weights")
+    facts = FACTS | {"initial": pages.services.bundles.add(tmp_path / "state").digest, "requires": ["numpy>=2"]}
+    given = {"dataset": None, "model": None, "recipe": recipe.digest, "recipe_facts": facts}
+    job_id = pages.create("completed", **given, recipe_args={"width": HOSTILE})
+    html = pages.get(f"/jobs/{job_id}")
+    assert recipe.digest in html and "numpy&gt;=2" in html and "lib/a&#39;b.py" in html
+    assert HOSTILE not in html and "&lt;/pre&gt;&lt;/code&gt;" in html and "\u202e" not in html
+    pages.services.recipes.delete(recipe.digest)
+    assert "Its files were removed" in pages.get(f"/jobs/{job_id}")
