@@ -10,8 +10,8 @@ from computeshare.client.api.calls import Client
 from computeshare.client.bundles.downloads import download
 from computeshare.errors import RecipeError, SpecError
 from computeshare.jobspec.spec import JobSpec
-from computeshare.jobspec.tasks.recipes import recipe_title
-from computeshare.tasks.recipes import bundle
+from computeshare.jobspec.tasks.recipes import PACKAGE, recipe_title
+from computeshare.tasks.recipes import bundle, packages
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.tasks.usage import Usage
 
@@ -47,14 +47,17 @@ def job_recipe(
             f"{recipe_title(spec.recipe)} is code, which runs here only if you say so: give your own file of it, or "
             f"`{STORED}` for the copy that the control plane has (--recipe; in Python recipe=)"
         )
-    found = (
-        Bundle(client.recipes.show(spec.recipe)["files"]).checked() if chosen == STORED else bundle.read(Path(chosen))
-    )
+    if chosen == STORED and not spec.recipe.startswith(PACKAGE):
+        found = Bundle(client.recipes.show(spec.recipe)["files"]).checked()
+    else:
+        found = bundle.read(Path(spec.recipe if chosen == STORED else chosen))
     if found.digest != spec.recipe:
         raise RecipeError(
             f"{chosen} is another recipe ({found.digest[:19]}) than the job's ({spec.recipe[:19]}): give the files "
             f"with which the job was created, or `{STORED}`"
         )
+    if found.package:
+        packages.check(found.package, spec.recipe_facts.package)
     return JobRecipe(found, download(client.bundles, spec.recipe_facts.initial, store, only))
 
 

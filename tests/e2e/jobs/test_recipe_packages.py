@@ -1,13 +1,13 @@
 """A recipe of an installed package: who gets seats, and why others get none."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from computeshare import ComputeShare
-from computeshare.tasks.recipes import bundle
-from computeshare.training.recipe_check import Trial, check
 from tests.support.control_plane import ControlPlane, control_plane
 from tests.support.recipe_packages import install
 
@@ -30,14 +30,12 @@ def test_workers_without_the_package_or_with_another_version_get_no_seat_and_the
         plane.worker("e2e", "none", "--recipes", PYTHONPATH=""),
     ):
         plane.until("two workers", lambda: reasons(plane).keys() == {"old", "none"})
-        (tmp_path / "state").mkdir()
-        report = check(bundle.read(Path(RECIPE)), Trial({"width": 16}), tmp_path / "state")
+        about = {"recipe_args": {"width": 16}, "queue": "e2e", "micro_batch": 10, "rounds": 40, "threads": 1}
+        about |= {"evaluate_every": 20, "workers": {"min": 1, "max": 3}}
         with ComputeShare(plane.url, (plane.home / "token").read_text().strip()) as session:
-            session.upload_bundle(tmp_path / "state")
-        facts: dict[str, Any] = report.facts.model_dump(mode="json")
-        assert facts["package"] == "blob-recipes 1.2.0"
-        about = {"recipe_args": {"width": 16}, "recipe_facts": facts, "queue": "e2e", "micro_batch": 10}
-        job = plane.create(recipe=RECIPE, **about, rounds=40, evaluate_every=20, workers={"min": 1, "max": 3})
+            made = session.jobs.create(about, recipe=RECIPE)
+            assert made.spec["recipe_facts"]["package"] == "blob-recipes 1.2.0" and not session.client.recipes.list()
+        job = made.id
         install_it = "install blob-recipes==1.2.0 there, then start the worker again"
         why = {
             "old": f"old has blob-recipes 1.1.0, and the job needs blob-recipes 1.2.0: {install_it}",
@@ -49,3 +47,7 @@ def test_workers_without_the_package_or_with_another_version_get_no_seat_and_the
             done = plane.finish(job)
         assert [one["name"] for one in plane.get(f"/v1/jobs/{job}/workers")["items"]] == ["has"]
         assert done["title"] == "recipe blobs" and done["accuracy"] > 0.7
+        again = ["jobs", "create", "--recipe", RECIPE, "--arg", "width=8", "--queue", "e2e", "--json"]
+        command = [sys.executable, "-m", "computeshare.cli.main", *again]
+        told = subprocess.run(command, env=plane.environment, capture_output=True, text=True, check=True)
+        assert json.loads(told.stdout)["spec"]["recipe"] == RECIPE
