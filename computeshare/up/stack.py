@@ -294,7 +294,8 @@ class Stack:
         environment = self.settings.model_copy(update={"redis_url": self.redis_url}).child_environment()
         options = self.options
         api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
-        children = [Child("api", lambda: self._spawn(api, environment, "api"))]
+        running = environment | {"COMPUTESHARE_RECIPES": "true"}
+        children = [Child("api", lambda: self._spawn(api, running, "api"))]
         worker = [sys.executable, "-m", "computeshare.worker.process", "--queue", options.queue, "--recipes", "--child"]
         for number in range(1, options.workers + 1):
             name = ["--name", f"worker-{number}"]
@@ -302,8 +303,7 @@ class Stack:
             children.append(Child("worker", start, may_leave=True))
         for _ in range(REDUCERS):
             children.append(Child("reducer", lambda: Forked(reducer.child, environment, self._log("reducer"))))
-        scores = environment | {"COMPUTESHARE_RECIPES": "true"}
-        children.append(Child("evaluator", lambda: Forked(evaluator.child, scores, self._log("evaluator"))))
+        children.append(Child("evaluator", lambda: Forked(evaluator.child, running, self._log("evaluator"))))
         return children
 
     def _spawn(self, command: list[str], environment: dict[str, str], role: str) -> Handle:
