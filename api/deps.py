@@ -15,6 +15,7 @@ from api.datasets.samples import Samples
 from api.datasets.service import Datasets
 from api.fleet.invites import InviteService
 from api.fleet.service import Fleet
+from api.gateway.app import gateway_of
 from api.jobs.event_feeds import Feeds
 from api.jobs.forks import Forks
 from api.jobs.history import History
@@ -74,7 +75,10 @@ class Services:
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
-        self.invites = InviteService(self.database, settings.resolve_public_redis_url)
+        self.gateway = gateway_of(settings, self.database, self.broker)
+        self.invites = InviteService(
+            self.database, settings.resolve_public_redis_url, settings.resolve_public_url(), self.broker.client
+        )
         self.health = HealthService(self.database, self.broker, self.control, settings.run_path)
         self.telemetry = Telemetry(self.database, self.broker)
 

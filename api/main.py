@@ -104,11 +104,16 @@ def create_app(settings: Settings, host: str = "127.0.0.1", hosts: Iterable[str]
     app.add_middleware(Compress)
     app.add_middleware(BodyDeadline)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MAX_BODY_BYTES)
-    named = [urlsplit(settings.url).hostname or ""] if settings.url else []
+    named = [urlsplit(url).hostname or "" for url in (settings.url, settings.resolve_public_url()) if url]
     own = allowed_hosts(host, [*named, *hosts])
     explain = partial(_explained, app)
     app.add_middleware(
-        Guard, credentials=services.credentials, hosts=own, login_page=system.login_page, explain=explain
+        Guard,
+        credentials=services.credentials,
+        hosts=own,
+        login_page=system.login_page,
+        explain=explain,
+        gateway=services.gateway,
     )
     app.add_middleware(Measure, telemetry=services.telemetry)
     return app

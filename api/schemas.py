@@ -396,9 +396,12 @@ class InvitePublic(_Answer):
     id: str
     queue: str
     status: Literal["pending", "taken", "joined", "expired"] = Field(
-        description="taken: a machine has received the broker's address; joined: it has since appeared on the queue"
+        description="taken: a machine has used the invite; joined: it has since appeared on the queue"
     )
     worker: str | None = Field(description="the name that the invited machine gave")
+    gateway: bool = Field(False, description="whether a machine joined through the gateway: withdrawing cuts it off")
+    bytes_up: int = Field(0, description="bytes that the machine sent through gateways; in lists only")
+    bytes_down: int = Field(0, description="bytes that the machine received through gateways; in lists only")
     created_at: Instant
     expires_at: Instant
 
@@ -428,10 +431,14 @@ class JoinRequest(BaseModel):
 
 
 class Admission(_Answer):
-    """The broker's address and the queue for an invited worker."""
+    """How an invited worker reaches the broker, and the queue that it is to serve."""
 
-    redis_url: str
     queue: str
+    redis_url: str | None = Field(None, description="the broker's address; null: use the gateway")
+    gateway: str | None = Field(None, description="path of the gateway's WebSocket, below the control plane's address")
+    machine: str | None = Field(
+        None, description="the machine's id: its token at the gateway is this, a dot, and the key that it sent"
+    )
 
 
 class VersionPublic(_Answer):

@@ -202,6 +202,8 @@ class Invite(SQLModel, table=True):
     """The name that the machine gave when it took the invite up."""
     key: str | None = None
     """sha256 of a secret of that machine: a repeated request with the same secret gets the same answer."""
+    gateway: bool = False
+    """Whether the machine joined through the gateway, with that secret as its credential as long as this row exists."""
 
 
 class AccessToken(SQLModel, table=True):

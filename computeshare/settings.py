@@ -9,6 +9,7 @@ import os
 import secrets
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import BaseModel, Field, ValidationError
@@ -19,6 +20,8 @@ from computeshare.runtime.database_file import DatabaseFile
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""This machine's names for itself."""
 INTERNAL = frozenset({"PARENT", "SOCKETS", "TELL", "FAILPOINTS"})
 """Further variables `COMPUTESHARE_<NAME>`: those that processes set for one another, and the one that tests set."""
 
@@ -56,6 +59,7 @@ class Settings(BaseSettings):
     data: Path | None = Field(None, description="data sets in torchvision's layout; default HOME/data")
     redis_url: str | None = Field(None, description="broker; default: the embedded one of `computeshare up`")
     public_redis_url: str | None = Field(None, description="broker's address for invited machines; default REDIS_URL")
+    public_url: str | None = Field(None, description="control plane's address for invited machines: https://HOST")
     database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")
@@ -133,6 +137,21 @@ class Settings(BaseSettings):
         """The broker's address for machines elsewhere. Raises Unreachable: no address is known."""
         return self.public_redis_url or self.resolve_redis_url()
 
+    def resolve_public_url(self) -> str | None:
+        """The control plane's address for machines elsewhere, without a final slash; None: none was set.
+
+        Raises: SettingsError: it is no such address, or would send secrets unencrypted over a network.
+        """
+        if not self.public_url:
+            return None
+        url = self.public_url.rstrip("/")
+        if not is_gateway_url(url):
+            raise SettingsError(
+                "COMPUTESHARE_PUBLIC_URL must be https://HOST or https://HOST:PORT, without a path "
+                "(http:// for this machine's loopback alone)"
+            )
+        return url
+
     def resolve_url(self) -> str:
         """The control plane's address: from the setting, else from `run.json`. Raises Unreachable: neither has it."""
         if self.url:
@@ -162,6 +181,18 @@ class Settings(BaseSettings):
         """These settings as variables for a child process (never as arguments, which other users can read)."""
         values = json.loads(self.model_dump_json(exclude_none=True))
         return {f"COMPUTESHARE_{name.upper()}": str(value) for name, value in values.items()}
+
+
+def is_gateway_url(url: str) -> bool:
+    """Whether this is an address under which a gateway may be used: encrypted, or this machine's own; no path."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    if not parts.hostname or "@" in parts.netloc or parts.path or parts.query or parts.fragment:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK_NAMES)
 
 
 def derive(token: str, purpose: str) -> str:

@@ -1,6 +1,7 @@
 """REST routes to make and manage invites, and the routes behind an invite's link."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import segno
 from fastapi import APIRouter, Path, Request, Response
@@ -8,6 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from api.deps import InvitesDep
 from api.errors import NotFound
+from api.fleet.invites import InviteService
 from api.http.security import is_loopback
 from api.pages.page_response import missing, render
 from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
@@ -27,13 +29,14 @@ Code = Annotated[str, Path(max_length=100, description="last part of the invite'
 def create_invite(body: InviteRequest, service: InvitesDep, request: Request, response: Response) -> InviteCreated:
     """Make a link that admits one worker, once. The link is not shown again."""
     invite, code = service.create(body.queue, body.minutes)
-    url = _link(request, code)
-    obstacles = [service.note(), OWN_NAME if is_loopback(request.url.hostname or "") else None]
+    url = _link(service, request, code)
+    alone = not service.public_url and is_loopback(request.url.hostname or "")
+    obstacles = [service.note(), OWN_NAME if alone else None]
     response.headers["Location"] = f"/v1/invites/{invite.id}"
     return InviteCreated(
         **invite.model_dump(),
         url=url,
-        command=join_command(invite.queue, url),
+        command=join_command(url),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
         note="; and ".join(filter(None, obstacles)) or None,
     )
@@ -53,7 +56,7 @@ def show_invite_status(invite_id: InviteId, service: InvitesDep) -> InvitePublic
 
 @router.delete("/v1/invites/{invite_id}", status_code=204, response_class=Response)
 def withdraw_invite(invite_id: InviteId, service: InvitesDep) -> None:
-    """Withdraw an invite; a worker that took it up stays."""
+    """Withdraw an invite. A machine that joined through the gateway is cut off; one with the broker's address stays."""
     service.withdraw(invite_id)
 
 
@@ -64,21 +67,23 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
         invite = service.find(code)
     except NotFound as error:
         return missing(request, "There is no such invite", str(error))
-    made = join_command(invite.queue, _link(request, code))
+    made = join_command(_link(service, request, code))
     return render(request, "join.html", invite=invite, command=made, version=__version__)
 
 
 @router.post("/join/{code}")
 def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: Request) -> Admission:
-    """Exchange an invite for the broker's address, for one machine. A worker needs no token for this call."""
+    """Exchange an invite for a way to the broker, for one machine. A worker needs no token for this call."""
     host = request.client.host if request.client else ""
     return service.take_up(code, body.name, body.key, is_loopback(host), host)
 
 
-def _link(request: Request, code: str) -> str:
-    return str(request.url_for("show_invite", code=code))
+def _link(service: InviteService, request: Request, code: str) -> str:
+    own = str(request.url_for("show_invite", code=code))
+    return service.public_url + urlsplit(own).path if service.public_url else own
 
 
-def join_command(queue: str, url: str) -> str:
-    """The shell command for the invited machine; `queue` and `url` hold no characters that are special to a shell."""
-    return f"computeshare-worker --queue {queue} --join {url}"
+def join_command(url: str) -> str:
+    """The shell command for the invited machine; `url`, an invite's link, holds no characters special to a shell."""
+    base, _, code = url.rpartition("/join/")
+    return f"computeshare-worker --join {base}#{code}"

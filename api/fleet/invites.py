@@ -1,7 +1,8 @@
 """Invites: a link admits one worker, once, for a short while.
 
-The database holds only the digest of the link's code. A worker exchanges the link for the broker's address, and keeps
-the address.
+The database holds only the digest of the link's code. A worker exchanges the link for the right to use the gateway, as
+long as the invite is not withdrawn; or, if the control plane has no public address, for the broker's address. It keeps
+what it got.
 """
 
 import hashlib
@@ -11,15 +12,18 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from redis import Redis
 from sqlalchemy import ColumnElement, func, select, update
 
 from api.access.audit import record
 from api.access.caller import Caller
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
+from api.gateway import traffic
 from api.scheduler.machines import MACHINE
 from api.schemas import Admission, InviteList, InvitePublic
 from api.tables import Invite, table
+from computeshare.transport.addresses import GATEWAY_PATH
 from computeshare.types import plain
 
 INVITE = table(Invite)
@@ -42,23 +46,36 @@ _HEARD = (
 class InviteService:
     """Makes, shows, withdraws and takes up invites."""
 
-    def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:
-        """`broker_url` returns the broker's address for workers, or raises SettingsError."""
-        self._database, self._broker_url = database, broker_url
+    def __init__(
+        self,
+        database: Database,
+        broker_url: Callable[[], str],
+        public_url: str | None = None,
+        broker: Callable[[], Redis] | None = None,
+    ) -> None:
+        """`broker_url` returns the broker's address for workers, or raises SettingsError. With `public_url`, the
+        control plane's address for other machines, workers use its gateway; `broker` holds the gateways' counts.
+        """
+        self._database, self._broker_url, self.public_url, self._broker = database, broker_url, public_url, broker
 
     def create(self, queue: str, minutes: int) -> tuple[InvitePublic, str]:
         """A new invite, and its code. The code cannot be read again."""
         code, now = secrets.token_urlsafe(CODE_BYTES), now_ms()
         row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue}
         with self._database.writing() as connection:
-            connection.execute(INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS))
+            old = INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS, INVITE.c.gateway.is_(False))
+            connection.execute(old)
             connection.execute(INVITE.insert(), row | {"created_ms": now, "expires_ms": now + 60_000 * minutes})
             record(connection, "invite.create", row["id"], queue=queue, minutes=minutes)
         return self.show(row["id"]), code
 
     def list(self) -> InviteList:
-        """All stored invites, newest first."""
-        return InviteList(items=_found(self._database))
+        """All stored invites, newest first, with the bytes of the machines that use the gateway."""
+        found = _found(self._database)
+        sums = traffic.sums(self._broker) if self._broker and any(one.gateway for one in found) else {}
+        for one in found:
+            one.bytes_up, one.bytes_down = sums.get(f"{one.id}:up", 0), sums.get(f"{one.id}:down", 0)
+        return InviteList(items=found)
 
     def show(self, invite_id: str) -> InvitePublic:
         """One invite. Raises NotFound."""
@@ -67,11 +84,15 @@ class InviteService:
         raise NotFound(f"there is no invite {invite_id}")
 
     def withdraw(self, invite_id: str) -> None:
-        """Make an invite useless; a worker that took it up stays. Raises NotFound."""
+        """Make an invite useless. A machine that joined by it through the gateway is cut off within seconds; a machine
+        that has the broker's address stays. Raises NotFound.
+        """
         with self._database.writing() as connection:
             if not connection.execute(INVITE.delete().where(INVITE.c.id == invite_id)).rowcount:
                 raise NotFound(f"there is no invite {invite_id}")
             record(connection, "invite.withdraw", invite_id)
+        if self._broker:
+            traffic.forget(self._broker, invite_id)
 
     def find(self, code: str) -> InvitePublic:
         """The invite of this code. Raises NotFound."""
@@ -89,22 +110,29 @@ class InviteService:
             address: of that machine, for the audit log.
         Raises: NotFound; Conflict: the invite was used or has expired, or the worker cannot reach the broker.
         """
-        invite, url = self.find(code), self._broker_url()
-        if not from_here and is_local(url):
+        invite, url = self.find(code), None if self.public_url else self._broker_url()
+        if url and not from_here and is_local(url):
             raise Conflict(UNREACHABLE)
+        if not url and not key:
+            raise Conflict("this machine sent no key: install the control plane's version of ComputeShare there")
         now, digest = now_ms(), _digest(key or secrets.token_hex())
         free = INVITE.c.used_ms.is_(None) | (INVITE.c.key == digest)
         mine = (INVITE.c.id == invite.id) & free & (INVITE.c.expires_ms > now)
-        taken = {"used_ms": func.coalesce(INVITE.c.used_ms, now), "worker": plain(name), "key": digest}
+        taken: dict[str, Any] = {"used_ms": func.coalesce(INVITE.c.used_ms, now), "worker": plain(name), "key": digest}
+        taken |= {"gateway": url is None}
         with self._database.writing() as connection:
             if not connection.execute(update(INVITE).where(mine).values(taken)).rowcount:
                 why = "was already used" if invite.worker else "has expired"
                 raise Conflict(f"this invite {why}: ask for a new invite")
             record(connection, "invite.use", invite.id, (INVITED, address), worker=plain(name), queue=invite.queue)
-        return Admission(redis_url=url, queue=invite.queue)
+        if url:
+            return Admission(redis_url=url, queue=invite.queue)
+        return Admission(gateway=GATEWAY_PATH, machine=invite.id, queue=invite.queue)
 
     def note(self) -> str | None:
         """A warning to the user if other machines may not reach the broker; None otherwise."""
+        if self.public_url:
+            return None
         url = self._broker_url()
         if is_local(url):
             return UNREACHABLE
@@ -113,8 +141,9 @@ class InviteService:
 
 
 UNREACHABLE = (
-    "the broker accepts connections from its own machine only: run a Valkey or Redis server that other machines can "
-    "reach, set COMPUTESHARE_REDIS_URL to its address, and restart computeshare up"
+    "the broker accepts connections from its own machine only: set COMPUTESHARE_PUBLIC_URL to an https:// address of "
+    "this control plane (a tunnel's will do); or run a Valkey or Redis server that other machines can reach and set "
+    "COMPUTESHARE_REDIS_URL to its address; then restart computeshare up"
 )
 NEARBY = (
     "other networks do not know the broker's name, {host}: set COMPUTESHARE_PUBLIC_REDIS_URL to an address that other "
@@ -159,6 +188,7 @@ def _public(row: Any, now: int) -> InvitePublic:
         queue=row.queue,
         status=waiting if row.used_ms is None else "joined" if row.heard else "taken",
         worker=row.worker,
+        gateway=row.gateway,
         created_at=row.created_ms,
         expires_at=row.expires_ms,
     )

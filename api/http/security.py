@@ -26,6 +26,7 @@ from api.http.throttle import Throttle, network_of
 from computeshare.bundles.manifest import CONTENT_BYTES
 from computeshare.errors import ComputeShareError
 from computeshare.settings import EVERYWHERE
+from computeshare.transport.addresses import GATEWAY_PATH
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
@@ -57,7 +58,7 @@ def allowed_hosts(bind_host: str, others: Iterable[str]) -> frozenset[str]:
 
 class Guard:
     """ASGI middleware that checks the host, size, credentials and scope of every request, and sets the security headers
-    of every answer. WebSockets are refused.
+    of every answer. WebSockets are refused, but those of `GATEWAY_PATH`, which check their credentials themselves.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Guard:
         hosts: frozenset[str],
         login_page: Callable[[Request], Response],
         explain: Explain,
+        gateway: ASGIApp,
     ) -> None:
         """`login_page` makes the answer to browsers that are not logged in, `explain` the answer to an error."""
+        self._gateway = gateway
         self.app, self._login_page, self._explain = app, login_page, explain
         self._credentials = credentials
         self._hosts = hosts
@@ -78,7 +81,9 @@ class Guard:
         self._answering: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" and scope["path"] == f"/{GATEWAY_PATH}":
+            await self._gateway(scope, receive, send)
+        elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "http":

@@ -4,9 +4,11 @@ import asyncio
 import resource
 from typing import Any
 
+import h11
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 GRACE_S = 3
 """How long open requests may take to end when the server stops."""
@@ -16,6 +18,16 @@ MAX_HEADER_BYTES = 32_768
 MAX_CONNECTIONS = 1000
 OTHER_FILES = 100
 """File descriptors kept free for the database, the broker and checkpoints."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""The largest message of a WebSocket."""
+MAX_FRAGMENTS = 64
+"""The most frames that one message may come in."""
+MAX_UNSENT_BYTES = 1 << 20
+"""A WebSocket that asks for answers to pings, and does not read them, is cut once so much is to be sent."""
+PING_S, PONG_S = 15.0, 30.0
+"""Seconds between pings on a WebSocket, which keep proxies from cutting it; seconds until the answer is overdue."""
+LINGER_S = 5.0
+"""How long the rest may take to be sent after a WebSocket's end."""
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -27,6 +39,7 @@ class LimitedProtocol(H11Protocol):
     limit = MAX_CONNECTIONS
     arrival_s = ARRIVAL_S
     _deadline: asyncio.TimerHandle | None = None
+    _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -39,7 +52,7 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         answered = self.cycle
         super().data_received(data)
-        if self.cycle is not answered:  # a request has arrived
+        if self._upgraded or self.cycle is not answered:  # a request has arrived
             self._drop_deadline()
         elif self.cycle is None or self.cycle.response_complete:  # part of a further request on a kept-alive connection
             self._set_deadline()
@@ -47,6 +60,10 @@ class LimitedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_deadline()
         super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._upgraded = True
+        super().handle_websocket_upgrade(event)
 
     def _set_deadline(self) -> None:
         """Start the deadline, unless it runs already: later bytes of the same request do not extend it."""
@@ -59,11 +76,41 @@ class LimitedProtocol(H11Protocol):
             self._deadline = None
 
 
-def server_of(app: FastAPI, **options: Any) -> uvicorn.Server:
-    """A uvicorn server with these limits; `options` are passed to `uvicorn.Config`."""
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol with limits on fragments, on unread answers to pings, and on the time after its end.
+
+    A message is at most `MAX_MESSAGE_BYTES` long, and is read only once the application has taken those before.
+    """
+
+    linger_s = LINGER_S
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.transport.abort()
+            return
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.transport.abort()
+            return
+        super().handle_ping()
+
+    def on_task_complete(self, task: "asyncio.Task[None]") -> None:
+        super().on_task_complete(task)
+        self.loop.call_later(self.linger_s, self.transport.abort)
+
+
+def server_of(app: Any, **options: Any) -> uvicorn.Server:
+    """A uvicorn server of an ASGI application, with these limits; `options` are passed to `uvicorn.Config`."""
     config = uvicorn.Config(
         app,
         http=LimitedProtocol,
+        ws=LimitedWebSocket,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PONG_S,
+        ws_per_message_deflate=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=GRACE_S,
         access_log=False,

@@ -47,11 +47,18 @@ def up(
         Path | None,
         typer.Option(metavar="DIR", show_default=False, help="Folder for the database, checkpoints and token."),
     ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", show_default=False, help="Address for invited machines, https://HOST; they use its gateway."
+        ),
+    ] = None,
 ) -> None:
     """Run a control plane on this machine until Ctrl-C."""
     from computeshare.up import stack
 
-    raise typer.Exit(stack.up(stack.UpOptions(host=host, port=port, workers=workers, queue=queue, home=home)))
+    options = stack.UpOptions(host=host, port=port, workers=workers, queue=queue, home=home, public_url=public_url)
+    raise typer.Exit(stack.up(options))
 
 
 @app.command()

@@ -17,9 +17,8 @@ from computeshare.client import Client
 from computeshare.errors import SettingsError
 from computeshare.protocol.handshake import Release, published
 from computeshare.settings import RunFile, Settings
-from computeshare.transport.addresses import without_secret
 from computeshare.transport.connections import connect
-from computeshare.worker.invite import broker_url
+from computeshare.worker.invite import last_joined
 
 PROBE_S = 180.0
 _PINGS = 5
@@ -67,11 +66,11 @@ class Surroundings:
     @cached_property
     def broker(self) -> "BrokerReport":
         """The broker's report. Raises SettingsError if no broker is known, and the connection's errors."""
-        url = broker_url(self.settings)
-        with connect(url, retries=0) as redis:
+        joined = last_joined(self.settings)
+        with joined.broker_url() as url, connect(url, retries=0) as redis:
             info: dict[str, Any] = dict(redis.info())
             times_s = [_timed(redis.ping) for _ in range(_PINGS)]
-            return BrokerReport(without_secret(url), info, statistics.median(times_s), _release(redis))
+            return BrokerReport(joined.shown, info, statistics.median(times_s), _release(redis))
 
     @cached_property
     def client(self) -> Client:

@@ -9,8 +9,7 @@ from computeshare.doctor.machine import Check, Surroundings
 from computeshare.errors import ApiError, ComputeShareError, SettingsError
 from computeshare.protocol.handshake import OURS, Release, disagreement
 from computeshare.terminal.output import duration, how_to_help, size
-from computeshare.transport.addresses import without_secret
-from computeshare.worker.invite import broker_url
+from computeshare.worker.invite import last_joined
 
 SKEW_S = 5.0
 FULL, NEARLY = 0.97, 0.85
@@ -20,7 +19,7 @@ _OLDEST_BROKER = (6, 2)  # XTRIM MINID
 
 def broker(machine: Surroundings) -> Check:
     try:
-        url = broker_url(machine.settings)
+        address = last_joined(machine.settings).shown
     except SettingsError:
         return Check(
             "broker",
@@ -32,7 +31,7 @@ def broker(machine: Surroundings) -> Check:
         found = machine.broker
     except (RedisError, OSError, ValueError, SettingsError) as error:
         advice = "start `computeshare up`, or look at COMPUTESHARE_REDIS_URL, the network and the password"
-        return Check("broker", "fail", f"{without_secret(url)}: {error}", advice)
+        return Check("broker", "fail", f"{address}: {error}", advice)
     info = found.info
     name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info.get('redis_version')}"
     told = f"{name} at {found.url}, answers in {1000 * found.answers_in_s:.1f} ms"

@@ -36,6 +36,11 @@ BUNDLE_ASKED = "cs:bundle-asked"
 BUNDLE_OFFERS = "cs:bundle-offers"
 """set: names of the pieces that the control plane has put into the broker; expires."""
 
+GATEWAY_TRAFFIC = "cs:gateway-traffic"
+"""hash: `MACHINE:up` and `MACHINE:down` to the bytes that gateways carried for a machine; the control plane removes a
+machine's when its invite is withdrawn.
+"""
+
 RELEASE = "cs:release"
 """string: version and protocol of the control plane (JSON), for the other processes to compare with their own."""
 

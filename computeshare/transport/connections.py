@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from computeshare.errors import SettingsError
-from computeshare.transport.addresses import without_secret
+from computeshare.transport.addresses import FORWARDED, without_secret
 
 BLOCK_MS = 4000
 """Longest single blocking command, in milliseconds; below the socket's timeout."""
@@ -51,9 +51,11 @@ def is_next_door(redis: Redis) -> bool:
     """Whether the broker is reached through a unix socket and so is on this machine: sending then costs next to
     nothing.
 
-    An address like 127.0.0.1 does not prove that, since it may be the near end of a tunnel.
+    An address like 127.0.0.1 does not prove that, since it may be the near end of a tunnel; nor does a forwarder's
+    socket.
     """
-    return "path" in redis.connection_pool.connection_kwargs
+    path = redis.connection_pool.connection_kwargs.get("path")
+    return path is not None and not str(path).endswith(f"/{FORWARDED}")
 
 
 def by_loopback(redis: Redis) -> Redis:

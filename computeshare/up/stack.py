@@ -64,6 +64,7 @@ class UpOptions:
     workers: int = 0
     queue: str = "default"
     home: Path | None = None
+    public_url: str | None = None
 
 
 class Handle(Protocol):
@@ -341,7 +342,8 @@ def rotate_logs(folder: Path, largest_bytes: int = _LOG_BYTES) -> None:
 @contextmanager
 def running(options: UpOptions) -> Iterator[Stack]:
     """A started stack, stopped at the end of the block. Raises SettingsError if a stack runs on this home already."""
-    settings = Settings.given(home=options.home)
+    settings = Settings.given(home=options.home, public_url=options.public_url)
+    settings.resolve_public_url()
     settings.home.mkdir(parents=True, exist_ok=True)
     with open(settings.home / "up.lock", "w") as lock:
         try:

@@ -1,59 +1,132 @@
-"""Takes up an invite: exchanges its link for the broker's address, once, and stores the address for later starts."""
+"""Takes up an invite: exchanges its link, once, for a way to the broker, and stores that for later starts."""
 
 import hashlib
 import json
 import re
 import secrets
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
-from computeshare.client.api.address import is_loopback_url
 from computeshare.errors import SettingsError, Unreachable
-from computeshare.settings import Settings, derive, write_private
+from computeshare.settings import Settings, derive, is_gateway_url, write_private
+from computeshare.transport.addresses import is_loopback_url, without_secret
+from computeshare.transport.forwarder import Forwarder, GatewayAccess, trust
 
 TIMEOUT_S = 15.0
 NO_INVITE = "this is no invite's link; copy it from the job's page"
+_LINK = re.compile(r"(https?://[^/#]+)(?:/join/|/?#)([A-Za-z0-9_-]+)$")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
-def join(url: str, name: str, home: Path) -> str:
-    """The broker's address from an invite: stored at an earlier start, else requested from the control plane.
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What an invite gave: the broker's address, or access to a gateway; and the queue to serve."""
+
+    queue: str = ""
+    redis_url: str = ""
+    gateway: GatewayAccess | None = None
+
+    @property
+    def shown(self) -> str:
+        """The address of the gateway or of the broker, without secrets."""
+        return self.gateway.url if self.gateway else without_secret(self.redis_url)
+
+    @contextmanager
+    def broker_url(self, on_refusal: Callable[[Forwarder, str], None] = lambda _, __: None) -> Iterator[str]:
+        """The broker's address: a forwarder's, which runs meanwhile, if the broker is reached through a gateway.
+
+        `on_refusal` is called, from another thread, if the gateway refuses this machine; with the reason.
+        """
+        if self.gateway is None:
+            yield self.redis_url
+            return
+        with Forwarder(self.gateway, lambda why: on_refusal(forwarder, why)) as forwarder:
+            yield forwarder.redis_url
+
+    @classmethod
+    def parse(cls, kept: Any) -> "Joined | None":
+        """From the file's entry; None: it is none. (Earlier versions stored the broker's address alone.)"""
+        if isinstance(kept, str):
+            return cls(redis_url=kept)
+        try:
+            gateway = kept.get("gateway")
+            return cls(kept["queue"], kept["redis_url"], GatewayAccess(**gateway) if gateway else None)
+        except (AttributeError, KeyError, TypeError):
+            return None
+
+
+def join(url: str, name: str, home: Path, fingerprint: str = "") -> Joined:
+    """What an invite gives: stored at an earlier start, else requested from the control plane.
 
     Args:
-        url: the invite's link.
+        url: the invite's link, `https://HOST#CODE` or `https://HOST/join/CODE`.
         name: this machine's name.
-        home: the folder of the file that stores the address, which only its owner can read.
+        home: the folder of the file that stores the result, which only its owner can read.
+        fingerprint: SHA-256 of the only certificate that the control plane may have, in hex; empty: one that this
+            system trusts.
     Raises: Unreachable: no control plane answers. SettingsError: the invite is not valid, or `home` cannot be written.
     """
-    if not re.match(r"https?://[^/]+/(.*/)?join/[^/]+$", url):
+    if not (link := _LINK.match(url)):
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}")
+    base, code = link.groups()
+    url = f"{base}/join/{code}"
     invite = hashlib.sha256(url.encode()).hexdigest()
     known = _kept(home)
-    if address := known.get(invite):
-        return address
+    if found := Joined.parse(known.get(invite)):
+        return found
+    certificate = _pinned(base, fingerprint) if fingerprint else ""
     _keep(home, known)  # fails here, if at all: before the invite is used up
-    address = _exchange(url, {"name": name[:100], "key": _key(home, invite)})
-    _keep(home, known | {invite: address})
-    return address
+    key = _key(home, invite)
+    joined = _exchange(url, {"name": name[:100], "key": key}, certificate)
+    _keep(home, known | {invite: asdict(joined)})
+    return joined
 
 
-def broker_url(settings: Settings) -> str:
-    """The broker's address for a worker: from the settings, else from the invite taken up last.
+def last_joined(settings: Settings) -> Joined:
+    """How a worker reaches the broker: by the settings, else by the invite taken up last.
 
-    Raises: Unreachable: no address is known.
+    Raises: Unreachable: nothing is known.
     """
     try:
-        return settings.resolve_redis_url()
+        return Joined(redis_url=settings.resolve_redis_url())
     except Unreachable as error:
-        if known := _kept(settings.home):
-            return list(known.values())[-1]
+        if found := [joined for kept in _kept(settings.home).values() if (joined := Joined.parse(kept))]:
+            return found[-1]
         raise Unreachable(f"{error}, or take up an invite: computeshare-worker --join LINK") from error
 
 
-def _exchange(url: str, introduction: dict[str, str]) -> str:
+def _pinned(base: str, fingerprint: str) -> str:
+    """The control plane's certificate (PEM), if it has this fingerprint. Raises SettingsError, Unreachable."""
+    wanted = fingerprint.replace(":", "").lower()
+    if not _FINGERPRINT.fullmatch(wanted):
+        raise SettingsError("--tls-fingerprint must be 64 hexadecimal digits: copy it from the invite")
+    parts = urlsplit(base)
+    if parts.scheme != "https" or not parts.hostname:
+        raise SettingsError("--tls-fingerprint needs a link that starts with https://")
+    try:
+        certificate = ssl.get_server_certificate((parts.hostname, parts.port or 443), timeout=TIMEOUT_S)
+    except OSError as error:
+        raise Unreachable(f"--join {base}: no control plane answers there ({error})") from error
+    if hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest() != wanted:
+        raise SettingsError(
+            f"--join {base}: the server has another certificate than the invite says. Ask for a new invite; if that "
+            "does not help, somebody between you and the control plane may be intercepting the connection"
+        )
+    return certificate
+
+
+def _exchange(url: str, introduction: dict[str, str], certificate: str) -> Joined:
     try:
         # A proxy from the environment cannot reach this machine's loopback.
-        answer = httpx2.post(url, json=introduction, timeout=TIMEOUT_S, trust_env=not is_loopback_url(url))
+        how: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": not is_loopback_url(url)}
+        answer = httpx2.post(url, json=introduction, verify=trust(certificate), **how)
     except (httpx2.InvalidURL, ValueError) as error:
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}") from error
     except httpx2.HTTPError as error:
@@ -65,9 +138,17 @@ def _exchange(url: str, introduction: dict[str, str]) -> str:
     said = found if isinstance(found, dict) else {}
     if answer.status_code >= 500:
         raise Unreachable(f"--join {_shown(url)}: {said.get('detail') or answer.reason_phrase}: try again later")
-    if not answer.is_success or not isinstance(said.get("redis_url"), str):
+    if not answer.is_success:
         raise SettingsError(f"--join {_shown(url)}: {said.get('detail') or NO_INVITE}")
-    return str(said["redis_url"])
+    queue, redis_url, gateway, machine = (said.get(name) or "" for name in ("queue", "redis_url", "gateway", "machine"))
+    if not all(isinstance(each, str) for each in (queue, redis_url, gateway, machine)) or not (redis_url or gateway):
+        raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}")
+    if redis_url:
+        return Joined(queue, redis_url)
+    base = url.partition("/join/")[0]
+    if not is_gateway_url(base):
+        raise SettingsError(f"--join {_shown(url)}: use the link that starts with https://; this one is not encrypted")
+    return Joined(queue, "", GatewayAccess(f"{base}/{gateway}", f"{machine}.{introduction['key']}", certificate))
 
 
 def _key(home: Path, invite: str) -> str:
@@ -78,8 +159,8 @@ def _key(home: Path, invite: str) -> str:
     return derive(path.read_text(), invite)
 
 
-def _kept(home: Path) -> dict[str, str]:
-    """The stored broker addresses by the sha256 of their invite's link, newest last."""
+def _kept(home: Path) -> dict[str, Any]:
+    """What invites gave, by the sha256 of their links, newest last."""
     try:
         found = json.loads(_path(home).read_text())
     except (OSError, ValueError):
@@ -87,7 +168,7 @@ def _kept(home: Path) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _keep(home: Path, known: dict[str, str]) -> None:
+def _keep(home: Path, known: dict[str, Any]) -> None:
     try:
         write_private(_path(home), json.dumps(known))
     except OSError as error:
@@ -100,4 +181,4 @@ def _path(home: Path) -> Path:
 
 def _shown(url: str) -> str:
     """The link without its code, for logs."""
-    return url.rpartition("/")[0] + "/..."
+    return re.split("/join/|#", url)[0] + "/..."

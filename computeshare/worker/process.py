@@ -34,17 +34,24 @@ from computeshare.protocol import handshake
 from computeshare.queue import WorkerInfo, register
 from computeshare.queue.roster import HEARTBEAT_S, MOST_PACKAGES
 from computeshare.queue.seats import SeatJob
-from computeshare.runtime.processes import configure_logging, exit_with_parent, hostname, when_asked_to_end
+from computeshare.runtime.processes import (
+    configure_logging,
+    end_soon_after,
+    exit_with_parent,
+    hostname,
+    when_asked_to_end,
+)
 from computeshare.settings import Settings
 from computeshare.tasks.recipes import packages
-from computeshare.terminal.command import Version, run_command
+from computeshare.terminal.command import REMOVED, Version, run_command
 from computeshare.training import devices
 from computeshare.transport.addresses import has_secret
 from computeshare.transport.connections import connect
+from computeshare.transport.forwarder import Forwarder
 from computeshare.transport.rate_limit import parse_rate
 from computeshare.worker.heartbeat import Heartbeat, Outage
-from computeshare.worker.invite import broker_url
 from computeshare.worker.invite import join as accept
+from computeshare.worker.invite import last_joined
 from computeshare.worker.live_line import shown
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.rq_worker import SeatWorker
@@ -177,6 +184,9 @@ def command(
     join: Annotated[
         str | None, typer.Option(metavar="URL", help="Join by an invite's link instead of a broker's address.")
     ] = None,
+    tls_fingerprint: Annotated[
+        str, typer.Option(metavar="SHA256", help="With --join: the only certificate that the control plane may have.")
+    ] = "",
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu. Default: the fastest one here.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this machine on the pages. Default: its host name.")] = None,
     label: Annotated[
@@ -240,14 +250,14 @@ def command(
     max_memory_bytes, labels = allowed_bytes(settings.max_memory), parse_labels(listed(settings.labels))
     allowed_bytes(settings.cache)
     consent = Consent.of(settings)
-    if join:
-        settings = settings.model_copy(update={"redis_url": accept(join, str(settings.name), settings.home)})
+    joined = accept(join, str(settings.name), settings.home, tls_fingerprint) if join else None
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
         sys.stdout.write(_service(print_service, context))
-        _warn_where_no_broker_is_known(settings)
+        if not joined:
+            _warn_where_no_broker_is_known(settings)
         return
     configure_logging()
-    url = broker_url(settings)
+    joined = joined or last_joined(settings)
     if redis_url and has_secret(redis_url):
         log.warning(
             "other users of this machine can read the password in --redis-url: set COMPUTESHARE_REDIS_URL instead"
@@ -259,8 +269,18 @@ def command(
     computing = settings.device or devices.guess()
     for sentence in consent.told():
         log.warning(sentence)
-    served = tuple(queue or ["default"])
-    serve(url, worker_info(str(settings.name), computing, served, max_memory_bytes, labels, consent.offered()), minder)
+    queues = tuple(queue or [joined.queue or "default"])
+    worker = worker_info(str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered())
+    with joined.broker_url(_end_refused) as url:
+        serve(url, worker, minder)
+
+
+def _end_refused(forwarder: Forwarder, why: str) -> None:
+    """End this process soon, as the gateway refuses this machine: all further calls to the broker would fail."""
+    log.error("this machine may not use the gateway any more", reason=why)
+    refused = threading.Event()
+    refused.set()
+    end_soon_after(refused, patience_s=0.5, last=forwarder.stop, code=lambda: REMOVED)
 
 
 def _service(kind: str, context: typer.Context) -> str:
@@ -279,7 +299,7 @@ def _service(kind: str, context: typer.Context) -> str:
 
 def _warn_where_no_broker_is_known(settings: Settings) -> None:
     try:
-        broker_url(settings)
+        last_joined(settings)
     except Unreachable as error:
         elsewhere = f"until then the service waits, unless ~/{services.ENVIRONMENT} names one"
         print(f"warning: {error}; {elsewhere}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """A control plane's address and token, and the errors raised when it does not answer."""
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ import httpx2
 
 from computeshare import __version__
 from computeshare.errors import ComputeShareError, SettingsError
+from computeshare.transport.addresses import is_loopback_url
 
 SILENCE_S = 45.0
 """Seconds of silence after which an event stream counts as lost; the server pings every 15 s."""
@@ -69,12 +69,3 @@ def checked_token(token: str) -> str:
             "the token contains characters that tokens never have: check COMPUTESHARE_TOKEN or HOME/token"
         )
     return token
-
-
-def is_loopback_url(url: str) -> bool:
-    """Whether the address is on this machine's loopback interface."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

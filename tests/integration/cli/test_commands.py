@@ -221,11 +221,12 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
 ) -> None:
     assert run(app, ["workers", "invite", "--queue", "lab"]) == 0
     typed, until_when, note = capsys.readouterr().out.splitlines()
-    program, flag, queue, join_flag, link = typed.split()
-    assert (program, flag, queue, join_flag) == ("computeshare-worker", "--queue", "lab", "--join")
+    program, join_flag, link = typed.split()
+    assert (program, join_flag) == ("computeshare-worker", "--join")
     assert "works once until 20" in until_when and note.startswith("but ")  # the broker is this machine's alone
-    assert invite.join(link, "mac", tmp_path) == redis_url
-    assert invite.broker_url(Settings(home=tmp_path, redis_url=None)) == redis_url
+    joined = invite.Joined("lab", redis_url)
+    assert invite.join(link, "mac", tmp_path) == joined
+    assert invite.last_joined(Settings(home=tmp_path, redis_url=None)).redis_url == redis_url
 
 
 def test_doctor_finds_the_control_plane_the_broker_and_torch(

@@ -8,7 +8,7 @@ import pytest
 
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.settings import RunFile, Settings
-from computeshare.worker.invite import broker_url, join
+from computeshare.worker.invite import join, last_joined
 from tests.support.http_answers import Answer, FakeServer
 
 FIRST, SECOND = "rediss://:one@broker:6379/0", "rediss://:two@broker:6379/0"
@@ -16,13 +16,17 @@ FIRST, SECOND = "rediss://:one@broker:6379/0", "rediss://:two@broker:6379/0"
 
 def take_up(server: FakeServer, code: str, home: Path, address: str = FIRST) -> str:
     server.on(f"POST /join/{code}", Answer({"redis_url": address, "queue": "mnist"}))
-    return join(f"{server.url}/join/{code}", "mac", home)
+    return join(f"{server.url}/join/{code}", "mac", home).redis_url
 
 
 def test_a_worker_finds_its_broker_by_setting_by_run_file_and_where_it_joined_last(
     server: FakeServer, tmp_path: Path
 ) -> None:
     settings = Settings(home=tmp_path, redis_url=None)
+
+    def broker_url(settings: Settings) -> str:
+        return last_joined(settings).redis_url
+
     with pytest.raises(Unreachable, match=r"start `computeshare up`.*or take up an invite"):
         broker_url(settings)
     assert take_up(server, "a", tmp_path) == FIRST and broker_url(settings) == FIRST
@@ -38,7 +42,7 @@ def test_a_worker_finds_its_broker_by_setting_by_run_file_and_where_it_joined_la
 def test_what_was_kept_and_says_nothing_is_nothing(kept: str, tmp_path: Path) -> None:
     (tmp_path / "joined.json").write_text(kept)
     with pytest.raises(Unreachable):
-        broker_url(Settings(home=tmp_path, redis_url=None))
+        last_joined(Settings(home=tmp_path, redis_url=None))
 
 
 def test_an_invite_is_not_spent_where_its_address_cannot_be_kept(server: FakeServer, tmp_path: Path) -> None:

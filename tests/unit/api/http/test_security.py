@@ -12,7 +12,7 @@ from computeshare.settings import login_path
 
 def own_names(bind_host: str, others: tuple[str, ...] = ()) -> Guard:
     hosts = allowed_hosts(bind_host, others)
-    return Guard(app=None, credentials=None, hosts=hosts, login_page=None, explain=None)  # type: ignore[arg-type]
+    return Guard(app=None, credentials=None, hosts=hosts, login_page=None, explain=None, gateway=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])

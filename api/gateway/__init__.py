@@ -1,0 +1,1 @@
+"""The gateway: carries invited machines' connections to the broker over WebSockets."""

@@ -1,0 +1,286 @@
+"""The gateway behind a real server, with a real broker: who gets in, what passes, who is cut."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as websocket
+
+from api.gateway.app import Gateway, Limits
+from api.gateway.relay import REVOKED
+from computeshare.errors import SettingsError
+from computeshare.settings import Settings
+from computeshare.transport.connections import by_loopback, connect, is_next_door
+from computeshare.transport.forwarder import Forwarder, GatewayAccess
+from computeshare.transport.wire import Wire
+from computeshare.worker.invite import Joined, join
+from tests.support.served_api import serving
+from tests.support.wait import wait_until
+
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+
+
+class Plane:
+    """A control plane with a public address."""
+
+    def __init__(self, url: str, app: Any, settings: Settings) -> None:
+        self.url, self.app = url, app
+        self.owner = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {settings.ensure_token()}"})
+
+    @property
+    def gateway(self) -> Gateway:
+        found: Gateway = self.app.state.services.gateway
+        return found
+
+    def invite(self) -> tuple[dict[str, Any], str]:
+        """A new invite, and its link by the address that the server really has."""
+        made = self.owner.post("/v1/invites", json={"queue": "mnist"}).json()
+        return made, f"{self.url}#{made['url'].rpartition('/')[2]}"
+
+    def joined(self, home: Path) -> tuple[str, GatewayAccess]:
+        """A machine that has joined: its id and its access."""
+        made, link = self.invite()
+        found = join(link, "anna's mac", home)
+        assert found.gateway is not None and found.redis_url == "" and found.queue == "mnist"
+        return made["id"], found.gateway
+
+    def open(self, access: GatewayAccess, **options: Any) -> ClientConnection:
+        headers = {"Authorization": f"Bearer {access.credential}"}
+        url = "ws" + access.url.removeprefix("http")
+        return websocket(url, additional_headers=headers, proxy=None, **{"compression": None, **options})
+
+
+@pytest.fixture
+def plane(tmp_path: Path, redis_url: str) -> Iterator[Plane]:
+    settings = Settings(home=tmp_path / "plane", redis_url=redis_url, public_url="https://home.example")
+    with serving(settings) as (url, app):
+        yield Plane(url, app, settings)
+
+
+def refused(plane: Plane, access: GatewayAccess, **options: Any) -> int:
+    with pytest.raises(InvalidStatus) as found:
+        plane.open(access, **options)
+    return found.value.response.status_code
+
+
+def test_an_invite_names_the_public_address_and_gives_no_broker(plane: Plane, tmp_path: Path, redis_url: str) -> None:
+    made, link = plane.invite()
+    code = link.rpartition("#")[2]
+    assert made["command"] == f"computeshare-worker --join https://home.example#{code}"
+    assert made["url"] == f"https://home.example/join/{code}" and made["note"] is None
+    answer = httpx2.post(f"{plane.url}/join/{code}", json={"name": "mac", "key": "k" * 32})
+    assert answer.json() == {"queue": "mnist", "redis_url": None, "gateway": "v1/gateway", "machine": made["id"]}
+    assert urlsplit(redis_url).netloc not in answer.text
+    without_key = httpx2.post(f"{plane.url}/join/{plane.invite()[1].rpartition('#')[2]}", json={"name": "mac"})
+    assert without_key.status_code == 409
+
+
+def test_a_machine_keeps_its_access_and_nobody_else_can_use_the_code(plane: Plane, tmp_path: Path) -> None:
+    _, link = plane.invite()
+    first = join(link, "mac", tmp_path / "worker")
+    assert join(link, "mac", tmp_path / "worker") == first  # the next start, from the file
+    assert join(link.replace("#", "/join/"), "mac", tmp_path / "worker") == first
+    assert (tmp_path / "worker" / "joined.json").stat().st_mode & 0o077 == 0
+    with pytest.raises(SettingsError, match="was already used"):
+        join(link, "another", tmp_path / "other")
+    with pytest.raises(SettingsError, match="no such invite"):
+        join(f"{plane.url}#wrong", "mac", tmp_path / "third")
+
+
+def test_redis_py_and_the_wire_use_the_socket_as_a_broker(plane: Plane, tmp_path: Path, redis_url: str) -> None:
+    machine, access = plane.joined(tmp_path)
+    blob = os.urandom(45_000_000)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url) as redis:
+        path = Path(urlsplit(forwarder.redis_url).path)
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        assert not is_next_door(redis) and by_loopback(redis) is redis  # so that what goes up is compressed
+        assert redis.ping()
+        wire, room = Wire(redis), bytearray(len(blob))
+        wire.exchange([("SET", "gateway:blob", blob, "EX", 60)])
+        assert wire.exchange([("GET", "gateway:blob")], into=[room]) and room == blob
+        with connect(redis_url) as direct:
+            assert direct.get("gateway:blob") == blob
+        told = threading.Event()
+        subscription = redis.pubsub()
+        subscription.subscribe(**{"gateway:channel": lambda _: told.set()})
+        thread = subscription.run_in_thread(sleep_time=0.01)
+        assert redis.publish("gateway:channel", "x") == 1 and told.wait(5)
+        thread.stop()
+        thread.join()
+        wire.close()
+        wait_until(lambda: plane.gateway.connections[machine] >= 1)
+    assert not path.parent.exists()
+    wait_until(lambda: plane.gateway.connections[machine] == 0)
+
+    def counted() -> bool:
+        [shown] = [one for one in plane.owner.get("/v1/invites").json()["items"] if one["id"] == machine]
+        return bool(shown["bytes_up"] > len(blob) and shown["bytes_down"] > len(blob) and shown["gateway"])
+
+    wait_until(counted)
+
+
+def test_wrong_credentials_are_refused_and_then_slowed_down(plane: Plane, tmp_path: Path) -> None:
+    machine, access = plane.joined(tmp_path)
+    secret = access.credential.partition(".")[2]
+    for wrong in ("", machine, f"{machine}.", f"{machine}.{secret[:-1]}", f"other.{secret}", "\xff.\xfe", "x" * 5000):
+        assert refused(plane, replace(access, credential=wrong)) == 401
+    assert refused(plane, access, origin="https://evil.example") == 403
+    wait_until(lambda: refused(plane, replace(access, credential="x")) == 429)
+    with pytest.raises(InvalidStatus):
+        websocket("ws" + plane.url.removeprefix("http") + "/v1/jobs", proxy=None)
+
+
+def test_an_invite_that_was_not_taken_up_or_gave_the_brokers_address_opens_nothing(
+    plane: Plane, tmp_path: Path
+) -> None:
+    made, link = plane.invite()
+    access = GatewayAccess(f"{plane.url}/v1/gateway", f"{made['id']}.")
+    assert refused(plane, access) == 401
+    plane.app.state.services.invites.public_url = None
+    key = "k" * 32
+    httpx2.post(f"{plane.url}/join/{link.rpartition('#')[2]}", json={"name": "mac", "key": key})
+    assert refused(plane, replace(access, credential=f"{made['id']}.{key}")) == 401
+
+
+def test_a_withdrawn_machine_is_cut_and_told_why(plane: Plane, tmp_path: Path) -> None:
+    machine, access = plane.joined(tmp_path)
+    reasons: list[str] = []
+    with plane.open(access) as link, Forwarder(access, reasons.append) as forwarder:
+        link.send(PING)
+        assert link.recv(5) == PONG
+        assert plane.owner.delete(f"/v1/invites/{machine}").status_code == 204
+        with pytest.raises(ConnectionClosed) as end:
+            link.recv(5)
+        assert end.value.rcvd is not None and end.value.rcvd.code == REVOKED
+        with connect(forwarder.redis_url, retries=0) as redis, pytest.raises(RedisConnectionError):
+            redis.ping()
+        wait_until(lambda: reasons != [])
+    assert "ask for a new invite" in reasons[0] and len(reasons) == 1
+
+
+def test_a_machine_stays_known_when_old_invites_are_deleted(plane: Plane, tmp_path: Path) -> None:
+    _, access = plane.joined(tmp_path)
+    invites = plane.app.state.services.invites
+    with invites._database.writing() as connection:
+        connection.exec_driver_sql("UPDATE invite SET expires_ms = 1")
+    plane.invite()  # which deletes old ones
+    with plane.open(access) as link:
+        link.send(PING)
+        assert link.recv(5) == PONG
+
+
+def test_connections_are_limited_for_a_machine_and_in_all(plane: Plane, tmp_path: Path) -> None:
+    _, first = plane.joined(tmp_path / "a")
+    _, second = plane.joined(tmp_path / "b")
+    plane.gateway._limits = Limits(per_machine=2, in_all=3)
+    with plane.open(first), plane.open(first):
+        assert refused(plane, first) == 429
+        with plane.open(second):
+            assert refused(plane, second) == 503
+        wait_until(lambda: plane.gateway.connections.total() == 2)
+    wait_until(lambda: plane.gateway.connections.total() == 0)
+    with plane.open(first):
+        pass
+
+
+def test_a_peer_that_reads_nothing_is_cut_and_holds_little_memory(plane: Plane, tmp_path: Path, redis: Redis) -> None:
+    machine, access = plane.joined(tmp_path)
+    plane.gateway._limits = Limits(stall_s=0.5)
+    redis.set("gateway:large", bytes(40_000_000), ex=60)
+    raw = upgraded(access)
+    raw.sendall(frame(b"*2\r\n$3\r\nGET\r\n$13\r\ngateway:large\r\n"))
+    wait_until(lambda: plane.gateway.connections[machine] == 1)
+    wait_until(lambda: plane.gateway.connections[machine] == 0)  # although it is never read
+    raw.close()
+
+
+def test_a_broker_that_is_away_is_said_so_and_waited_for(plane: Plane, tmp_path: Path) -> None:
+    _, access = plane.joined(tmp_path)
+    there = plane.gateway._machines.broker_url
+    plane.gateway._machines.broker_url = lambda _: "redis://127.0.0.1:1"  # type: ignore[method-assign]
+    assert refused(plane, access) == 503
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as redis:
+        timer = threading.Timer(1, lambda: setattr(plane.gateway._machines, "broker_url", there))
+        timer.start()
+        assert redis.ping()  # the forwarder has tried again meanwhile
+
+
+def test_messages_that_are_no_bytes_or_too_long_end_the_connection(plane: Plane, tmp_path: Path) -> None:
+    _, access = plane.joined(tmp_path)
+    for message, code in (("PING", 1003), (bytes(2_000_000), 1009)):
+        with plane.open(access) as link:
+            link.send(message)
+            with pytest.raises(ConnectionClosed) as end:
+                link.recv(5)
+            assert end.value.rcvd is not None and end.value.rcvd.code == code
+
+
+def test_pings_whose_answers_nobody_reads_end_the_connection(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, access = plane.joined(tmp_path)
+    raw = upgraded(access)
+    raw.settimeout(5)
+    wait_until(lambda: plane.gateway.connections[machine] == 1)
+    with pytest.raises(OSError):
+        while True:
+            raw.sendall(frame(bytes(125), 9) * 1000)
+    wait_until(lambda: plane.gateway.connections[machine] == 0)
+    raw = upgraded(access)
+    with pytest.raises(OSError):
+        for _ in range(100_000):  # fragments of a message that never ends
+            raw.sendall(frame(b"", 2, False) if _ == 0 else frame(b"", 0, False))
+    wait_until(lambda: plane.gateway.connections[machine] == 0)
+
+
+def test_addresses_without_encryption_or_with_a_path_are_no_public_ones(tmp_path: Path) -> None:
+    for wrong in (
+        "http://home.example",
+        "https://home.example/x",
+        "ftp://x",
+        "https://",
+        "https://a@b",
+        "home.example",
+    ):
+        with pytest.raises(SettingsError, match="COMPUTESHARE_PUBLIC_URL"):
+            Settings(home=tmp_path, public_url=wrong).resolve_public_url()
+    for right in ("https://home.example/", "https://home.example:8443", "http://127.0.0.1:8000", "http://localhost"):
+        assert Settings(home=tmp_path, public_url=right).resolve_public_url() == right.rstrip("/")
+
+
+def test_what_a_machine_kept_by_an_earlier_version_still_works() -> None:
+    assert Joined.parse("redis://:x@h:1/0") == Joined(redis_url="redis://:x@h:1/0")
+    assert Joined.parse(7) is None and Joined.parse({"queue": "x"}) is None
+
+
+def upgraded(access: GatewayAccess) -> socket.socket:
+    """A bare socket after the WebSocket's handshake."""
+    parts = urlsplit(access.url)
+    raw = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+    head = (
+        f"GET {parts.path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        f"Authorization: Bearer {access.credential}\r\n\r\n"
+    )
+    raw.sendall(head.encode())
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += raw.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 101")
+    return raw
+
+
+def frame(data: bytes, opcode: int = 2, final: bool = True) -> bytes:
+    """A masked frame (with a mask of zeros) of at most 125 bytes."""
+    return bytes([0x80 * final | opcode, 0x80 | len(data), 0, 0, 0, 0]) + data
