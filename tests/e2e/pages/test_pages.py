@@ -358,14 +358,14 @@ def test_pause_and_resume_take_one_click_each(site: Site, opened: Any) -> None:
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.locator("#state .state-paused")).to_have_text("Paused")
-    expect(page.locator("#state")).to_contain_text("Paused by a user")
-    expect(page.locator("#timeline")).to_contain_text("Paused by a user")
+    expect(page.locator("#state")).to_contain_text("Paused by the owner")
+    expect(page.locator("#timeline")).to_contain_text("Paused by the owner")
     expect(page).to_have_title(re.compile("^Paused · "))
     expect(page.locator("#actions > button")).to_have_text(["Resume"])
     assert site.services.jobs.show(feed.job_id).status == "paused"
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("#actions > button")).to_have_text(["Pause", "Pause for …"])
-    expect(page.locator("#timeline")).to_contain_text("Resumed by a user")
+    expect(page.locator("#timeline")).to_contain_text("Resumed by the owner")
     assert site.services.jobs.show(feed.job_id).status == "queued"
     feed.joined("w3again", "mac-mini", "CPU")
     expect(page.locator("#state")).to_contain_text("Running")
@@ -490,7 +490,7 @@ def test_a_failed_job_is_retried_and_its_page_is_live_again(site: Site, opened: 
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("#state .problem-box")).to_have_count(0)
     expect(page.locator("#actions > button")).to_have_text(["Pause", "Pause for …"])
-    expect(page.locator("#timeline")).to_contain_text("Retried by a user")
+    expect(page.locator("#timeline")).to_contain_text("Retried by the owner")
     feed.joined("w3again", "mac-mini", "CPU")
     feed.versions(5)
     expect(page.locator("[data-field=version]")).to_have_text("25")
@@ -566,6 +566,7 @@ def test_pages_are_whole_without_javascript(site: Site, opened: Any) -> None:
             for words in (
                 f"pause {feed.job_id}",
                 f"pause {feed.job_id} --after-round",
+                f"share {feed.job_id}",
                 f"rename {feed.job_id} NAME",
                 f"edit {feed.job_id} --notes TEXT",
                 f"cancel {feed.job_id}",

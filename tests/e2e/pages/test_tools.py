@@ -142,8 +142,8 @@ def test_finishing_a_round_pauses_the_job_with_the_next_version(site: Site, open
     page.get_by_role("button", name="Finish this round").click()
     expect(page.get_by_role("button", name="Don't pause")).to_be_visible()
     feed.versions(1)
-    expect(page.locator("#state")).to_contain_text("Paused by a user, once the round was done")
-    expect(page.locator("#timeline")).to_contain_text("Pause after this round requested by a user")
+    expect(page.locator("#state")).to_contain_text("Paused by the owner, once the round was done")
+    expect(page.locator("#timeline")).to_contain_text("Pause after this round requested by the owner")
 
 
 @in_every_window
@@ -196,7 +196,9 @@ def test_a_job_is_renamed_on_its_page(site: Site, opened: Any) -> None:
     field.fill("the good one")
     field.press("Enter")
     expect(page.locator("h1")).to_have_text("the good one")
-    expect(page.locator("#timeline")).to_contain_text('Name changed from "mnist, lenet5" to "the good one" by a user')
+    expect(page.locator("#timeline")).to_contain_text(
+        'Name changed from "mnist, lenet5" to "the good one" by the owner'
+    )
     assert site.services.jobs.show(feed.job_id).name == "the good one"
     page.get_by_role("button", name="More").click()
     page.get_by_role("button", name="Rename").click()
@@ -317,7 +319,7 @@ def test_a_priority_is_changed_on_the_page(site: Site, opened: Any) -> None:
     page.get_by_label("Priority").fill("7")
     page.get_by_role("button", name="Set").click()
     expect(page.locator("#priority [role=status]")).to_have_text("Priority set to 7")
-    expect(page.locator("#timeline")).to_contain_text("Priority changed from 0 to 7 by a user")
+    expect(page.locator("#timeline")).to_contain_text("Priority changed from 0 to 7 by the owner")
     assert site.services.jobs.show(feed.job_id).priority == 7
     page.get_by_label("Priority").fill("700")
     expect(page.locator("#priority [role=status]")).to_have_text("")

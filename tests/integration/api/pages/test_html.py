@@ -201,12 +201,12 @@ def test_a_new_job_says_how_to_give_it_a_worker(pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("status", "verbs"),
     [
-        ("queued", {"pause", "rename", "edit", "cancel"}),
-        ("running", {"pause", "rename", "edit", "cancel"}),
-        ("paused", {"resume", "rename", "edit", "cancel"}),
-        ("failed", {"retry", "rename", "edit", "delete"}),
-        ("completed", {"rename", "edit", "delete"}),
-        ("cancelled", {"rename", "edit", "delete"}),
+        ("queued", {"pause", "share", "rename", "edit", "cancel"}),
+        ("running", {"pause", "share", "rename", "edit", "cancel"}),
+        ("paused", {"resume", "share", "rename", "edit", "cancel"}),
+        ("failed", {"retry", "share", "rename", "edit", "delete"}),
+        ("completed", {"share", "rename", "edit", "delete"}),
+        ("cancelled", {"share", "rename", "edit", "delete"}),
     ],
 )
 def test_a_job_offers_what_can_be_done_in_its_state(pages: Pages, status: str, verbs: set[str]) -> None:
