@@ -43,6 +43,8 @@ Action = Literal[
     "token.revoke",
     "login",
     "bundle.create",
+    "dataset.create",
+    "dataset.delete",
     "recipe.create",
     "recipe.delete",
 ]

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 from sqlmodel import col
 
+from api.access.audit import record
 from api.database import Database, now_ms
 from api.datasets.schemas import DatasetList, DatasetPublic, DatasetRequest
 from api.errors import Conflict, InvalidFields, NotFound
@@ -57,6 +58,7 @@ class Datasets:
                 created_ms=now_ms(),
             )
             session.add(row)
+            record(session, "dataset.create", row.name, kind=request.kind, bytes=size)
             session.flush()
             return _public(session, row), True
 
@@ -83,6 +85,7 @@ class Datasets:
                     f"{name} cannot be removed while a job uses it: {told}. Cancel that job or wait for its end"
                 )
             bundle = row.bundle
+            record(session, "dataset.delete", name)
             session.delete(row)
             session.flush()
             others = select(func.count()).select_from(Dataset).where(col(Dataset.bundle) == bundle)

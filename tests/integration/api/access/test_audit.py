@@ -103,7 +103,11 @@ class Story:
         self.does("DELETE /v1/webhooks/{webhook_id}", "webhook.delete")
         files = [{"path": "a", "size": 0, "pieces": []}]
         self.does("POST /v1/bundles", "bundle.create", json={"files": files})
-        self.does("POST /v1/bundles", json={"files": files})
+        bundle = self.does("POST /v1/bundles", json={"files": files}).json()["digest"]
+        data = {"name": "birds", "kind": "files", "bundle": bundle, "facts": {"train": 1, "test": 0}}
+        self.values["name"] = self.does("POST /v1/datasets", "dataset.create", json=data).json()["name"]
+        self.does("POST /v1/datasets", json=data)
+        self.does("DELETE /v1/datasets/{name}", "dataset.delete")
         recipe = {"files": {"recipe.py": ""}}
         made = self.does("POST /v1/recipes", "recipe.create", json=recipe).json()
         self.values["digest"] = made["digest"]
