@@ -30,6 +30,8 @@ _STYLES = {
     "failed": "red",
     "cancelled": "dim",
 }
+_FOUND = ("recipe_facts", "data")
+"""Fields of a JobSpec that were found out when the job was created: long, and `--json` has them."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -158,7 +160,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Submissions", submissions(job)),
         ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
         ("Weights", plain(job["weights_sha256"] or NOTHING)),
-        ("Spec", plain(json.dumps(job["spec"]))),
+        ("Spec", plain(json.dumps({name: value for name, value in job["spec"].items() if name not in _FOUND}))),
     ]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)

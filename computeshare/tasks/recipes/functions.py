@@ -46,8 +46,8 @@ class Functions:
         known = {argument for name in taking for argument in self.taken(name, arguments)}
         for argument in arguments:
             if argument not in known:
-                told = " or ".join(f"{name}()" for name in taking)
-                raise RecipeError(f"no {told} takes an argument {argument}: mend --arg, or the recipe")
+                told = ", ".join(f"{name}()" for name in taking)
+                raise RecipeError(f"none of {told} takes an argument {argument}: mend --arg, or the recipe")
 
 
 _LEADING = {"model": 0, "data": 2, "pretrained": 1}
