@@ -89,11 +89,12 @@ def main() -> None:
 
 def pretrain(base: Path, steps: int) -> None:
     """Train the base model with a plain loop, and save it with `save_pretrained`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
+    library: Any = transformers
     torch.manual_seed(0)
     ids = torch.tensor(list((Settings().data_dir / "tinyshakespeare" / "input.txt").read_bytes()))
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG))
+    model = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(**CONFIG))
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.99), weight_decay=0.1)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-4, total_steps=steps, pct_start=0.1)
     for step in range(steps):
@@ -101,7 +102,7 @@ def pretrain(base: Path, steps: int) -> None:
         windows = torch.stack([ids[start : start + BLOCK + 1] for start in starts])
         loss = nats(model, windows)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         rates.step()
@@ -113,7 +114,8 @@ def pretrain(base: Path, steps: int) -> None:
 def nats(model: nn.Module, windows: Tensor) -> Tensor:
     """The mean cross-entropy of windows (n, block + 1)."""
     logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-    return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    loss: Tensor = functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    return loss
 
 
 class Scene:
@@ -245,7 +247,7 @@ def stepped(model: nn.Module, ids: Tensor, rate: float, seed: int) -> nn.Module:
         starts = torch.randint(len(ids) - BLOCK - 1, (BATCH,), generator=draw)
         loss = nats(model, torch.stack([ids[start : start + BLOCK + 1] for start in starts]))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return model
 
@@ -258,12 +260,14 @@ def adapters(model: nn.Module) -> list[str]:
 def product(model: nn.Module, name: str) -> Tensor:
     """What a layer's adapter adds to its weight (out, in)."""
     layer: Any = model.get_submodule(name)
-    return layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    found: Tensor = layer.scaling["default"] * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    return found
 
 
 @torch.inference_mode()
 def score(model: nn.Module, windows: Tensor) -> float:
-    return sum(nats(model, part).item() * len(part) for part in windows.split(64)) / len(windows)
+    parts = torch.split(windows, 64)
+    return float(sum(nats(model, part).item() * len(part) for part in parts)) / len(windows)
 
 
 if __name__ == "__main__":
