@@ -16,6 +16,7 @@ from api.datasets.service import Datasets
 from api.fleet.invites import InviteService
 from api.fleet.service import Fleet
 from api.gateway.app import gateway_of
+from api.http.tls import Certificate
 from api.jobs.event_feeds import Feeds
 from api.jobs.forks import Forks
 from api.jobs.history import History
@@ -79,6 +80,8 @@ class Services:
         self.invites = InviteService(
             self.database, settings.resolve_public_redis_url, settings.resolve_public_url(), self.broker.client
         )
+        certificate = Certificate.of(settings)
+        self.invites.fingerprint = certificate.fingerprint if certificate else ""
         self.health = HealthService(self.database, self.broker, self.control, settings.run_path)
         self.telemetry = Telemetry(self.database, self.broker)
 

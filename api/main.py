@@ -1,5 +1,6 @@
 """The application: routes, middleware, background loops. Importing this module starts nothing."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,7 +28,8 @@ from api.http.body_deadline import BodyDeadline
 from api.http.compression import Compress
 from api.http.request_metrics import Measure
 from api.http.security import MAX_BODY_BYTES, OPEN_FOLDERS, OPEN_PATHS, Guard, allowed_hosts
-from api.http.server import make_room_for_connections, server_of
+from api.http.server import make_room_for_connections, serve_both, server_of
+from api.http.tls import Certificate
 from api.jobs import event_routes
 from api.jobs import routes as jobs
 from api.logs import routes as logs
@@ -144,4 +146,9 @@ def run(settings: Settings, host: str, port: int) -> None:
     server = server_of(app, host=host, port=port)
     services: Services = app.state.services
     services.stopping = lambda: server.should_exit  # streams end by themselves instead of being waited for
-    server.run()
+    if certificate := Certificate.of(settings):
+        files = {"ssl_certfile": certificate.certificate, "ssl_keyfile": certificate.key}
+        secure = server_of(app, host="0.0.0.0", port=settings.tls_port, lifespan="off", **files)
+        asyncio.run(serve_both(server, secure))
+    else:
+        server.run()

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -60,6 +60,10 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(None, description="broker; default: the embedded one of `computeshare up`")
     public_redis_url: str | None = Field(None, description="broker's address for invited machines; default REDIS_URL")
     public_url: str | None = Field(None, description="control plane's address for invited machines: https://HOST")
+    tls: Literal["self"] | None = Field(None, description="self: the API serves HTTPS with a certificate made here")
+    tls_cert: Path | None = Field(None, description="certificate with which the API serves HTTPS, in PEM")
+    tls_key: Path | None = Field(None, description="key of that certificate, in PEM")
+    tls_port: int = Field(8443, ge=1, le=65535, description="port of HTTPS, on every address of the machine")
     database_url: str | None = Field(None, description="SQLite database; default HOME/computeshare.db")
     url: str | None = Field(None, description="address of the control plane, for clients")
     token: str | None = Field(None, description="bearer token, for clients; default: HOME/token")

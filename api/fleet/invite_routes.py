@@ -36,7 +36,7 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
     return InviteCreated(
         **invite.model_dump(),
         url=url,
-        command=join_command(url),
+        command=join_command(url, service.fingerprint),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
         note="; and ".join(filter(None, obstacles)) or None,
     )
@@ -67,7 +67,7 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
         invite = service.find(code)
     except NotFound as error:
         return missing(request, "There is no such invite", str(error))
-    made = join_command(_link(service, request, code))
+    made = join_command(_link(service, request, code), service.fingerprint)
     return render(request, "join.html", invite=invite, command=made, version=__version__)
 
 
@@ -83,7 +83,8 @@ def _link(service: InviteService, request: Request, code: str) -> str:
     return service.public_url + urlsplit(own).path if service.public_url else own
 
 
-def join_command(url: str) -> str:
+def join_command(url: str, fingerprint: str = "") -> str:
     """The shell command for the invited machine; `url`, an invite's link, holds no characters special to a shell."""
     base, _, code = url.rpartition("/join/")
-    return f"computeshare-worker --join {base}#{code}"
+    pin = f" --tls-fingerprint {fingerprint}" if fingerprint else ""
+    return f"computeshare-worker --join {base}#{code}{pin}"

@@ -121,6 +121,22 @@ def server_of(app: Any, **options: Any) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
+async def serve_both(main: uvicorn.Server, other: uvicorn.Server) -> None:
+    """Serve until a signal ends the process. `main` handles signals, and starts and stops the application."""
+
+    async def follow() -> None:
+        while not main.should_exit:
+            await asyncio.sleep(0.1)
+        other.should_exit = True
+
+    async def serve_other() -> None:
+        while not main.started and not main.should_exit:
+            await asyncio.sleep(0.05)
+        await other._serve()  # without handlers of signals
+
+    await asyncio.gather(main.serve(), serve_other(), follow())
+
+
 def make_room_for_connections() -> None:
     """Raise this process's limit of file descriptors as far as the connections need it and the system allows; lower the
     limit of connections if that is not enough.

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -53,11 +53,23 @@ def up(
             metavar="URL", show_default=False, help="Address for invited machines, https://HOST; they use its gateway."
         ),
     ] = None,
+    tls: Annotated[
+        str | None,
+        typer.Option(metavar="self", show_default=False, help="self: serve HTTPS, too, with a certificate made here."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(show_default=False, help="Serve HTTPS, too, with this certificate (PEM) ...")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(show_default=False, help="... and its key (PEM).")] = None,
+    tls_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, show_default=False, help="Port of HTTPS. Default: 8443.")
+    ] = None,
 ) -> None:
     """Run a control plane on this machine until Ctrl-C."""
     from computeshare.up import stack
 
-    options = stack.UpOptions(host=host, port=port, workers=workers, queue=queue, home=home, public_url=public_url)
+    https: dict[str, Any] = {"tls": tls, "tls_cert": tls_cert, "tls_key": tls_key, "tls_port": tls_port}
+    options = stack.UpOptions(host, port, workers, queue, home, public_url, **https)
     raise typer.Exit(stack.up(options))
 
 

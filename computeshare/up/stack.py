@@ -65,6 +65,22 @@ class UpOptions:
     queue: str = "default"
     home: Path | None = None
     public_url: str | None = None
+    tls: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_port: int | None = None
+
+    def settings(self) -> Settings:
+        """The settings, with these options in place of variables. Raises SettingsError."""
+        names = ("home", "public_url", "tls", "tls_cert", "tls_key", "tls_port")
+        settings = Settings.given(**{name: getattr(self, name) for name in names})
+        public = settings.resolve_public_url()
+        if (settings.tls or settings.tls_cert) and not (public and public.startswith("https:")):
+            raise SettingsError(
+                f"HTTPS needs an address: give --public-url https://NAME:{settings.tls_port}, by which other machines "
+                "reach this one"
+            )
+        return settings
 
 
 class Handle(Protocol):
@@ -342,8 +358,7 @@ def rotate_logs(folder: Path, largest_bytes: int = _LOG_BYTES) -> None:
 @contextmanager
 def running(options: UpOptions) -> Iterator[Stack]:
     """A started stack, stopped at the end of the block. Raises SettingsError if a stack runs on this home already."""
-    settings = Settings.given(home=options.home, public_url=options.public_url)
-    settings.resolve_public_url()
+    settings = options.settings()
     settings.home.mkdir(parents=True, exist_ok=True)
     with open(settings.home / "up.lock", "w") as lock:
         try:

@@ -1,0 +1,54 @@
+"""`up --tls self`: the line that an invite prints is all that the other machine needs."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from computeshare.errors import SettingsError
+from computeshare.up.embedded_broker import free_port
+from computeshare.worker.invite import join
+from tests.support.control_plane import DIGITS_MLP, ControlPlane
+from tests.support.requirements import lacking
+
+pytestmark = pytest.mark.e2e
+PORT = free_port()
+PUBLIC = f"https://localhost:{PORT}"
+UP = ("--public-url", PUBLIC, "--tls", "self", "--tls-port", str(PORT))
+if not shutil.which("openssl"):
+    lacking("no openssl, with which certificates are made")
+
+
+def test_the_invites_one_line_starts_a_worker_that_trains_over_tls(plane: ControlPlane, tmp_path: Path) -> None:
+    made = plane.http.post("/v1/invites", json={"queue": "tls"}).json()
+    program, *arguments = shlex.split(made["command"])
+    assert program == "computeshare-worker" and "--tls-fingerprint" in arguments
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COMPUTESHARE_")}
+    command = [sys.executable, "-m", "computeshare.worker.process", *arguments, "--home", str(tmp_path)]
+    with open(tmp_path / "worker.log", "wb") as log:
+        worker = subprocess.Popen(command, env=kept, stdout=log, stderr=log)
+    try:
+        job = plane.finish(plane.create(**{**DIGITS_MLP, "queue": "tls", "rounds": 40, "evaluate_every": 0}))
+        assert job["bytes_up"] > 0
+    finally:
+        worker.terminate()
+        assert worker.wait(20) == 0
+    assert (plane.home / "tls" / "key.pem").stat().st_mode & 0o077 == 0
+
+
+def test_another_certificate_is_not_trusted_and_the_code_stays_unused(plane: ControlPlane, tmp_path: Path) -> None:
+    made = plane.http.post("/v1/invites", json={"queue": "tls"}).json()
+    link, _, fingerprint = made["command"].split("--join ")[1].partition(" --tls-fingerprint ")
+    with pytest.raises(SettingsError, match="another certificate than the invite says"):
+        join(link, "mac", tmp_path, "0" * 64)
+    with pytest.raises(SettingsError, match="no control plane answers") as error:
+        join(link, "mac", tmp_path)  # by the system's certificates
+    assert "certificate" in str(error.value)
+    with pytest.raises(SettingsError, match="64 hexadecimal digits"):
+        join(link, "mac", tmp_path, "abc")
+    assert plane.get(f"/v1/invites/{made['id']}")["status"] == "pending"
+    assert join(link, "mac", tmp_path, fingerprint.upper()).gateway is not None
