@@ -12,6 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.support.control_plane import ControlPlane
+from tests.support.own_images import make_images
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 pytestmark = pytest.mark.e2e
@@ -70,3 +71,21 @@ def test_the_script_trains_and_scores_the_weights_as_the_job_did(environment: di
     assert done.returncode == 0, done.stderr
     said, scored = done.stdout.splitlines()[-1].removeprefix("the job says ").split(", scored here ")
     assert said == scored and float(said.rstrip("%")) > 50
+
+
+def test_a_folder_of_images_is_trained_on_and_a_photo_classified(environment: dict[str, str], tmp_path: Path) -> None:
+    images = make_images(tmp_path / "tones", ["dark", "light"], 40, (12, 12))
+    command = [
+        sys.executable,
+        str(EXAMPLES / "image_folder.py"),
+        "tones",
+        str(images),
+        str(images / "dark" / "0000.jpg"),
+    ]
+    flags = ["--size", "8", "--model", "mlp", "--epochs", "5"]
+    done = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "72 images to train on, 8 for the test"
+    assert lines[-3] == "100.00% of the test images are classified correctly"
+    assert lines[-2].endswith("%  dark")
