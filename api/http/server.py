@@ -6,7 +6,9 @@ from typing import Any
 
 import h11
 import uvicorn
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -95,6 +97,13 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             self.transport.abort()
             return
         super().handle_ping()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # else uvicorn logs each refusal as an error
+        elif message["type"] == "websocket.accept" and not self.handshake_complete:
+            raise ClientDisconnected
 
     def on_task_complete(self, task: "asyncio.Task[None]") -> None:
         super().on_task_complete(task)

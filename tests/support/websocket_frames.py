@@ -1,0 +1,39 @@
+"""A WebSocket by hand: the handshake on a bare socket, and frames, so that tests can send wrong ones."""
+
+import socket
+from urllib.parse import urlsplit
+
+from computeshare.transport.forwarder import GatewayAccess
+
+
+def handshake(access: GatewayAccess) -> bytes:
+    """The request with which a client asks for a WebSocket."""
+    return (
+        f"GET {urlsplit(access.url).path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        f"Authorization: Bearer {access.credential}\r\n\r\n"
+    ).encode()
+
+
+def dialled(access: GatewayAccess) -> socket.socket:
+    """A bare connection to the gateway's port."""
+    parts = urlsplit(access.url)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+
+
+def upgraded(access: GatewayAccess) -> socket.socket:
+    """A bare socket after the WebSocket's handshake."""
+    raw = dialled(access)
+    raw.sendall(handshake(access))
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += raw.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 101"), answer
+    return raw
+
+
+def frame(data: bytes, opcode: int = 2, final: bool = True) -> bytes:
+    """A masked frame, with a mask of zeros."""
+    size = len(data)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return bytes([0x80 * final | opcode]) + length + bytes(4) + data
