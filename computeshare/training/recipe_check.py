@@ -34,6 +34,8 @@ BATCH = 8
 PATIENCE_S = 600.0
 ANSWER = "answer"
 """The file in which the trial's process leaves its result."""
+FILES = "files"
+"""The folder with the recipe's files."""
 STATE = "state"
 """The folder in which it leaves the files of the initial state."""
 ANSWER_BYTES, STATE_BYTES = 16 << 20, 1 << 40
@@ -161,12 +163,15 @@ _ERROR = b"error: "
 
 def main() -> None:
     """In the process of the trial: write the report as JSON to the answer, or `error: ` and why there is none."""
+    from computeshare.tasks.recipes.functions import told
+
     folder = Path(sys.argv[1]).resolve()
     request = json.load(sys.stdin.buffer)
     data = Path(request["folder"]) if request["folder"] else None
     trial = Trial(request["arguments"], data, request["seed"])
     try:
-        found = _tried(Bundle(request["files"]), trial, folder).model_dump_json().encode()
+        with told(folder / FILES, "the trial"):
+            found = _tried(Bundle(request["files"]), trial, folder).model_dump_json().encode()
     except ComputeShareError as error:
         found = _ERROR + str(error).encode()
     (folder / ANSWER).write_bytes(found)
@@ -178,7 +183,7 @@ def _tried(bundle: Bundle, trial: Trial, folder: Path) -> Report:
     from computeshare.tasks.recipes.functions import load
     from computeshare.tasks.recipes.task import RecipeTask
 
-    files, state = folder / "files", folder / STATE
+    files, state = folder / FILES, folder / STATE
     bundle.write(files)
     task = RecipeTask(load(files), bundle.digest, trial.arguments, trial.folder)
     train, test = (task.open(split, files) for split in ("train", "test"))

@@ -72,6 +72,7 @@ model = Net
             "import secrets, torch\ndef model(): return nn.Linear(3, 2 + secrets.randbelow(1000))",
             "two different modules",
         ),
+        ("def model(): return nn.Linear(4, 2)", r"^recipe\.py: the trial failed: RuntimeError: .*shapes cannot be"),
         ("def loss(model, batch): return model(batch[0]).sum() * float('nan')", "the loss was nan"),
         ("def pretrained(model): model[0].requires_grad_(False)", r"pretrained\(\) changed which parameters"),
     ],
