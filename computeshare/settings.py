@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     recipes: bool = Field(False, description="whether this machine runs recipes, the code of users, in confinement")
     recipe: str = Field("", description="single recipes that a worker runs, by their digests: sha256:...,sha256:...")
     unconfined: bool = Field(False, description="whether recipes run even where nothing can confine them")
+    step_limit: float = Field(600, gt=0, description="how many seconds a step of a recipe may take on this machine")
     nice: int = Field(0, ge=0, le=19, description="CPU priority of a worker's computing: 0 normal, 19 lowest")
 
     @classmethod

@@ -43,7 +43,7 @@ class Watch:
         """Why the process ended, as the end of a sentence on it; waits until it has."""
         code = self._process.wait()
         self._thread.join()
-        return self.reason or ended(code)
+        return f"was {self.reason}" if self.reason else ended(code)
 
     def _watch(self) -> None:
         tick = threading.Event()

@@ -351,7 +351,9 @@ def _recipes(settings: Settings) -> "RecipeRunner | None":
         return None
     from computeshare.evaluator.scorers import RecipeRunner
 
-    return RecipeRunner(BundleStore(settings.bundles_dir), settings.resolve_token(), settings.unconfined)
+    return RecipeRunner(
+        BundleStore(settings.bundles_dir), settings.resolve_token(), settings.unconfined, settings.step_limit
+    )
 
 
 def serve(settings: Settings) -> None:

@@ -17,6 +17,7 @@ from computeshare.tasks.metrics import SplitScore
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.registry import task_of
 from computeshare.tensors.layout import Layout, Weights
+from computeshare.training.recipe_process.connection import STEP_LIMIT_S
 from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
 
 
@@ -89,11 +90,13 @@ class RecipeRunner:
         bundles: with the jobs' initial states and data.
         token: the control plane's, which signs.
         unconfined: whether the owner lets recipes run where nothing can confine them.
+        step_limit_s: the longest time that a recipe may take for a step.
     """
 
     bundles: BundleStore
     token: str
     unconfined: bool = False
+    step_limit_s: float = STEP_LIMIT_S
 
     def scorer(self, redis: Redis, job_id: str, spec: JobSpec) -> RecipeProcess:
         """Start a process that scores the job's versions. Raises RecipeError, BundleError, Unconfined."""
@@ -107,7 +110,7 @@ class RecipeRunner:
         data = self.bundles.open_files(spec.data.bundle) if spec.data else None
         files = RecipeFiles(recipe, self.bundles.open_files(spec.recipe_facts.initial), data)
         one_thread = spec.model_copy(update={"threads": 1})  # training cannot wait, scores can
-        process = RecipeProcess(one_thread, files, "cpu", Limits(unconfined=self.unconfined))
+        process = RecipeProcess(one_thread, files, "cpu", Limits(step_s=self.step_limit_s, unconfined=self.unconfined))
         try:
             return process.open(spec.scored_part)
         except BaseException:

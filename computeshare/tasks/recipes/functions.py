@@ -1,5 +1,6 @@
 """The functions of a recipe, imported from its files, with their errors told by the recipe's own lines."""
 
+import errno
 import importlib.util
 import inspect
 import sys
@@ -13,6 +14,9 @@ from typing import Any
 from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.tasks.recipes.bundle import MAIN
 
+CONFINED = "a confined recipe has no network, starts no programs, and uses no files but its own and its data"
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENETUNREACH, errno.ENOSYS})
+"""How systems refuse what a confined process must not do."""
 REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics", "pretrained")
 
 
@@ -111,7 +115,14 @@ def told(folder: Path, doing: str) -> Iterator[None]:
         if isinstance(error, SyntaxError) and error.filename and _is_in(error.filename, folder):
             where = f"{Path(error.filename).relative_to(folder)}, line {error.lineno}"
         message = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
-        raise RecipeError(f"{where}: {doing} failed: {message}") from error
+        raise RecipeError(f"{where}: {doing} failed: {message}{_hint(error)}") from error
+
+
+def _hint(error: BaseException) -> str:
+    """What follows an error's message where its cause may be the confinement."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        return f" ({CONFINED})"
+    return " (more than the memory allowed here)" if isinstance(error, MemoryError) else ""
 
 
 def _is_in(file: str, folder: Path) -> bool:

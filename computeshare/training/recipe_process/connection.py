@@ -140,6 +140,9 @@ def _until(limit_s: float, tick: Callable[[], object]) -> Callable[[], None]:
     def wait() -> None:
         tick()
         if time.monotonic() > deadline:
-            raise RecipeError(f"a step of the recipe took more than {limit_s:.0f} s: it was ended")
+            raise RecipeError(
+                f"a step of the recipe took more than {limit_s:.0f} s and was ended: the machine's owner can allow "
+                "more by COMPUTESHARE_STEP_LIMIT"
+            )
 
     return wait

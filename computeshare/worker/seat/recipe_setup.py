@@ -17,7 +17,7 @@ def open_recipe(spec: JobSpec, recipe: Bundle, device: str | None, settings: Set
     store = BundleStore(settings.bundles_dir)
     data = store.open_files(spec.data.bundle) if spec.data else None
     files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial), data)
-    limits = Limits(allowed_bytes(settings.max_memory), unconfined=settings.unconfined)
+    limits = Limits(allowed_bytes(settings.max_memory), settings.step_limit, unconfined=settings.unconfined)
     process = RecipeProcess(spec, files, device, limits)
     try:
         return process.open()

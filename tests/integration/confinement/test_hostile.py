@@ -329,7 +329,7 @@ for piece in range(800):
     globals()[f"held{piece}"] = held
 """
     why, _ = watched(by, scratch, program, memory_bytes=300 << 20)
-    assert why.startswith("killed: it took ") and why.endswith(" of the 315 MB of memory allowed")
+    assert why.startswith("was killed: it took ") and why.endswith(" of the 315 MB of memory allowed")
 
 
 def test_it_fills_no_disk(by: Method, scratch: Path) -> None:
@@ -348,7 +348,7 @@ for number in range(100):
     time.sleep(0.1)
 """
     why, _ = watched(by, scratch, many, scratch_bytes=50 << 20)
-    assert why.startswith("killed: it wrote ") and why.endswith(" of the 52 MB allowed")
+    assert why.startswith("was killed: it wrote ") and why.endswith(" of the 52 MB allowed")
 
 
 def test_a_hidden_folder_ends_it(by: Method, scratch: Path) -> None:
@@ -362,7 +362,7 @@ for _ in range(5000):
 time.sleep(100)
 """
     why, _ = watched(by, scratch, program)
-    assert why.startswith("killed: it wrote a folder that cannot be looked into")
+    assert why.startswith("was killed: it wrote a folder that cannot be looked into")
 
 
 def test_threads_without_end_are_stopped(by: Method, scratch: Path) -> None:
@@ -373,7 +373,7 @@ for _ in range(20000):
     threading.Thread(target=time.sleep, args=(1000,)).start()
 """
     why, _ = watched(by, scratch, program)
-    assert why.startswith("killed: it started ")
+    assert why.startswith("was killed: it started ")
 
 
 def test_processes_without_end_are_stopped(by: Method, scratch: Path) -> None:
@@ -387,7 +387,7 @@ while time.monotonic() < end:
         time.sleep(0.1)
 """
     why, _ = watched(by, scratch, program, forks=True)
-    assert why.startswith("killed: it started ") if by.forks else why == "ended with exit code 1"
+    assert why.startswith("was killed: it started ") if by.forks else why == "ended with exit code 1"
 
 
 PARENT = """

@@ -52,7 +52,7 @@ LINE = 1 + next(number for number, line in enumerate(SWITCHED.splitlines()) if "
 TOLD = {
     "wrong": f"{MAIN}, line {LINE}: training failed: ValueError: no such thing",
     "quit": "the recipe's process ended with exit code 3; the last that it printed: so long",
-    "sleep": "a step of the recipe took more than 3 s: it was ended",
+    "sleep": "a step of the recipe took more than 3 s and was ended",
     "allocate": "MemoryError|killed: it took",
     "exit": "training failed: SystemExit",
 }
