@@ -24,7 +24,7 @@ from computeshare.client.bundles.downloads import download
 from computeshare.client.recipes import Chosen, job_recipe
 from computeshare.codecs.messages import decode_update, encode_update
 from computeshare.codecs.registry import CODECS
-from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError
+from computeshare.errors import ArtifactError, ReplayError, SettingsError, ShapeError, SpecError, Unconfined
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.own_data import TRAINING_FILES
 from computeshare.tensors.layout import Weights
@@ -131,10 +131,12 @@ class RecipeSource:
     Args:
         chosen: its file or folder, or `stored`; None: the user allowed none to run.
         cache: folder for the files of initial states, and of data sets that users added.
+        unconfined: whether the recipe may run where nothing can confine it, with the user's rights.
     """
 
     chosen: Chosen
     cache: Path
+    unconfined: bool = False
 
     @property
     def store(self) -> BundleStore:
@@ -142,12 +144,19 @@ class RecipeSource:
 
     def open(self, client: Client, spec: JobSpec, device: "torch.device", threads: int) -> "Computation":
         """Start the recipe's process. Raises SpecError, RecipeError, BundleError, Unconfined."""
-        from computeshare.training.recipe_process.process import RecipeFiles, RecipeProcess
+        from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
 
         found = job_recipe(client, self.store, spec, self.chosen)
         data = download(client.bundles, spec.data.bundle, self.store) if spec.data else None
         files = RecipeFiles(found.bundle, found.state, data)
-        process = RecipeProcess(spec.model_copy(update={"threads": threads}), files, str(device))
+        limits = Limits(unconfined=self.unconfined)
+        try:
+            process = RecipeProcess(spec.model_copy(update={"threads": threads}), files, str(device), limits)
+        except Unconfined as error:
+            raise Unconfined(
+                f"Nothing can confine the recipe here. {error} Or add --unconfined to run it nevertheless, if you know "
+                "who wrote it."
+            ) from error
         try:
             return process.open()
         except BaseException:

@@ -34,6 +34,9 @@ def replay(
             "runs its code here, confined.",
         ),
     ] = None,
+    unconfined: Annotated[
+        bool, typer.Option("--unconfined", help="Run the recipe even where nothing here can confine it.")
+    ] = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
@@ -46,7 +49,8 @@ def replay(
     lines = screen if screen.is_terminal else console()  # lines have to go above the bar, if one is drawn
     with connect(url, home) as client:
         its = settings(url, home)
-        found = Replay(client, job_id, its.data_dir, first, last, RecipeSource(recipe, its.bundles_dir))
+        source = RecipeSource(recipe, its.bundles_dir, unconfined or its.unconfined)
+        found = Replay(client, job_id, its.data_dir, first, last, source)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
             task = progress.add_task("replaying", total=found.last - found.first)

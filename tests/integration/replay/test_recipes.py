@@ -8,9 +8,12 @@ import pytest
 from redis import Redis
 
 from computeshare.bundles.store import BundleStore
-from computeshare.errors import SpecError
+from computeshare.confinement import process
+from computeshare.confinement.methods import NONE
+from computeshare.errors import SpecError, Unconfined
 from computeshare.jobspec.spec import JobSpec
 from computeshare.replay.replay import RecipeSource, Replay
+from computeshare.training.recipe_process import process as recipe_process
 from tests.support.job_reducer import Job
 from tests.support.recipes import CONVOLUTIONS, recipe_job
 from tests.support.rounds import events
@@ -56,3 +59,14 @@ def test_every_version_is_the_same_again(plane: Any, job_id: str, tmp_path: Path
 def test_nothing_of_a_recipe_runs_without_the_users_word(plane: Any, job_id: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="runs here only if you say so"):
         next(Replay(plane, job_id, tmp_path).run())
+
+
+def test_where_nothing_confines_it_runs_by_a_further_word_alone(
+    plane: Any, job_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (process, recipe_process):
+        monkeypatch.setattr(module, "method", lambda: NONE)
+    with pytest.raises(Unconfined, match="Or add --unconfined"):
+        next(Replay(plane, job_id, tmp_path, recipe=RecipeSource("stored", tmp_path / "cache")).run())
+    replay = Replay(plane, job_id, tmp_path, last=1, recipe=RecipeSource("stored", tmp_path / "cache", unconfined=True))
+    assert [one.differs for one in replay.run()] == [False]
