@@ -72,9 +72,9 @@ def add(
         print_json({**added.dataset, "remarks": list(added.remarks)})
         return
     console().print(_details(added.dataset))
-    if model := MODELS.get(added.dataset["kind"]):
-        command = f"computeshare jobs create --dataset {name} --model {model}"
-        screen.print(Text(f"Train on it: {command}"), soft_wrap=True)
+    screen.print(
+        Text(f"Train on it: computeshare jobs create --dataset {name} {_trained_by(added.dataset)}"), soft_wrap=True
+    )
 
 
 @app.command("list")
@@ -131,6 +131,12 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return size_of(text) if text else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from error
+
+
+def _trained_by(dataset: Dataset) -> str:
+    """The option that names a model, or a recipe for what no built-in model trains on."""
+    kind, classes = dataset["kind"], dataset["facts"]["classes"]
+    return f"--model {MODELS[kind]}" if kind == "text" or (kind in MODELS and classes) else "--recipe PATH"
 
 
 def _details(dataset: Dataset) -> Table:

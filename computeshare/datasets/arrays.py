@@ -116,7 +116,9 @@ def _loaded(path: Path) -> dict[str, Array]:
         with safe_open(path, framework="np") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, SafetensorError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        # NumPy's own message advises to unpickle the file
+        reason = "it has pickled objects, or is no file of arrays" if "pickle" in str(error) else error
+        raise DatasetError(f"{path} cannot be read: {reason}") from error
 
 
 def _checked(pair: Pair, split: str) -> Pair:
@@ -157,7 +159,8 @@ def _as_classes(splits: dict[str, Pair]) -> tuple[str, ...]:
         return _counted(tuple(str(name.decode() if isinstance(name, bytes) else name) for name in names.tolist()))
     if any(one.dtype.kind == "f" for one in targets) or min(int(one.min()) for one in targets) < 0:
         return ()
-    return _counted(tuple(map(str, range(1 + max(int(one.max()) for one in targets)))))
+    last = max(int(one.max()) for one in targets)
+    return _counted(tuple(map(str, range(last + 1)))) if last < MOST_CLASSES else ()
 
 
 def _counted(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -87,7 +87,12 @@ def prepare(source: Path, target: Path, side: tuple[int, int] | None, seed: int,
 
 def has_classes(source: Path) -> bool:
     """Whether a folder has folders with images, and so is one of images by class."""
-    return any(_is_image(path) for path in _below(source) if path.parent != source)
+    return any(is_image(path) for path in _below(source) if path.parent != source)
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name is that of an image."""
+    return path.suffix.lower() in _suffixes()
 
 
 def size_of(text: str) -> tuple[int, int]:
@@ -115,7 +120,7 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
     """The images in each folder of `folder`, sorted. Raises DatasetError: two folders' names differ in case alone."""
     found: defaultdict[str, list[Path]] = defaultdict(list)
     for path in _below(folder):
-        if path.parent != folder and _is_image(path):
+        if path.parent != folder and is_image(path):
             found[unicodedata.normalize("NFC", path.relative_to(folder).parts[0])].append(path)
     _check_case(found, folder.name)
     if not found:
@@ -134,7 +139,7 @@ def _check_case(names: Iterable[str], where: str) -> None:
 
 def _others(folder: Path) -> tuple[str, ...]:
     """A remark on files that are no images, or belong to no class."""
-    others = [path.name for path in _below(folder) if path.parent == folder or not _is_image(path)]
+    others = [path.name for path in _below(folder) if path.parent == folder or not is_image(path)]
     return (
         (f"Left out {len(others):,} files that are no images in a class's folder: {listed(others)}",) if others else ()
     )
@@ -144,10 +149,6 @@ def _below(folder: Path) -> Iterator[Path]:
     """The files below a folder, in an order that all machines share."""
     found = (path for path in folder.rglob("*") if path.is_file() and not is_hidden(path, folder))
     return iter(sorted(found, key=lambda path: [unicodedata.normalize("NFC", part) for part in path.parts]))
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _suffixes()
 
 
 @cache

@@ -55,8 +55,12 @@ def guessed(source: Path) -> DataKind:
             return "text"
     elif images.has_classes(source):
         return "images"
-    elif all(map(text.is_text, found := _visible(source))) and found:
+    elif not (found := _visible(source)):
+        raise DatasetError(f"{source} has no files")
+    elif all(map(text.is_text, found)):
         return "text"
+    elif all(map(images.is_image, found)):
+        return "images"
     raise DatasetError(f"{source} could be of several kinds: give --kind {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 

@@ -53,7 +53,7 @@ def test_words_are_classes(tmp_path: Path) -> None:
     assert set(read(tmp_path / "out", "train", TARGETS).tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize("targets", [{"y": X[:, 0]}, {"y": Y - 1}, {"y": np.stack([Y, Y], 1)}, {}])
+@pytest.mark.parametrize("targets", [{"y": X[:, 0]}, {"y": Y - 1}, {"y": Y * 10**15}, {"y": np.stack([Y, Y], 1)}, {}])
 def test_targets_that_are_no_classes_are_for_recipes(tmp_path: Path, targets: dict[str, np.ndarray]) -> None:
     np.savez(tmp_path / "in.npz", x=X, **targets)
     found = prepare(tmp_path / "in.npz", tmp_path / "out")
@@ -82,5 +82,5 @@ def test_other_arrays_are_refused(tmp_path: Path, content: dict[str, np.ndarray]
 
 def test_pickled_arrays_are_not_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.array([{}] * 20, dtype=object))
-    with pytest.raises(DatasetError, match="cannot be read"):
+    with pytest.raises(DatasetError, match="cannot be read: it has pickled objects"):
         prepare(tmp_path / "in.npz", tmp_path / "out")

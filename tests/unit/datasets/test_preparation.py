@@ -29,6 +29,14 @@ def test_other_data_need_a_kind(tmp_path: Path) -> None:
             guessed(source)
 
 
+def test_empty_folders_and_images_without_classes_are_told_as_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "none" / "class").mkdir(parents=True)
+    picture(tmp_path / "flat" / "one.png")
+    for name, told in (("none", "has no files"), ("flat", "put the images of each class into a folder")):
+        with pytest.raises(DatasetError, match=told):
+            prepare(tmp_path / name, tmp_path / "out")
+
+
 def test_files_stay_where_they_are(tmp_path: Path) -> None:
     source, target = tmp_path / "in", tmp_path / "out"
     source.mkdir()
