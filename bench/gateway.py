@@ -1,0 +1,176 @@
+"""Measures the broker through the gateway beside direct TCP and direct TLS: messages of 45 MB, and small commands.
+
+    python -m bench.gateway [--pairs 5] [--nginx]
+
+The gateway runs in a process of its own with TLS (as `computeshare-gateway` behind nginx with `--nginx`: real TLS by
+HTTP/1.1); direct TLS is Debian's `redis-server`, which has TLS built in. All on this machine's loopback. Medians.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from redis import Redis
+
+from api.database import Database
+from api.fleet.invites import InviteService
+from bench.report import Cell, Part, Table, markdown
+from computeshare.codecs.messages import PART_BYTES
+from computeshare.transport.connections import connect
+from computeshare.transport.forwarder import Forwarder, GatewayAccess
+from computeshare.transport.wire import Wire
+from computeshare.up.embedded_broker import EmbeddedBroker, free_port
+
+BYTES, PINGS, KEY = 45_000_000, 500, "bench:gateway"
+NGINX = """
+daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.log; worker_processes 1;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  server {{
+    listen 127.0.0.1:{port} ssl; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
+    location / {{
+      proxy_pass http://127.0.0.1:{target}; proxy_http_version 1.1;
+      proxy_read_timeout 30s; proxy_buffer_size 64k; proxy_buffers 4 64k;
+      proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade; proxy_set_header Host $http_host;
+    }}
+  }}
+}}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5, help="rounds in which each way is measured once")
+    parser.add_argument("--nginx", action="store_true", help="TLS by nginx in front of the gateway")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        certify(folder)
+        broker = EmbeddedBroker.start(folder / "broker.log")
+        stack.callback(broker.stop)
+        ways = {"direct TCP": Redis.from_url(_tcp(broker.url), socket_timeout=60)}
+        if server := shutil.which("redis-server"):
+            ways["direct TLS"] = stack.enter_context(broker_over_tls(server, folder))
+        ways["gateway"] = stack.enter_context(through_gateway(folder, broker.url, None))
+        if options.nginx:
+            ways["gateway, TLS by nginx"] = stack.enter_context(through_gateway(folder, broker.url, "nginx"))
+        rounds = [{name: measure(redis) for name, redis in ways.items()} for _ in range(options.pairs)]
+    rows: list[list[Cell]] = [
+        [name, *(statistics.median(one[name][at] for one in rounds) for at in range(3))] for name in ways
+    ]
+    columns = ["way", "45 MB up, MB/s", "45 MB down, MB/s", "PING, ms"]
+    print(markdown(Part([Table("Through the gateway", columns, rows)])))
+
+
+def certify(folder: Path) -> None:
+    """A certificate for localhost."""
+    names = ["-subj", "/CN=localhost", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run(["openssl", "req", "-x509", "-days", "1", *key, *names], check=True, capture_output=True)
+
+
+def _tcp(url: str) -> str:
+    """The embedded broker's address by TCP."""
+    with connect(url) as redis:
+        port = redis.info("server")["tcp_port"]
+        password = redis.connection_pool.connection_kwargs.get("password") or ""
+        user = redis.connection_pool.connection_kwargs.get("username") or ""
+    return f"redis://{user}:{password}@127.0.0.1:{port}/0"
+
+
+@contextmanager
+def running(command: list[str], folder: Path, ready: Callable[[], object], **environment: str) -> Iterator[None]:
+    """A process until the end of the block, from when `ready` raises nothing."""
+    with open(folder / "process.log", "ab") as log:
+        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 30
+        while True:
+            try:
+                ready()
+                break
+            except Exception:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@contextmanager
+def broker_over_tls(server: str, folder: Path) -> Iterator[Redis]:
+    """A Redis server with TLS, and a client of it."""
+    port = str(free_port())
+    files = ["--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem")]
+    command = [server, "--port", "0", "--tls-port", port, *files, "--tls-auth-clients", "no", "--save", ""]
+    redis = Redis.from_url(f"rediss://127.0.0.1:{port}?ssl_cert_reqs=none", socket_timeout=60)
+    with running(command, folder, redis.ping), redis:
+        yield redis
+
+
+@contextmanager
+def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterator[Redis]:
+    """A gateway in a process of its own, a forwarder here, and a client of that."""
+    home = folder / f"home-{proxy}"
+    database = Database(f"sqlite:///{home / 'computeshare.db'}")
+    database.migrate()
+    invites = InviteService(database, lambda: broker_url, "https://localhost")
+    made, code = invites.create("default", 15)
+    secret = hashlib.sha256(os.urandom(32)).hexdigest()
+    invites.take_up(code, "bench", secret, from_here=True)
+    port, front = free_port(), free_port()
+    credential, pem = f"{made.id}.{secret}", (folder / "cert.pem").read_text() if proxy else ""
+    url = f"https://localhost:{front}" if proxy else f"http://127.0.0.1:{port}"
+    access = GatewayAccess(f"{url}/v1/gateway", credential, pem)
+    with ExitStack() as stack:
+        forwarder = stack.enter_context(Forwarder(access))
+        redis = stack.enter_context(Redis.from_url(forwarder.redis_url, socket_timeout=60))
+        if proxy:
+            (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=front, target=port))
+            own = [str(shutil.which("nginx")), "-e", str(folder / "nginx.log"), "-c", str(folder / "nginx.conf")]
+            stack.enter_context(running(own, folder, lambda: ssl.get_server_certificate(("127.0.0.1", front))))
+        environment = {"COMPUTESHARE_REDIS_URL": broker_url, "COMPUTESHARE_HOME": str(home)}
+        own = [sys.executable, "-m", "api.gateway.process", "--port", str(port)]
+        stack.enter_context(running(own, folder, redis.ping, **environment))
+        yield redis
+    database.close()
+
+
+def measure(redis: Redis) -> tuple[float, float, float]:
+    """MB/s up and down of a message in parts, as updates are sent, and the milliseconds of a PING."""
+    blob = os.urandom(BYTES)
+    parts = [memoryview(blob)[at : at + PART_BYTES] for at in range(0, BYTES, PART_BYTES)]
+    rooms = [memoryview(bytearray(part.nbytes)) for part in parts]
+    wire = Wire(redis, stall_s=30)
+    wire.exchange([("PING",)])
+    began = time.perf_counter()
+    wire.exchange([("HSET", KEY, str(at), part) for at, part in enumerate(parts)])
+    sent = time.perf_counter()
+    wire.exchange([("HGET", KEY, str(at)) for at in range(len(parts))], into=rooms)
+    received = time.perf_counter()
+    assert b"".join(rooms) == blob
+    times = []
+    for _ in range(PINGS):
+        asked = time.perf_counter()
+        wire.exchange([("PING",)])
+        times.append(time.perf_counter() - asked)
+    wire.exchange([("DEL", KEY)])
+    wire.close()
+    return BYTES / (sent - began) / 1e6, BYTES / (received - sent) / 1e6, 1000 * statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
