@@ -289,6 +289,10 @@ class WorkerPublic(_Answer):
     memory_bytes: int = Field(description="of its computing device: the GPU's own with CUDA, else the machine's")
     max_memory_bytes: int | None = Field(description="memory limit for a job, set by the machine's owner")
     labels: dict[str, str] = Field(description="given by the machine's owner, for `requires` and `prefers` of jobs")
+    recipes: list[str] = Field(description="digests of the recipes that its owner lets run; `*`: all signed ones")
+    confinement: str | None = Field(
+        description="by what it confines recipes, such as `bubblewrap`, or `none`; null: it runs no recipes"
+    )
     packages: dict[str, str] = Field(
         description="recipes of packages installed there, by name, each with distribution and version"
     )

@@ -120,10 +120,18 @@ def state(worker: dict[str, Any]) -> str:
     return f"idle{battery}"
 
 
+def recipes(worker: dict[str, Any]) -> str:
+    """Which recipes a worker runs, and by what they are confined."""
+    if not (digests := worker.get("recipes")):
+        return NOTHING
+    confinement = worker.get("confinement") or "none"
+    return f"{'all' if '*' in digests else len(digests)}, {'not confined' if confinement == 'none' else confinement}"
+
+
 def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
     """A table with a row for each worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("Worker", "Name", "Device", "State", "Job", "Queues", "Labels"):
+    for heading in ("Worker", "Name", "Device", "State", "Job", "Queues", "Labels", "Recipes"):
         table.add_column(heading, overflow="fold")
     for heading in ("Memory", "Samples/s", "Share", "Last seen"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -136,6 +144,7 @@ def worker_table(workers: Sequence[dict[str, Any]], now: datetime) -> Table:
             Text(plain(worker["job_id"] or NOTHING)),
             Text(plain(", ".join(worker["queues"]))),
             Text(plain(", ".join(f"{name}={value}" for name, value in worker.get("labels", {}).items()) or NOTHING)),
+            Text(plain(recipes(worker))),
             size(worker["memory_bytes"]),
             f"{worker['samples_per_s']:,.0f}" if worker["job_id"] else NOTHING,
             f"{100 * worker['share']:.0f} %",

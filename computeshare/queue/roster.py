@@ -57,6 +57,8 @@ class WorkerInfo:
     """Its owner's labels, such as `room` with the value `attic`; they stay until the worker is started again."""
     recipes: tuple[str, ...] = ()
     """The digests of the recipes that its owner lets run, or `ALL_RECIPES`."""
+    confinement: str = ""
+    """By what it confines recipes: a method's name, such as `landlock`, or `none`; empty: it runs none."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Recipes of packages installed there, by name, each with distribution and version: `mine 1.2.0`."""
 
@@ -93,6 +95,7 @@ def register(redis: Redis, worker: WorkerInfo) -> None:
         "resting": worker.resting,
         "labels": json.dumps(dict(worker.labels)),
         "recipes": json.dumps(worker.recipes),
+        "confinement": worker.confinement,
         "packages": json.dumps(dict(worker.packages)),
         "power": json.dumps({"plugged": worker.power.plugged, "percent": worker.power.percent}),
     }
@@ -162,6 +165,7 @@ def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerI
             labels=_words(values.get("labels", "{}"), MOST_LABELS),
             packages=_words(values.get("packages", "{}"), MOST_PACKAGES),
             recipes=tuple(_short(one, 80) for one in json.loads(values.get("recipes", "[]"))),
+            confinement=_short(values.get("confinement", ""), 32),
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -272,7 +272,7 @@ def command(
     queues = tuple(queue or [joined.queue or "default"])
     worker = worker_info(str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered())
     with joined.broker_url(_end_refused) as url:
-        serve(url, worker, minder)
+        serve(url, replace(worker, confinement=consent.confinement), minder)
 
 
 def _end_refused(forwarder: Forwarder, why: str) -> None:

@@ -66,6 +66,15 @@ class Consent:
             return ()
         return (ALL_RECIPES,) if self.everything and self.token else self.digests
 
+    @property
+    def confinement(self) -> str:
+        """By what recipes are confined here: a method's name; empty: none run here."""
+        if not self.offered():
+            return ""
+        from computeshare.confinement.methods import method
+
+        return method().name
+
     def told(self) -> list[str]:
         """What the consent means on this machine, in sentences for its owner; empty without consent."""
         if not self.is_given:

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -424,11 +425,15 @@ def test_checkpoint_whose_files_are_gone_is_not_offered(
 def test_workers_and_queues_are_those_online(client: TestClient, redis: Redis) -> None:
     queue = f"q{secrets.token_hex(4)}"
     worker = WorkerInfo(secrets.token_hex(6), "<b>mac</b>", "mps", (queue,), {"torch": "2"}, 16, "host", 7)
+    worker = replace(worker, recipes=("*",), confinement="landlock")
     register(redis, worker)
     client.post("/v1/jobs", json={**SPEC, "queue": queue, "workers": {"min": 2, "max": 2}})
     found = {w["id"]: w for w in client.get("/v1/workers").json()["items"]}[worker.id]
     assert (found["name"], found["device"], found["samples_per_s"]) == ("<b>mac</b>", "mps", 0.0)
+    assert (found["recipes"], found["confinement"]) == (["*"], "landlock")
     assert found["last_seen"].endswith("Z")
+    shown = client.get("/workers").text
+    assert "Runs all recipes, confined by landlock" in shown
     queues = {q["name"]: q for q in client.get("/v1/queues").json()["items"]}
     assert (queues[queue]["workers"], queues[queue]["queued"], queues[queue]["running"]) == (1, 1, 0)
 

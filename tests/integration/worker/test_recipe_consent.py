@@ -114,3 +114,14 @@ def test_where_nothing_confines_recipes_they_run_only_if_the_owner_insists(
 def test_what_is_no_recipe_is_refused_at_the_start(named: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError):
         Consent.of(Settings(home=tmp_path, recipe=named))
+
+
+def test_the_control_plane_is_told_by_what_recipes_are_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "method", lambda: LANDLOCK)
+    found = {name: consent.confinement for name, consent in owners(tmp_path).items()}
+    assert found["of up"] == "landlock" and found["not agreed"] == "", found
+    monkeypatch.setattr(methods, "method", lambda: NONE)
+    assert owners(tmp_path)["of up"].confinement == "", "it runs none"
+    assert Consent(digests=(RECIPE.digest,), unconfined=True).confinement == "none"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from computeshare.cli.main import app
-from computeshare.cli.workers import state, worker_id
+from computeshare.cli.workers import recipes, state, worker_id
 from computeshare.client.api.models import Problem
 from computeshare.terminal.command import run
 from tests.support.http_answers import Answer, FakeServer, job
@@ -199,3 +199,9 @@ def test_exit_codes_tell_what_is_wrong(
     monkeypatch.setenv("COMPUTESHARE_URL", "http://127.0.0.1:9")
     assert run(app, arguments) == 3
     capsys.readouterr()
+
+
+def test_a_worker_shows_which_recipes_it_runs_and_by_what_they_are_confined() -> None:
+    assert recipes({"recipes": ["*"], "confinement": "landlock"}) == "all, landlock"
+    assert recipes({"recipes": ["sha256:" + "a" * 64], "confinement": "none"}) == "1, not confined"
+    assert recipes({"recipes": [], "confinement": None}) == "–"
