@@ -3,7 +3,8 @@ requires, or without their owner's consent to its recipe.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,8 +22,13 @@ from computeshare.queue import WorkerInfo
 
 TRIED_MS = 3 * 3600 * 1000
 """How far back failed seats are counted; the longest time that a worker is left out is much shorter."""
+SHOWN = 3
+"""The number of workers, and of causes, named in a reason; further ones are only counted."""
 FAILED = "failed: "
 """Prefix of a worker's reason for leaving a job where an error ended its seat."""
+
+_ONE = re.compile(r"(.+?)( cannot start| cannot take part): (.+)", re.DOTALL)
+"""A text on a single worker."""
 
 SEAT, EVENT = table(SeatRow), table(Event).c
 
@@ -42,9 +48,27 @@ class Excluded:
     hopeless: dict[str, str] = field(default_factory=dict)
     """Why the recipes of jobs fail on every worker."""
 
-    def trouble(self, job_id: str, most: int = 3) -> str | None:
-        """The troubles of at most `most` workers in a job, as one text; None if there are none."""
-        return "; ".join([why for pair, why in self.troubles.items() if pair[0] == job_id][:most]) or None
+    def trouble(self, job_id: str) -> str | None:
+        """The troubles of workers in a job, as one text; None if there are none."""
+        return "; ".join(shown(why for pair, why in self.troubles.items() if pair[0] == job_id)) or None
+
+
+def shown(texts: Iterable[str]) -> list[str]:
+    """At most `SHOWN` of the texts on single workers, and how many are left out. Workers with the same cause share a
+    text: `mac-1, mac-2 cannot start: CAUSE`.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for text in texts:
+        one = _ONE.fullmatch(text)
+        groups.setdefault((one[2], one[3]) if one else ("", text), []).append(one[1] if one else "")
+    told = [f"{_named(names)}{verb}: {cause}" if verb else cause for (verb, cause), names in groups.items()]
+    rest = sum(map(len, list(groups.values())[SHOWN:]))
+    return told[:SHOWN] + ([f"{rest} more cannot take part"] if rest else [])
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int) -> Excluded:

@@ -3,13 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from api.scheduler.eligibility import Excluded
+from api.scheduler.eligibility import SHOWN, Excluded, shown
 from api.scheduler.seat_planner import Available, Demand, HeldSeat, Pair
 
 Kind = tuple[str, str, int, int, bool, bool]
-
-SHOWN = 3
-"""The number of workers named in a reason; further workers are only counted."""
 
 
 def shortages(
@@ -94,10 +91,9 @@ def shortage(
     off += [f"{count} resting: {why}" for why, count in resting.most_common()]
     if unmet:
         left_out = [unmet]
-    more = [f"{len(left_out) - SHOWN} more cannot take part"] if len(left_out) > SHOWN else []
     having = f" with {demand.requires}" if demand.requires else ""
     needs = f"Needs {_workers(demand.minimum)} on queue {queue}{having}, {online}"
-    return "; ".join([needs, *off[:SHOWN], *left_out[:SHOWN], *more])
+    return "; ".join([needs, *off[:SHOWN], *shown(left_out)])
 
 
 def _workers(count: int) -> str:

@@ -122,6 +122,8 @@ def _hint(error: BaseException) -> str:
     """What follows an error's message where its cause may be the confinement."""
     if isinstance(error, OSError) and error.errno in _REFUSALS:
         return f" ({CONFINED})"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f" (install the package that has {error.name.partition('.')[0]} in this machine's Python)"
     return " (more than the memory allowed here)" if isinstance(error, MemoryError) else ""
 
 

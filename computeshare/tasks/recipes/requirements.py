@@ -51,4 +51,6 @@ def _lack(wanted: Requirement) -> str:
 def check(requirements: Iterable[str]) -> None:
     """Raises RecipeError: something is missing here."""
     if missing := lacking(requirements):
-        raise RecipeError(f"the recipe requires {', '.join(missing)}: install that in this Python, then try again")
+        raise RecipeError(
+            f"the recipe requires {', '.join(missing)}: install that in this machine's Python, then try again"
+        )

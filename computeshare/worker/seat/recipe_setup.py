@@ -4,6 +4,7 @@ from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.memory_estimate import allowed_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.settings import Settings
+from computeshare.tasks.recipes import requirements
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.training.recipe_process.process import Limits, RecipeFiles, RecipeProcess
 
@@ -14,6 +15,7 @@ def open_recipe(spec: JobSpec, recipe: Bundle, device: str | None, settings: Set
     Raises: RecipeError; BundleError; SettingsError: there is no such device; Unconfined.
     """
     assert spec.recipe_facts
+    requirements.check(spec.recipe_facts.requires)
     store = BundleStore(settings.bundles_dir)
     data = store.open_files(spec.data.bundle) if spec.data else None
     files = RecipeFiles(recipe, store.open_files(spec.recipe_facts.initial), data)

@@ -20,6 +20,7 @@ from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
 from computeshare.training.computation import LocalComputation
 from computeshare.training.work_units import Computation
+from computeshare.worker.seat.recipe_setup import open_recipe
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.recipes import CONVOLUTIONS, RecipeJob, recipe_job
 from tests.support.reducer_process import running, version_of
@@ -125,3 +126,12 @@ def test_a_recipe_that_the_control_plane_has_not_signed_does_not_run(redis: Redi
                 seat(redis, job_id, job.spec, tmp_path, number).run("cpu")
         assert events(store, "joined") == [] and len(events(store, "left")) == 3
     assert not trace.exists()
+
+
+def test_a_machine_without_a_required_package_says_what_to_install(tmp_path: Path) -> None:
+    job = made(tmp_path, "# requires: no-such-package>=5\n" + CONVOLUTIONS)
+    facts = job.spec.recipe_facts
+    assert facts
+    spec = job.spec.model_copy(update={"recipe_facts": facts.model_copy(update={"requires": ("no-such-package>=5",)})})
+    with pytest.raises(RecipeError, match=r"no-such-package>=5 \(not installed\): install that in"):
+        open_recipe(spec, job.files.bundle, "cpu", Settings(home=tmp_path))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from api.scheduler.eligibility import shown
 from api.scheduler.reasons import STARTING_MS, Situation, reason
 
 FINE = Situation(None, finished=False, opened=True, reducer=True, working=True, waited_ms=STARTING_MS + 1)
@@ -42,3 +43,14 @@ def test_what_the_broker_refuses_comes_first() -> None:
     assert reason(replace(FINE, finished=True), "OOM command not allowed") == (
         "The broker refuses to store data: OOM command not allowed"
     )
+
+
+def test_workers_with_the_same_trouble_share_a_text() -> None:
+    cause = "recipe.py, line 3: the import failed: No module named 'peft'"
+    texts = [f"mac-{number} cannot start: {cause}" for number in range(5)]
+    assert shown(texts) == [f"mac-0, mac-1, mac-2 and 2 more cannot start: {cause}"]
+    assert shown([*texts[:1], "pi runs no recipes: start it with --recipes", *texts[1:2]]) == [
+        f"mac-0, mac-1 cannot start: {cause}",
+        "pi runs no recipes: start it with --recipes",
+    ]
+    assert shown(f"mac-{number} cannot start: {number}" for number in range(5))[3:] == ["2 more cannot take part"]
