@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,16 @@ def test_every_command_has_an_example_and_every_option_is_told() -> None:
     options = [(name, flag) for name, one in found.items() for flag in flags_of(one) if flag not in EVERYWHERE]
     assert [flag for flag in EVERYWHERE if not is_told(flag, section(CLI, "# The command line"))] == []
     assert len(options) > 60 and [(name, flag) for name, flag in options if not is_told(flag, told_of(name))] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda page: str(page.stem))
+def test_every_command_of_a_guide_exists_with_its_options(page: Path) -> None:
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"^computeshare .*", block.replace("\\\n", ""), re.MULTILINE):
+            command, words = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+            while below := getattr(command, "commands", {}):
+                command = below[words.pop(0)]
+            command.make_context(line, words)  # raises for what it does not know
 
 
 @pytest.mark.parametrize("program", [worker, reducer, evaluator], ids=["worker", "reducer", "evaluator"])
