@@ -18,10 +18,11 @@ OCTETS = "application/octet-stream"
 @router.post("", status_code=201, max_body_size=CONTENT_BYTES, responses={200: {"model": BundlePublic}})
 def create_bundle(manifest: Manifest, store: BundlesDep, audit: AuditDep, response: Response) -> BundlePublic:
     """Announce a bundle by its manifest; the answer names the pieces to send. 200: it was announced before. A bundle
-    that neither a job nor a data set names is removed after a day.
+    that neither a job nor a data set names is removed after a day. What is damaged here is among the pieces to send.
     """
     if not store.adopt(manifest):
         response.status_code = 200
+        store.read_back(manifest.digest, always=True)
     else:
         audit.add("bundle.create", manifest.digest, bytes=manifest.bytes)
     response.headers["Location"] = f"/v1/bundles/{manifest.digest}"

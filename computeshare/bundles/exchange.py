@@ -72,6 +72,7 @@ def fetch(
         bundle, sends nothing for `SILENT_S` or damaged pieces, or the files cannot be stored here.
     """
     with store.using(digest):
+        store.read_back(digest)
         while not store.has(digest, only):
             if not goes_on():
                 raise Interrupted("the files are not wanted any more")

@@ -4,7 +4,8 @@
 incomplete file, named by its place in the manifest, its bytes so far and `PLACE.have`, a byte for each piece that is
 there. A file moves from `unfinished` to `files` when its last piece is there, so that what a killed process leaves
 behind is resumed. `kept` marks what the control plane stores: a worker on the same machine uses it, and never removes
-it to make room. Processes that read the bundle hold a shared lock on `in-use`, whose time is that of the last use.
+it to make room. `read-back` has the time when the complete files were last read back. Processes that read the bundle
+hold a shared lock on `in-use`, whose time is that of the last use.
 """
 
 import contextlib
@@ -20,12 +21,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from computeshare.bundles.manifest import DIGEST, PIECE_BYTES, FileEntry, Manifest
-from computeshare.errors import BundleError, BundleMissing
+from computeshare.errors import BundleMissing
 from computeshare.runtime.durability import flush
 
 MANIFEST, FILES, UNFINISHED, KEPT = "manifest.json", "files", "unfinished", "kept"
-IN_USE, WRITING, FETCHING = "in-use", "writing", "fetching"
+IN_USE, WRITING, FETCHING, READ_BACK = "in-use", "writing", "fetching", "read-back"
 Flush = Callable[[Path], None]
 
 
@@ -67,25 +70,26 @@ class BundleFolder:
         return cls(root / name, flush)
 
     def contents(self) -> Contents:
-        """Raises BundleMissing: there is no such bundle; BundleError: its manifest is damaged."""
+        """Raises BundleMissing: there is no such bundle, or its manifest is damaged."""
         name = f"{DIGEST}{self.path.name[:12]}"
         try:
             content = (self.path / MANIFEST).read_bytes()
         except OSError as error:
             raise BundleMissing(f"there is no bundle {name} here: upload it again") from error
         if hashlib.sha256(content).hexdigest() != self.path.name:
-            raise BundleError(f"the manifest of bundle {name} is damaged: delete the folder {self.path}")
+            raise BundleMissing(f"the manifest of bundle {name} is damaged: upload the bundle again")
         return Contents(Manifest.parse(content))
 
     def begin(self, manifest: Manifest) -> bool:
-        """Write the manifest, and the files that have no pieces; returns False if they are here. Raises OSError."""
-        if (self.path / MANIFEST).exists():
-            return False
+        """Write the manifest, and the files that have no pieces; returns False if it is here. Raises OSError."""
         (self.path / FILES).mkdir(exist_ok=True)
         for file in manifest.files:
-            if not file.size:
+            if not file.size and self.lacks(file):
                 self.file(file).parent.mkdir(parents=True, exist_ok=True)
-                self.file(file).touch()
+                self.file(file).write_bytes(b"")
+        with contextlib.suppress(BundleMissing):
+            self.contents()
+            return False
         new = self.path / f"{MANIFEST}.new"
         new.write_bytes(manifest.content)
         flush(new)
@@ -151,6 +155,28 @@ class BundleFolder:
                     read = hashlib.sha256(opened.read(file.piece_bytes(piece))).hexdigest()
                     have[piece] = read == file.pieces[piece]
             self._have(number).write_bytes(have)
+
+    def is_read_back(self, files: Iterable[FileEntry]) -> bool:
+        """Whether `read_back` was called after the machine started, and after the files last changed."""
+        try:
+            at = (self.path / READ_BACK).stat().st_mtime
+            changed = (self.file(file).stat().st_mtime for file in files if not self.lacks(file))
+            return at > max(psutil.boot_time(), *changed, 0.0)
+        except OSError:
+            return False
+
+    def read_back(self, files: Iterable[FileEntry]) -> None:
+        """Read complete files back, and make the damaged ones unfinished, with their good pieces. Raises OSError."""
+        for number, file in enumerate(files):
+            if self.lacks(file):
+                continue
+            with open(self.file(file), "rb") as opened:
+                have = bytearray(hashlib.sha256(opened.read(PIECE_BYTES)).hexdigest() == name for name in file.pieces)
+            if not all(have):
+                self._unfinished(number).parent.mkdir(exist_ok=True)
+                os.replace(self.file(file), self._unfinished(number))
+                self._have(number).write_bytes(have)
+        (self.path / READ_BACK).touch()
 
     def forget_unfinished(self) -> None:
         shutil.rmtree(self.path / UNFINISHED, ignore_errors=True)

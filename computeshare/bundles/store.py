@@ -63,7 +63,7 @@ class BundleStore:
             return folder.begin(manifest)
 
     def manifest(self, digest: str) -> Manifest:
-        """A bundle's manifest. Raises BundleMissing, BundleError: it is damaged."""
+        """A bundle's manifest. Raises BundleMissing: there is none, or it is damaged."""
         return self._contents(digest).manifest
 
     def has(self, digest: str, only: Sequence[str] = ()) -> bool:
@@ -92,6 +92,17 @@ class BundleStore:
                 have = folder.have(number, file)
                 lacking |= dict.fromkeys(piece for piece, there in zip(file.pieces, have, strict=True) if not there)
         return list(lacking)
+
+    def read_back(self, digest: str, always: bool = False) -> None:
+        """Read a bundle's complete files back: what is damaged is `missing` from then on. Unless `always`, only if the
+        machine was started, or a file changed, since the last time. Raises BundleError: they cannot be read.
+        """
+        folder = self._folder(digest)
+        with contextlib.suppress(BundleMissing), self._explained():
+            files = self.manifest(digest).files
+            if always or not folder.is_read_back(files):
+                with folder.writing():
+                    folder.read_back(files)
 
     def put(self, digest: str, piece: str, data: bytes | memoryview) -> None:
         """Store a piece wherever the bundle has it. Raises PieceDamaged; BundleMissing: there is no such bundle or

@@ -106,7 +106,7 @@ def _check(folder: Path, entry: FileEntry) -> None:
     for number, piece in enumerate(entry.pieces):
         start = number * PIECE_BYTES
         if hashlib.sha256(content[start : start + PIECE_BYTES]).hexdigest() != piece:
-            raise BundleError(f"{folder / entry.path} is damaged: delete the folder {folder.parent}")
+            raise BundleError(f"{folder / entry.path} is damaged")
 
 
 def initial_state_of(spec: JobSpec, bundles: BundleStore) -> InitialState:

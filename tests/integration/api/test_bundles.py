@@ -51,6 +51,18 @@ def test_a_bundle_is_uploaded_piece_by_piece(client: TestClient, source: Path) -
     assert shown["files"] == manifest.model_dump(mode="json")["files"]
 
 
+def test_a_damaged_bundle_that_is_announced_again_asks_for_what_is_damaged(
+    client: TestClient, source: Path, settings: Settings
+) -> None:
+    manifest = BundleStore(settings.bundles_dir).add(source)
+    damaged = settings.bundles_dir / manifest.digest[7:] / "files" / "notes.txt"
+    damaged.write_text("jello")
+    [piece] = manifest.files[0].pieces
+    assert announce(client, manifest) == (200, [piece])
+    client.put(f"/v1/bundles/{manifest.digest}/pieces/{piece}", content=b"hello", headers=OCTETS)
+    assert announce(client, manifest) == (200, []) and damaged.read_text() == "hello"
+
+
 def test_what_is_not_a_piece_is_refused(client: TestClient, source: Path) -> None:
     manifest = described(source)
     announce(client, manifest)

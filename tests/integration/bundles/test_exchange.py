@@ -105,6 +105,20 @@ def test_a_worker_fetches_what_it_needs_first_and_then_the_rest(
     wait_until(lambda: not redis.keys("cs:bundle-piece:*"))
 
 
+def test_what_was_damaged_in_a_cache_is_fetched_anew(
+    redis: Redis, origin: BundleStore, tmp_path: Path, serving: Callable[[PieceServer], None]
+) -> None:
+    manifest = made(origin, tmp_path / "s", a=2 * PIECE_BYTES + 9)
+    serving(PieceServer(origin))
+    store, told = BundleStore(tmp_path / "cache", 10**9), list[Fetched]()
+    fetch(redis, store, manifest.digest)
+    with open(store.open_files(manifest.digest) / "a", "r+b") as file:
+        file.write(b"\0\0\0\0\0\0\0\0")
+    fetch(redis, store, manifest.digest, progress=told.append)
+    assert same(origin, store, manifest.digest)
+    assert PIECE_BYTES < told[-1].bytes_received < 1.02 * PIECE_BYTES, "the damaged piece alone"
+
+
 class Counting(BundleStore):
     """Counts the reads of each piece."""
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -132,12 +133,54 @@ def test_an_unknown_bundle_leaves_nothing_on_the_disk(digest: str, tmp_path: Pat
     assert not (tmp_path / "bundles").exists()
 
 
-def test_a_damaged_manifest_is_told(source: Path, store: BundleStore, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_told_and_mended_by_the_next_upload(
+    source: Path, store: BundleStore, tmp_path: Path
+) -> None:
     manifest = store.add(source)
     path = tmp_path / "bundles" / manifest.digest[7:] / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"a.txt", b"b.txt"))
-    with pytest.raises(BundleError, match="damaged: delete the folder"):
-        BundleStore(tmp_path / "bundles").open_files(manifest.digest)
+    again = BundleStore(tmp_path / "bundles")
+    with pytest.raises(BundleMissing, match="damaged: upload the bundle again"):
+        again.open_files(manifest.digest)
+    assert again.adopt(manifest) and again.has(manifest.digest)
+
+
+def damage(path: Path, at: int) -> None:
+    """Change a byte; the size stays."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_damaged_bundle_lacks_its_damaged_pieces_and_is_mended_by_them(source: Path, store: BundleStore) -> None:
+    manifest, pieces = store.add(source), pieces_of(source)
+    files = store.open_files(manifest.digest)
+    damage(files / "train" / "large.bin", PIECE_BYTES + 5)
+    (files / "test" / "empty").unlink()
+    store.read_back(manifest.digest)
+    assert not store.has(manifest.digest) and store.missing(manifest) == [manifest.files[-1].pieces[1]]
+    store.adopt(manifest)
+    store.put(manifest.digest, manifest.files[-1].pieces[1], pieces[manifest.files[-1].pieces[1]])
+    assert store.has(manifest.digest)
+    assert (files / "train" / "large.bin").read_bytes() == (source / "train" / "large.bin").read_bytes()
+
+
+def test_files_are_read_back_again_only_after_they_changed(
+    source: Path, store: BundleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = store.add(source)
+    large = store.open_files(manifest.digest) / "train" / "large.bin"
+    store.read_back(manifest.digest)
+    times = large.stat()
+    damage(large, 5)
+    os.utime(large, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk fails: nobody wrote
+    store.read_back(manifest.digest)
+    assert store.has(manifest.digest)
+    monkeypatch.setattr("psutil.boot_time", lambda: time.time() + 5)  # the machine was started
+    store.read_back(manifest.digest)
+    assert not store.has(manifest.digest)
 
 
 def make(folder: Path, number: int, size: int) -> Path:
