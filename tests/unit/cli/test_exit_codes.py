@@ -37,6 +37,9 @@ REQUESTS = {
     "logs ab12": "GET /v1/jobs/ab12/logs?limit=100",
     "replay ab12": "GET /v1/jobs/ab12",
     "fork ab12": "POST /v1/jobs/ab12/fork",
+    "share ab12": "POST /v1/jobs/ab12/links",
+    "links ab12": "GET /v1/jobs/ab12/links",
+    "unshare ab12 1": "DELETE /v1/jobs/ab12/links/1",
 }
 """Every command of `computeshare jobs`, and the first thing that it asks."""
 SILENT_AS_JSON = {"export"}
