@@ -58,10 +58,18 @@ def metrics(session: Session, job_id: str, since: int, points: int, until: int |
 
 def columns(session: Session, job_id: str, points: int) -> dict[str, Columns]:
     """The series of all versions as columns: `versions` and `scores`, each a dict of lists of equal length; `at` is in
-    seconds. Raises NotFound.
+    seconds; own metrics as in the CSV. Raises NotFound.
     """
     versions, scores = read(session, job_id, 0, points)
-    return {"versions": _columns(versions, BY_VERSION), "scores": _columns(scores, BY_SCORE)}
+    own = own_names(session, job_id)
+    scored = [row | {f"{OWN}{name}": row["own_metrics"].get(name) for name in own} for row in scores]
+    names = [*BY_SCORE, *(f"{OWN}{name}" for name in own)]
+    return {"versions": _columns(versions, BY_VERSION), "scores": _columns(scored, names)}
+
+
+def own_names(session: Session, job_id: str) -> list[str]:
+    """The names of a recipe's own metrics. Raises NotFound."""
+    return list((find(session, job_id).spec.get("recipe_facts") or {}).get("metrics", []))
 
 
 def lowest_loss(session: Session, job_id: str) -> Lowest | None:
@@ -75,7 +83,7 @@ def lowest_loss(session: Session, job_id: str) -> Lowest | None:
 def as_csv(database: Database, job_id: str) -> Iterator[str]:
     """Yield CSV: a header, then a line per standing version, ascending; `CSV_ROWS` versions are read at a time."""
     with database.read() as session:
-        own = (find(session, job_id).spec.get("recipe_facts") or {}).get("metrics", [])
+        own = own_names(session, job_id)
     names = [*CSV_COLUMNS, *(f"{OWN}{name}" for name in own)]
     yield _lines([names])
     since = 0

@@ -1,9 +1,9 @@
 """The data of the pages, combined from the services that read jobs, history and submissions."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -75,6 +75,8 @@ class Row:
     bytes_up: float | None = None
     bytes_down: float | None = None
     staleness: float | None = None
+    own: Mapping[str, float] = field(default_factory=dict)
+    """Of a recipe's own metrics, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +249,17 @@ class Views:
 def rows(metrics: Metrics) -> list[Row]:
     """The series as rows, newest version first: about `TABLE_POINTS` scored versions, and others if few are scored."""
     values: dict[int, dict[str, float]] = defaultdict(dict)
+    own: dict[int, dict[str, float]] = defaultdict(dict)
     for name in {one.name for one in fields(Row)} & Metrics.model_fields.keys():
         for point in getattr(metrics, name):
             values[point.version][name] = point.value
+    for name, points in metrics.own_metrics.items():
+        for point in points:
+            own[point.version][name] = point.value
     with_score = {v for v, found in values.items() if found.keys() & SCORES}
     scored, unscored = _thinned(sorted(with_score, reverse=True)), sorted(values.keys() - with_score, reverse=True)
     others = _thinned(unscored) if len(scored) < TABLE_POINTS // 2 else []
-    return [Row(v, **values[v]) for v in sorted({*scored, *others}, reverse=True)]
+    return [Row(v, own=own[v], **values[v]) for v in sorted({*scored, *others}, reverse=True)]
 
 
 def _thinned(versions: list[int]) -> list[int]:

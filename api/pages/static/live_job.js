@@ -149,6 +149,7 @@ const HANDLERS = {
     series[`${part}_loss`].put(data.version, seconds, data.loss);
     series[`${part}_accuracy`].put(data.version, seconds, data.accuracy);
     series.perplexity.put(data.version, seconds, textual ? perplexity(data.loss) : null);
+    for (const [name, value] of Object.entries(data.own_metrics ?? {})) series[`own_metrics.${name}`]?.put(data.version, seconds, value);
     if (data.loss !== null && (!lowest || data.loss < lowest.value)) lowest = { version: data.version, value: data.loss };
     changed();
     refresh();

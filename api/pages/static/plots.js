@@ -39,6 +39,10 @@ const PLOTS = {
     lines: [{ name: "perplexity", label: "Test", colour: "--test" }],
     value: (at) => at.toFixed(2), tick: (at) => compact.format(at), range: fromZero, log: true,
   },
+  own: {
+    lines: [{ name: "", label: "Score", colour: "--test" }], // the place names the series
+    value: loss, range: (low, high) => [Math.min(0, 1.05 * low), Math.max(0, 1.05 * high) || 1], log: true,
+  },
   speed: {
     lines: [{ name: "samples_per_s", label: "Samples/s", colour: "--train", smooth: true }],
     value: rate, tick: (at) => compact.format(at), range: fromZero, log: true,
@@ -139,7 +143,11 @@ export function plots(linesOf, view, keepZoom) {
   let last = 0;
   let span = [0, 1];
 
-  const parts = (place) => [PLOTS[place.dataset.plot], linesOf(PLOTS[place.dataset.plot].lines)];
+  function parts(place) {
+    const plot = PLOTS[place.dataset.plot];
+    const { series } = place.dataset;
+    return [plot, linesOf(series ? [{ ...plot.lines[0], name: series }] : plot.lines)];
+  }
 
   function build(place) {
     const [plot, lines] = parts(place);

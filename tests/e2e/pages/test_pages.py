@@ -113,8 +113,17 @@ def test_a_recipes_page_follows_its_loss_and_its_own_metrics(site: Site, opened:
     for absent in ("[data-field=perplexity]", "[data-plot=accuracy]", "#by-class", "#generate", "#samples"):
         expect(page.locator(absent)).to_have_count(0)
     expect(page.locator("[data-plot=loss]")).to_have_attribute("data-points", "60")
+    plot = page.locator("[data-plot=own]").first
+    expect(plot).to_have_attribute("data-points", "1")
+    feed.versions(10)
+    feed.scored(own_metrics={"error": 0.0625, HOSTILE: -2.5})
+    expect(plot).to_have_attribute("data-points", "2")
+    page.reload()
+    expect(page.locator("[data-plot=own]").nth(1)).to_have_attribute("data-points", "2")
+    for cell in ("error", HOSTILE, "0.0625"):
+        expect(page.locator("#values-scroll")).to_contain_text(cell)
     page.goto(f"{site.url}/?search=regression")
-    expect(page.locator("tbody tr").first).to_contain_text(f"loss {loss}")
+    expect(page.locator("tbody tr").first).to_contain_text(f"loss {text_format.loss(2.2 * math.exp(-70 / 90) + 0.08)}")
 
 
 @in_every_window

@@ -39,3 +39,9 @@ def test_scores_on_a_validation_split_are_rows_too() -> None:
     held = of_test.model_copy(update={"validation_loss": of_test.test_loss, "test_loss": [], "test_accuracy": []})
     found = {row.version: row for row in rows(held)}
     assert (found[20].validation_loss, found[20].test_loss, found[19].validation_loss) == (20.0, None, None)
+
+
+def test_a_recipes_own_metrics_are_in_the_rows_of_their_versions() -> None:
+    found = metrics(3, 2)
+    of_two = found.model_copy(update={"own_metrics": {"f1": found.test_loss[:1]}})
+    assert [dict(row.own) for row in rows(of_two)] == [{}, {"f1": 2.0}, {}]
