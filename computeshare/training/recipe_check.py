@@ -263,8 +263,9 @@ class _Steps:
 def _remarks(instance: "TaskInstance", is_deterministic: bool) -> Iterator[str]:
     if not is_deterministic:
         yield (
-            "The same step gave other bits the second time: results then depend on which machines train, and a replay "
-            "does not match. Look for randomness with a source of its own, or for sets iterated over."
+            "The same step gave other bits the second time: workers refuse to train that, since the result would "
+            "depend on which machines do, and a replay would not match. Look for randomness with a source of its own, "
+            "or for sets iterated over."
         )
     idle = [n for n, p in instance.module.named_parameters() if p.requires_grad and not bool(p.grad.any())]  # type: ignore[union-attr]
     if idle:

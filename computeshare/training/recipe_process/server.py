@@ -74,6 +74,10 @@ def _serve(channel: Channel, opening: messages.Open, memory: int) -> None:
         request = messages.request_in(head)
 
 
+_OR_THE_RECIPE = (
+    "; or the recipe has randomness of its own, and no worker can train it: see what `computeshare recipes check` "
+    "remarks"
+)
 Answer = tuple[messages.Head, Sequence[Blob]]
 
 
@@ -156,7 +160,10 @@ class _Server:
         return LocalComputation(self._instance("train"), self._device)
 
     def _test(self) -> messages.Tested:
-        return messages.Tested(**asdict(self._computation().test()), memory=self._memory())
+        found = self._computation().test()
+        if found.trouble:
+            found = replace(found, trouble=found.trouble + _OR_THE_RECIPE)
+        return messages.Tested(**asdict(found), memory=self._memory())
 
     def _measure_saved(self) -> messages.Number:
         return messages.Number(value=self._computation().saved_bytes_in_bfloat16())

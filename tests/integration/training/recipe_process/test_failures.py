@@ -104,6 +104,32 @@ def test_work_that_is_called_off_ends_between_steps(tmp_path: Path) -> None:
         process.close()
 
 
+COUNTING = (
+    NOISE
+    + """
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return super().forward(inputs.flatten(1)) * self.calls
+
+def model():
+    return Counting(144, 10)
+"""
+)
+
+
+def test_a_failed_self_test_names_the_recipe_as_a_possible_cause(tmp_path: Path) -> None:
+    job = recipe_job(COUNTING, tmp_path)
+    process = RecipeProcess(job.spec, job.files, "cpu")
+    try:
+        trouble = process.open().test().trouble
+        assert "wrongly: gradient 2" in trouble and "or the recipe has randomness of its own" in trouble
+    finally:
+        process.close()
+
+
 def test_other_files_than_the_job_names_are_not_run(tmp_path: Path) -> None:
     job = recipe_job(SWITCHED, tmp_path, rounds=3)
     changed = RecipeFiles(Bundle({MAIN: SWITCHED + "\n"}), job.files.initial)
