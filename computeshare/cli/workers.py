@@ -90,6 +90,39 @@ def invite(
     console().print("\n".join(lines), markup=False, soft_wrap=True)
 
 
+@app.command()
+def invites(url: Url = None, home: Home = None, as_json: Json = False) -> None:
+    """List invites, and the machines that joined through the gateway with their bytes."""
+    with connect(url, home) as client:
+        found = client.invites.list()
+    if as_json:
+        print_json({"items": found})
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("Invite", "Queue", "Status", "Machine", "Sent", "Received"):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        moved = (size(one["bytes_up"]), size(one["bytes_down"])) if one["gateway"] else (NOTHING, NOTHING)
+        table.add_row(one["id"], one["queue"], one["status"], Text(plain(one["worker"] or NOTHING)), *moved)
+    console().print(table)
+
+
+@app.command()
+def withdraw(
+    invite_id: Annotated[str, typer.Argument(metavar="INVITE", help="The invite's id, from `workers invites`.")],
+    url: Url = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Withdraw an invite, and cut off the machine that joined by it through the gateway."""
+    with connect(url, home) as client:
+        client.invites.withdraw(invite_id)
+    if as_json:
+        print_json({"id": invite_id, "withdrawn": True})
+    else:
+        console().print(f"withdrew {plain(invite_id)}", markup=False)
+
+
 def worker_id(workers: Sequence[dict[str, Any]], worker: str) -> str:
     """The id of the worker with this id, or with this name if the name is unique. Raises Problem."""
     if any(worker == one["id"] for one in workers):

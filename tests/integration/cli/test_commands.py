@@ -229,6 +229,16 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     assert invite.last_joined(Settings(home=tmp_path, redis_url=None)).redis_url == redis_url
 
 
+def test_invites_are_listed_and_withdrawn_at_the_command_line(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = client.invites.create("lab", 15)
+    assert command(capsys, "workers", "invites") == {"items": client.invites.list()}
+    assert run(app, ["workers", "invites"]) == 0 and made["id"] in capsys.readouterr().out
+    assert command(capsys, "workers", "withdraw", made["id"]) == {"id": made["id"], "withdrawn": True}
+    assert made["id"] not in {one["id"] for one in client.invites.list()}
+
+
 def test_doctor_finds_the_control_plane_the_broker_and_torch(
     client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
