@@ -2,7 +2,8 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import AfterValidator, Field, model_validator
 
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.tasks.facts import Metric
@@ -17,6 +18,15 @@ BUNDLE_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 RECIPE_PATTERN = r"^(sha256:[0-9a-f]{64}|package:[A-Za-z0-9._-]{1,64})$"
 """A recipe by the digest of its files, or by its name in an installed package."""
+
+
+def checked_requirement(text: str) -> str:
+    """Raises ValueError: it names no package."""
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r} names no package: write for example numpy>=2") from error
+    return text
 
 
 class TensorEntry(Part):
@@ -46,7 +56,7 @@ class RecipeFacts(Part):
     frozen: str = Field(
         "", pattern=r"^([0-9a-f]{64})?$", description="sha256 of the parameters that are not trained; empty: none"
     )
-    requires: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
+    requires: tuple[Annotated[str, Field(max_length=200), AfterValidator(checked_requirement)], ...] = Field(
         (), strict=False, max_length=50, description="packages, from the recipe's lines `# requires:`"
     )
 
