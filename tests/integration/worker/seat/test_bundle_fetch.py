@@ -16,8 +16,9 @@ from computeshare.bundles.manifest import PIECE_BYTES, Manifest
 from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError
-from computeshare.queue import Seat
+from computeshare.queue import Seat, recipes
 from computeshare.settings import Settings
+from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.transport.connections import connect
 from computeshare.up.embedded_broker import EmbeddedBroker
 from computeshare.worker.seat.bundle_fetch import fetched
@@ -96,9 +97,11 @@ def test_a_seat_that_is_asked_to_leave_while_it_fetches_leaves(
     redis: Redis, origin: BundleStore, tmp_path: Path
 ) -> None:
     manifest = added(origin, tmp_path / "a", 6 * PIECE_BYTES)
-    spec = recipe_spec(recipe_facts=FACTS | {"initial": manifest.digest})
-    stop = threading.Event()
-    seat = SeatSession(redis, Seat("a" * 12, secrets.token_hex(4), 1, 1), spec, Settings(home=tmp_path / "home"), stop)
+    recipe = Bundle({"recipe.py": "never run: the seat leaves before"})
+    spec = recipe_spec(recipe=recipe.digest, recipe_facts=FACTS | {"initial": manifest.digest})
+    stop, settings = threading.Event(), Settings(home=tmp_path / "home", recipe=recipe.digest)
+    seat = SeatSession(redis, Seat("a" * 12, secrets.token_hex(4), 1, 1), spec, settings, stop)
+    recipes.publish(redis, seat.seat.job, spec, recipe, "token")
     shown = []
     tell = seat._tell_fetched
 
