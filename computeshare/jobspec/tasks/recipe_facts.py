@@ -2,8 +2,7 @@
 
 from typing import Annotated, Self
 
-from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.tasks.facts import Metric
@@ -18,15 +17,6 @@ BUNDLE_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 RECIPE_PATTERN = r"^(sha256:[0-9a-f]{64}|package:[A-Za-z0-9._-]{1,64})$"
 """A recipe by the digest of its files, or by its name in an installed package."""
-
-
-def checked_requirement(text: str) -> str:
-    """Raises ValueError: it names no package."""
-    try:
-        Requirement(text)
-    except InvalidRequirement as error:
-        raise ValueError(f"{text!r} names no package: write for example numpy>=2") from error
-    return text
 
 
 class TensorEntry(Part):
@@ -56,7 +46,7 @@ class RecipeFacts(Part):
     frozen: str = Field(
         "", pattern=r"^([0-9a-f]{64})?$", description="sha256 of the parameters that are not trained; empty: none"
     )
-    requires: tuple[Annotated[str, Field(max_length=200), AfterValidator(checked_requirement)], ...] = Field(
+    requires: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
         (), strict=False, max_length=50, description="packages, from the recipe's lines `# requires:`"
     )
 

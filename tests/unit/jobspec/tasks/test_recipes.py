@@ -57,7 +57,6 @@ def test_what_does_not_go_with_a_recipe_is_refused_with_the_field(given: dict[st
         ({"tensors": [{"name": "w", "shape": [-1], "kind": "parameter"}]}, "greater than or equal to 0"),
         ({"tensors": FACTS["tensors"][:1] * (MOST_TENSORS + 1)}, "at most 20000 items"),
         ({"tensors": FACTS["tensors"][:1] * 2}, "two tensors are named 0.weight"),
-        ({"requires": ["; rm"]}, "names no package"),
         ({"initial": "b2"}, "should match pattern"),
     ],
 )
