@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import to_json
 
+from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.hugging_face import HubArgs, HubFacts
@@ -18,6 +20,20 @@ from computeshare.strategies.registry import stored
 def spec_of(document: Mapping[str, Any]) -> JobSpec:
     """The JobSpec of a stored document. Raises ValidationError: this release cannot read it (it is an older job's)."""
     return _parsed(to_json(document))
+
+
+def refusal_of(document: Mapping[str, Any]) -> str | None:
+    """Why this release cannot read a stored document, and the remedy; None: it can."""
+    try:
+        spec_of(document)
+    except ValidationError as error:
+        first = plain_errors(error.errors(include_url=False))[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        return (
+            f"This release cannot read the job's specification ({place}: {first['msg']}). Cancel the job and create it "
+            "again, or go back to the release that created it"
+        )
+    return None
 
 
 def plan_of(document: Mapping[str, Any]) -> Plan:

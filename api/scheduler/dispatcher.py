@@ -31,7 +31,7 @@ from api.scheduler.reasons import STARTING_MS, Situation, reason
 from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past, QueueShare, decide_seats, fair_shares
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
-from api.stored_specs import spec_of
+from api.stored_specs import refusal_of, spec_of
 from api.tables import ACTIVE, JOB, WORKER
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
@@ -81,7 +81,7 @@ class Dispatcher:
             handshake.publish(redis)
         refused = self._courier.deliver(redis)
         self._jobs.resume_due(now)
-        stored = Stored.read(self._database.engine, now)
+        stored = self._readable(Stored.read(self._database.engine, now))
         published = self._publisher.look(redis, stored.jobs)
         self._align(redis, stored, published)
         workers = list_workers(redis)
@@ -93,6 +93,16 @@ class Dispatcher:
             self._courier.deliver(redis)
         self._order(redis, {w.id for w in workers}, off)
         self._look_after(redis, stored, published, now)
+
+    def _readable(self, stored: Stored) -> Stored:
+        """Without the jobs whose specification this release cannot read: they wait, and their reason says why."""
+        refusals = {job.id: refusal_of(job.spec) for job in stored.jobs}
+        told = [(job.id, why) for job in stored.jobs if (why := refusals[job.id]) and why != job.reason]
+        if told:
+            with self._database.writing() as connection:
+                for job_id, why in told:
+                    _touch(connection, job_id, {"reason": why}, ACTIVE)
+        return replace(stored, jobs=[job for job in stored.jobs if not refusals[job.id]])
 
     def _align(self, redis: Redis, stored: Stored, jobs: Mapping[str, Published]) -> None:
         """Pause the rounds of paused jobs, and of no others: a reducer may have opened rounds after the pause."""

@@ -52,6 +52,23 @@ def test_job_is_published_and_its_seats_handed_out(
     assert len(seats(database)) == 2
 
 
+def test_a_job_that_this_release_cannot_read_keeps_no_other_waiting(
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, database: Database, queue: str, create: Callable[..., str]
+) -> None:
+    online(redis, queue)
+    unreadable, job = create(), create()
+    with database.writing() as connection:
+        spec = connection.scalar(select(JOB.c.spec).where(JOB.c.id == unreadable))
+        connection.execute(update(JOB).where(JOB.c.id == unreadable).values(spec=spec | {"label_smoothing": 2}))
+    for _ in range(2):
+        dispatcher.step(redis)
+    assert [seat.job_id for seat in seats(database, "issued")] == [job]
+    why = jobs.show(unreadable).reason
+    assert why and why.startswith("This release cannot read the job's specification (label_smoothing: ")
+    assert jobs.cancel(unreadable).status == "cancelled"
+    dispatcher.step(redis)
+
+
 def test_reason_says_what_is_missing_until_it_is_there(
     redis: Redis, dispatcher: Dispatcher, jobs: Jobs, queue: str, create: Callable[..., str], clock: Clock
 ) -> None:
