@@ -34,6 +34,8 @@ class Situation:
     """An evaluator runs, and runs recipes if the job trains one."""
     is_recipe: bool = False
     """The job trains a recipe."""
+    unscored: str | None = None
+    """Why the last attempt to score a version failed, if so; told where all rounds are done."""
 
 
 def reason(situation: Situation, refused: str | None = None) -> str | None:
@@ -52,6 +54,11 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
         (
             situation.finished and not situation.evaluator,
             f"All rounds are done, but {absent} to score the last version: {start}",
+        ),
+        (
+            situation.finished and situation.unscored,
+            f"All rounds are done, but a version cannot be scored: {situation.unscored}. It is tried again every "
+            "minute; cancel the job to end it unscored",
         ),
         (situation.finished, "All rounds are done: saving and scoring the last version"),
         (unattended, "No reducer is running: start computeshare-reducer, or use computeshare up"),

@@ -22,7 +22,7 @@ from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
 from api.scheduler.dispatcher import Dispatcher
 from api.stored_specs import spec_of
-from api.tables import JOB, CheckpointRow, table
+from api.tables import JOB, CheckpointRow, Event, table
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.jobspec.spec import JobSpec
@@ -612,6 +612,19 @@ def test_a_job_waits_with_its_workers_for_as_many_as_it_needs_before_the_broker_
     dispatcher.step(redis)
     assert published(redis, job)
     assert jobs.show(job).reason == "A reducer is preparing the first weights"  # though it was created long ago
+
+
+def test_a_finished_job_says_why_its_last_version_has_no_score(
+    redis: Redis, dispatcher: Dispatcher, jobs: Jobs, database: Database, create: Callable[..., str]
+) -> None:
+    job = create(rounds=1)
+    with database.writing() as connection:
+        connection.execute(update(JOB).where(JOB.c.id == job).values(version=1))
+        event = {"job_id": job, "type": "unscored", "at_ms": 1, "data": {"version": 1, "error": "IndexError: 2"}}
+        connection.execute(insert(table(Event)).values(event))
+    dispatcher.step(redis)
+    why = jobs.show(job).reason
+    assert why and "a version cannot be scored: IndexError: 2. It is tried again" in why
 
 
 def test_a_job_whose_rounds_are_all_done_is_published_without_a_worker(
