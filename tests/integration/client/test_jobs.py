@@ -22,6 +22,7 @@ from tests.support.checkpoints import write_checkpoint
 from tests.support.coroutines import asynchronously
 from tests.support.event_stream import Feed
 from tests.support.served_api import serving
+from tests.support.wait import wait_until
 
 PATIENCE_S = 20
 
@@ -93,7 +94,8 @@ def test_a_job_is_made_found_and_changed(cs: ComputeShare, job: Job) -> None:
     assert "&lt;b&gt;first&lt;/b&gt;" in job._repr_html_()
 
 
-def test_a_job_that_nobody_serves_is_not_waited_for_longer_than_allowed(job: Job) -> None:
+def test_a_job_that_nobody_serves_is_not_waited_for_longer_than_allowed(cs: ComputeShare, job: Job) -> None:
+    wait_until(lambda: (cs.jobs.get(job.id).reason or "").startswith("Needs"))
     with pytest.raises(TimeoutError, match="still queued: Needs 1 worker on queue sdk"):
         job.wait(0.5)
 

@@ -122,7 +122,7 @@ def test_the_timeline_says_who_paused_resumed_and_retried(jobs: Jobs, database: 
     set_status(database, job, status="failed")
     jobs.retry(job)
     told = [(event.type, event.data) for event in history.events(job, 0, 10)]
-    who = {"by": "the owner"}
+    who = {"by": "a user"}
     assert told[1:] == [("paused", who), ("resumed", who), ("retried", who)]
 
 

@@ -9,6 +9,7 @@ from fastapi import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from api.http.body_deadline import BodyDeadline
+from tests.support.coroutines import asynchronously
 
 GRACE_S = 0.05
 
@@ -32,7 +33,7 @@ def served(*messages: Message | float) -> list[Message]:
     async def send(_message: Message) -> None:
         raise AssertionError("nothing is sent here")
 
-    asyncio.run(BodyDeadline(app, GRACE_S)({"type": "http"}, receive, send))
+    asynchronously(BodyDeadline(app, GRACE_S)({"type": "http"}, receive, send))
     return found
 
 
@@ -66,5 +67,5 @@ def test_other_connections_than_requests_are_none_of_its_business() -> None:
         seen.append(scope["type"])
 
     unused: Callable[..., Any] = None  # type: ignore[assignment]
-    asyncio.run(BodyDeadline(app)({"type": "lifespan"}, unused, unused))
+    asynchronously(BodyDeadline(app)({"type": "lifespan"}, unused, unused))
     assert seen == ["lifespan"]
