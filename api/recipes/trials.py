@@ -4,6 +4,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import ValidationError
 
 from api.errors import InvalidFields, NotFound
@@ -59,7 +60,13 @@ class RecipeTrials:
             raise InvalidFields.of(error) from error
 
     def _check(self, facts: RecipeFacts) -> None:
-        """Raises InvalidFields: the initial state is not here."""
+        """Raises InvalidFields: a requirement names no package, or the initial state is not here."""
+        for number, text in enumerate(facts.requires):
+            try:
+                Requirement(text)
+            except InvalidRequirement as error:
+                message = f"{text!r} names no package: write for example numpy>=2"
+                raise InvalidFields.at(message, "recipe_facts", "requires", str(number)) from error
         if not self._store.has(facts.initial):
             message = f"the files {facts.initial} are not here, or not all: send them by POST /v1/bundles first"
             raise InvalidFields.at(message, "recipe_facts", "initial")

@@ -92,6 +92,8 @@ def test_a_job_needs_the_recipe_and_its_initial_state(client: TestClient, initia
     assert "there is no recipe" in errors(create(client, recipe_facts=FACTS | {"initial": initial}))["recipe"]
     client.post("/v1/recipes", json={"files": FILES})
     assert "are not here" in errors(create(client, recipe_facts=FACTS))["recipe_facts.initial"]
+    wrong = FACTS | {"initial": initial, "requires": ["numpy>=2", "; rm -rf /"]}
+    assert "names no package" in errors(create(client, recipe_facts=wrong))["recipe_facts.requires.1"]
     assert "computeshare jobs create --recipe" in errors(create(client))["recipe"]
     made = create(client, recipe_facts=FACTS | {"initial": initial}).json()
     assert (made["title"], made["metric"], made["perplexity"]) == (f"recipe {DIGEST[7:15]}", "loss", None)
