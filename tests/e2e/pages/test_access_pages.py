@@ -29,7 +29,7 @@ def test_a_token_is_made_logs_a_browser_in_and_is_revoked(site: Site, opened: An
     other = browser.new_context()
     reader = other.new_page()
     reader.goto(address)
-    expect(reader.get_by_role("navigation")).to_have_text(re.compile(r"^\s*Jobs\s*API\s*$"))
+    expect(reader.get_by_role("navigation")).to_have_text(re.compile(r"^\s*Jobs\s*Data\s*API\s*$"))
     expect(reader.locator(".whose")).to_contain_text("Logged in as Ada")
     expect(reader.get_by_role("link", name="New job")).to_have_count(0)
     picture(page, "tokens")

@@ -105,7 +105,7 @@ def test_the_page_can_be_read_without_javascript(site: Site, opened: Any, receiv
     hooked(site, receiver)
     page = opened("/webhooks", java_script_enabled=False)
     expect(page.locator(".hook td .state")).to_have_text("Delivered")
-    expect(page.get_by_role("button")).to_have_count(0)
+    assert page.get_by_role("button").all_inner_texts() == ["Log out"]  # a form that needs no script
 
 
 WIRED = """async (job) => {
