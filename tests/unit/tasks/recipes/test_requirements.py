@@ -17,7 +17,7 @@ def test_requirements_are_read_from_lines_of_their_own_in_python_files() -> None
     assert requirements.required(Bundle(files)) == ("nothing-of-this-name", "numpy>=2")
 
 
-@pytest.mark.parametrize("line", ["torch 2", ">=2", "", "x @ https://example.org/x.whl", "x" * 300])
+@pytest.mark.parametrize("line", ["torch 2", ">=2", "", "x @ file:///x.whl", "x" * 300])
 def test_a_requirement_that_cannot_be_looked_for_is_refused_with_its_line(line: str) -> None:
     with pytest.raises(RecipeError, match=r"recipe\.py: `# requires:"):
         requirements.required(Bundle({"recipe.py": f"# requires: {line}\n"}))
