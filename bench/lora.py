@@ -174,7 +174,7 @@ def jobs(scene: Scene, options: argparse.Namespace) -> list[dict[str, Any]]:
             given = [part for key, value in arguments.items() for part in ("--arg", f"{key}={json.dumps(value)}")]
             command = ("jobs", "create", "--recipe", str(scene.recipes[recipe]), "--spec", str(spec), *given)
             job = json.loads(_computeshare(plane, *command, "--json"))
-            found.append(ours._wait(plane.client, job["id"], None))
+            found.append(ours.ended(plane.client, job["id"], None))
     return found
 
 

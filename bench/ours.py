@@ -138,7 +138,7 @@ def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None, 
     """
     with metered(plane.links) as meter:
         created = plane.client.create({"queue": QUEUE, **document})
-        job = _wait(plane.client, created["id"], limit_s)
+        job = ended(plane.client, created["id"], limit_s)
     if job["status"] not in ("completed", "cancelled"):
         raise RuntimeError(f"the job is {job['status']}: {job['error']}")
     spec = JobSpec.model_validate_json(json.dumps(job["spec"]))
@@ -156,7 +156,7 @@ def train(plane: Plane, document: dict[str, Any], limit_s: float | None = None, 
     return Trained(Course(points, accuracy), job["status"], times, busy(submissions), [why for why in left if why], job)
 
 
-def _wait(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
+def ended(client: Client, job_id: str, limit_s: float | None) -> dict[str, Any]:
     """Wait for the job's end; cancel it after `limit_s`. Raises RuntimeError: it does not end, or no worker joins."""
     deadline, began, cancelled = time.monotonic() + START_S, False, False
     while (job := client.show(job_id))["status"] not in ENDED:

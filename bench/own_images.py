@@ -36,6 +36,7 @@ from bench.ending import end_cleanly_when_asked
 from bench.relay import Relay
 from bench.report import Part, Table, markdown, paired
 from bench.single import OPTIMIZER, ROUNDS
+from bench.wait import wait_until
 from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.tasks.own_data import TRAINING_FILES
 from computeshare.tasks.images.datasets import prepared
@@ -45,6 +46,7 @@ NAME, SIDE, BATCH = "shapes", 32, 64
 FETCH_S = 5.0
 """How long the second worker's link takes for the training images, so that it can be killed in between."""
 PATIENCE_S = 300.0
+POLL_S = 0.02
 
 
 def main() -> None:
@@ -252,16 +254,17 @@ def second_worker(plane: ours.Plane, data: Data, inner_steps: int) -> tuple[floa
         address = broker.tcp_url.replace(f":{place.port}/", f":{relay.port}/")
         store = BundleStore(Path(home) / "bundles", limit_bytes=10**12)
         with worker(Path(home), address):
-            wait("half of the files", lambda: relay.bytes_down > data.training_bytes / 2)
+            wait_until(lambda: relay.bytes_down > data.training_bytes / 2, "half of the files", PATIENCE_S, POLL_S)
             halfway = relay.bytes_down
         if store.has(data.bundle, (TRAINING_FILES,)):
             sys.exit("the worker had all files before it was killed")
         say(f"killed after {halfway / 1e6:.1f} MB")
         with worker(Path(home), address):
-            wait("all files", lambda: store.has(data.bundle, (TRAINING_FILES,)))
+            wait_until(lambda: store.has(data.bundle, (TRAINING_FILES,)), "all files", PATIENCE_S, POLL_S)
             fetched = relay.bytes_down / data.training_bytes
             relay.bytes_per_s = 0.0
-            accepted = wait("an update", lambda: accepted_of(plane, created))
+            wait_until(lambda: accepted_of(plane, created), "an update", PATIENCE_S, POLL_S)
+            accepted = accepted_of(plane, created)
         seconds = time.monotonic() - began
         plane.client.cancel(created)
     return fetched, seconds, accepted
@@ -292,16 +295,6 @@ def worker(home: Path, address: str) -> Iterator[None]:
             for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
                 with suppress(psutil.Error):
                     each.kill()
-
-
-def wait(what: str, found: Callable[[], Any]) -> Any:
-    """Wait for a true value and return it. Raises RuntimeError: it took too long."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := found()):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{what} did not come within {PATIENCE_S:.0f} s")
-        time.sleep(0.02)
-    return value
 
 
 if __name__ == "__main__":
