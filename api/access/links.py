@@ -9,7 +9,7 @@ from api.access.audit import record
 from api.access.caller import Caller, author
 from api.access.schemas import LinkList, LinkPublic
 from api.access.tokens import DAY_MS, digest
-from api.access.use import is_valid, note_use
+from api.access.use import is_held, is_valid, note_use
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.jobs.service import find as find_job
@@ -67,9 +67,7 @@ class Links:
 
     def holds(self, caller: Caller) -> bool:
         """Whether a reader's link has neither expired nor been revoked."""
-        with self._database.engine.connect() as connection:
-            mine = (LINK.c.id == caller.id) & is_valid(LINK)
-            return bool(connection.execute(select(func.count()).where(mine)).scalar_one())
+        return is_held(self._database, LINK, caller.id)
 
     def _public(self, *which: ColumnElement[bool]) -> Sequence[LinkPublic]:
         query = select(LINK).where(*which).order_by(LINK.c.created_ms.desc(), LINK.c.id)

@@ -9,12 +9,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, select
 
 from api.access.audit import record
 from api.access.caller import OWNER, Caller, author
 from api.access.schemas import TokenList, TokenPublic, TokenRequest
-from api.access.use import is_valid, note_use
+from api.access.use import is_held, is_valid, note_use
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.tables import AccessToken, table
@@ -102,11 +102,7 @@ class Tokens:
 
     def holds(self, caller: Caller) -> bool:
         """Whether a caller's token has neither expired nor been revoked."""
-        if caller is OWNER:
-            return True
-        with self._database.engine.connect() as connection:
-            mine = (TOKEN.c.id == caller.id) & is_valid(TOKEN)
-            return bool(connection.execute(select(func.count()).where(mine)).scalar_one())
+        return caller is OWNER or is_held(self._database, TOKEN, caller.id)
 
     def _public(self, *which: ColumnElement[bool]) -> Sequence[TokenPublic]:
         query = select(TOKEN).where(*which).order_by(TOKEN.c.created_ms.desc(), TOKEN.c.id)

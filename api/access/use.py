@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table
+from sqlalchemy import ColumnElement, Table, func, select
 from sqlalchemy.exc import OperationalError
 
 from api.database import Database, now_ms
@@ -15,6 +15,13 @@ NOTED_MS = 60_000
 def is_valid(credential: Table) -> ColumnElement[bool]:
     """The rows that have not expired."""
     return credential.c.expires_ms.is_(None) | (credential.c.expires_ms > now_ms())
+
+
+def is_held(database: Database, credential: Table, row_id: str | None) -> bool:
+    """Whether the token or the link with this id has neither expired nor been revoked."""
+    query = select(func.count()).where(credential.c.id == row_id, is_valid(credential))
+    with database.engine.connect() as connection:
+        return bool(connection.execute(query).scalar_one())
 
 
 def note_use(database: Database, credential: Table, row: Any) -> None:
