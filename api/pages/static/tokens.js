@@ -1,6 +1,6 @@
 // The page of tokens: makes and revokes them over REST.
 
-import { ask } from "./asking.js";
+import { oneAtATime } from "./asking.js";
 import { everySecond, refresher } from "./live.js";
 
 const refresh = refresher(() => location.href, 3000);
@@ -10,25 +10,8 @@ const form = adding.querySelector("form");
 const addingProblem = document.getElementById("new-token-problem");
 const made = document.getElementById("token-made");
 const revoking = document.getElementById("revoke-token");
-let asking = false;
+const change = oneAtATime("/v1/tokens", () => refresh(true), problem);
 let doomed = "";
-
-// Asks the server for one thing at a time, and shows what it says against it.
-async function change(method, path, body, place) {
-  if (asking) return null;
-  asking = true;
-  place.textContent = "";
-  try {
-    const found = await ask(method, `/v1/tokens${path}`, body);
-    refresh(true);
-    return found;
-  } catch (error) {
-    place.textContent = `The request failed: ${error.message}`;
-    return null;
-  } finally {
-    asking = false;
-  }
-}
 
 function tell(token, link, name = "") {
   document.getElementById("token-made-name").textContent = name;
@@ -68,7 +51,7 @@ made.addEventListener("close", () => tell("", ""));
 document.getElementById("new-token-close").addEventListener("click", () => adding.close());
 document.getElementById("revoke-token-confirm").addEventListener("click", () => {
   revoking.close();
-  change("DELETE", `/${doomed}`, undefined, problem);
+  change("DELETE", `/${doomed}`);
 });
 document.addEventListener("click", ({ target }) => {
   const button = target.closest("button");

@@ -1,6 +1,6 @@
 // The page of webhooks: adds, tries, switches and deletes them over REST, and shows what was delivered as it happens.
 
-import { ask } from "./asking.js";
+import { oneAtATime } from "./asking.js";
 import { everySecond, refresher } from "./live.js";
 
 const refresh = refresher(() => location.href, 3000);
@@ -10,25 +10,8 @@ const form = adding.querySelector("form");
 const addingProblem = document.getElementById("new-hook-problem");
 const deleting = document.getElementById("delete-hook");
 const secret = document.getElementById("hook-secret");
-let asking = false;
+const change = oneAtATime("/v1/webhooks", () => refresh(true), problem);
 let doomed = "";
-
-// Asks the server for one thing at a time, and shows what it says against it.
-async function change(method, path, body, place = problem) {
-  if (asking) return null;
-  asking = true;
-  place.textContent = "";
-  try {
-    const found = await ask(method, `/v1/webhooks${path}`, body);
-    refresh(true);
-    return found;
-  } catch (error) {
-    place.textContent = `The request failed: ${error.message}`;
-    return null;
-  } finally {
-    asking = false;
-  }
-}
 
 async function add(event) {
   event.preventDefault();
