@@ -65,6 +65,10 @@ class RecipeError(ComputeShareError):
     """A recipe cannot be read, or its code fails; the message names the file and the line."""
 
 
+class RecipeUnfit(RecipeError, Unfit):
+    """A recipe cannot run on this machine, though it may on others: packages, memory or its owner's consent lack."""
+
+
 class Unconfined(ComputeShareError):
     """This machine has no means to confine a recipe; the message says what to install."""
 

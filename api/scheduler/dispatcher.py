@@ -146,9 +146,7 @@ class Dispatcher:
         with self._database.engine.connect() as connection:
             out = excluded(connection, registered, now)
         for job_id, why in out.hopeless.items():
-            RoundStore(redis, job_id).append(
-                "failed", {"error": f"The recipe failed on every worker: {why}", "detail": ""}
-            )
+            RoundStore(redis, job_id).append("failed", {"error": why, "detail": ""})
         share = fair_shares(demands, workers, held, past, out.now)
         refused |= self._publish(redis, stored, published, demands, share)
         due = {job_id: its.due if published[job_id].known else 0 for job_id, its in share.items()}

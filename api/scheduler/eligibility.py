@@ -46,7 +46,7 @@ class Excluded:
     unmet: dict[str, str] = field(default_factory=dict)
     """What is missing, for jobs whose requirements none of their queue's workers meets, unless there are no workers."""
     hopeless: dict[str, str] = field(default_factory=dict)
-    """Why the recipes of jobs fail on every worker."""
+    """Why jobs are given up whose recipes fail on every worker that tries."""
 
     def trouble(self, job_id: str) -> str | None:
         """The troubles of workers in a job, as one text; None if there are none."""
@@ -91,9 +91,18 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     able = {
         job.id: {w.id for w in workers if _can_serve(w, job.queue) and (job.id, w.id) not in never} for job in recipes
     }
-    hopeless = recipe_seats.hopeless(failed, recipes, able)
+    hopeless = recipe_seats.hopeless(failed, recipes, able, _working(connection), names)
     reasons = troubles | bans | lacking | unwilling
     return Excluded(reasons, troubles, frozenset(resting | paused | never), lacking, unmet, hopeless)
+
+
+def _working(connection: Connection) -> set[Pair]:
+    """The workers that take part in active jobs."""
+    query = select(WORKER.c.job_id, WORKER.c.worker).join(JOB, JOB.c.id == WORKER.c.job_id)
+    return {
+        (row.job_id, row.worker)
+        for row in connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.left_ms.is_(None)))
+    }
 
 
 def _can_serve(worker: WorkerInfo, queue: str) -> bool:

@@ -2,7 +2,7 @@
 when it is given up.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
@@ -16,8 +16,8 @@ from computeshare.queue.roster import ALL_RECIPES
 from computeshare.queue.seats import RECIPE_FAILED
 
 FAILURES = 3
-"""How often a recipe fails in training, without a new version in between, before its job is given up: at least once on
-every worker that could serve it."""
+"""How often a recipe fails, without a new version in between, before its job is given up: on as many workers, or at
+least once on every worker that could serve it."""
 PROGRESS = ("version", "folded", "retried", "resumed")
 """The types of events after which failures are counted anew."""
 EVENT = table(Event).c
@@ -36,7 +36,7 @@ class RecipeJob:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A seat in which a recipe failed while it trained."""
+    """A seat that a recipe ended by its own code, or because it is not as the job's facts say."""
 
     job_id: str
     worker: str
@@ -75,7 +75,7 @@ def without_package(jobs: Iterable[RecipeJob], workers: Sequence[WorkerInfo]) ->
 
 
 def failures(connection: Connection, jobs: Iterable[RecipeJob]) -> list[Failure]:
-    """The failures of recipes in training since their jobs last advanced, oldest first."""
+    """The failures of recipes since their jobs last advanced, oldest first."""
     found = []
     reason, worker = EVENT.data["reason"].as_string(), EVENT.data["worker"].as_string()
     for job in jobs:
@@ -104,16 +104,30 @@ def left_out(found: Sequence[Failure], names: Mapping[str, str], now_ms: int) ->
     return troubles, {pair for pair, end_ms in until.items() if now_ms < end_ms}
 
 
-def hopeless(found: Sequence[Failure], jobs: Iterable[RecipeJob], able: Mapping[str, set[str]]) -> dict[str, str]:
-    """The jobs whose recipes fail on every worker, and why.
+def hopeless(
+    found: Sequence[Failure],
+    jobs: Iterable[RecipeJob],
+    able: Mapping[str, set[str]],
+    working: Collection[Pair],
+    names: Mapping[str, str],
+) -> dict[str, str]:
+    """The jobs whose recipes fail on every worker that tries, each with the sentence that ends it.
 
     Args:
         able: the workers that could serve a job, by the job's id.
+        working: the workers that take part in a job now.
+        names: of the online workers, by id.
     """
     given_up = {}
     for job in jobs:
         mine = [one for one in found if one.job_id == job.id]
-        workers = able.get(job.id, set())
-        if len(mine) >= FAILURES and workers and workers <= {one.worker for one in mine}:
-            given_up[job.id] = mine[-1].why
+        failed, workers = {one.worker for one in mine}, able.get(job.id, set())
+        enough = len(failed) >= FAILURES or (len(mine) >= FAILURES and workers and workers <= failed)
+        if enough and not any(job_id == job.id for job_id, _ in working):
+            last = mine[-1]
+            given_up[job.id] = (
+                f"The recipe failed on every worker that tried it ({len(failed)}), last on "
+                f"{names.get(last.worker, last.worker)}: {last.why.rstrip('.')}. Mend it, try it by `computeshare "
+                "recipes check --confined`, and create the job again or fork this one with the mended recipe"
+            )
     return given_up

@@ -25,6 +25,8 @@ class Watch:
 
     def __init__(self, process: "subprocess.Popen[bytes]", memory_bytes: int, scratch: Path | None, scratch_bytes: int):
         self.reason = ""
+        self.lacks_room = False
+        """Whether the reason is memory, or space on the disk, of which another machine may have more."""
         self.peak_bytes = 0
         """The most memory seen."""
         self._process = process
@@ -64,6 +66,7 @@ class Watch:
             if tasks > MOST_TASKS:
                 return f"killed: it started {tasks} processes and threads, of the {MOST_TASKS} allowed"
         if self._memory_bytes and (taken := self._memory()) > self._memory_bytes:
+            self.lacks_room = True
             return f"killed: it took {_size(taken)} of the {_size(self._memory_bytes)} of memory allowed"
         if self._scratch and now - self._disk_seen >= _DISK_S:
             self._disk_seen = now
@@ -79,6 +82,7 @@ class Watch:
 
     def _excess_on_disk(self, scratch: Path) -> str:
         if shutil.disk_usage(scratch).free < SPARE_BYTES:
+            self.lacks_room = True
             return f"killed: less than {_size(SPARE_BYTES)} are free on the disk of its folder"
         try:
             found = folder_use.use(scratch, MOST_ENTRIES)

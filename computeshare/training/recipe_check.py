@@ -203,14 +203,11 @@ def _tried(bundle: Bundle, trial: Trial, folder: Path) -> Report:
     batch = instance.split.batch(first.indices)
     entries = [TensorEntry(name=t.name, shape=t.shape, kind=t.kind) for t in instance.layout.tensors]
     frozen = sum(p.numel() for p in instance.module.parameters() if not p.requires_grad)
-    metrics = task.found_metrics(instance.module, batch)
     facts = RecipeFacts(
         train=len(train),
         test=len(test),
         tensors=tuple(entries),
-        metric="accuracy" if task.classifies or "accuracy" in metrics else "loss",
-        metrics=metrics,
-        classes=task.found_classes(instance.module, batch),
+        **task.found_scores(instance.module, batch)._asdict(),
         initial=described(state).digest,
         frozen=frozen_digest(instance.module),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from redis import Redis
 
-from computeshare.errors import RecipeError, SettingsError
+from computeshare.errors import RecipeUnfit, SettingsError
 from computeshare.jobspec.tasks.recipe_facts import RECIPE_PATTERN
 from computeshare.queue.roster import ALL_RECIPES
 from computeshare.settings import Settings
@@ -105,21 +105,24 @@ class Consent:
         return found
 
     def require(self, redis: Redis, job_id: str, spec: "JobSpec") -> "Bundle":
-        """The files of a job's recipe, if the owner lets it run. Raises RecipeError."""
+        """The files of a job's recipe, if the owner lets it run.
+
+        Raises: RecipeUnfit: the owner does not; RecipeError, as `recipes.recipe_of`.
+        """
         from computeshare.queue import recipes
 
         bundle = recipes.recipe_of(redis, job_id, spec)
         if not self._may_run:
-            raise RecipeError(f"this machine runs no recipes, because nothing here can confine them: {UNCONFINED}")
+            raise RecipeUnfit(f"this machine runs no recipes, because nothing here can confine them: {UNCONFINED}")
         if spec.recipe in self.digests:
             return bundle
         named = f"start its worker with --recipe {spec.recipe} if you trust it"
         if not self.everything:
-            raise RecipeError(f"this machine does not run this recipe: {named}")
+            raise RecipeUnfit(f"this machine does not run this recipe: {named}")
         if not self.token:
-            raise RecipeError(f"this machine cannot tell whether the control plane has signed this recipe: {named}")
+            raise RecipeUnfit(f"this machine cannot tell whether the control plane has signed this recipe: {named}")
         if not recipes.is_signed(redis, job_id, spec, self.token):
-            raise RecipeError(
+            raise RecipeUnfit(
                 "the control plane has not signed this recipe with its arguments and its initial state: the job was "
                 f"changed in the broker, or the token in this machine's home is another control plane's; {named}"
             )

@@ -67,14 +67,11 @@ def recipe_job(text: str, folder: Path, **fields: Any) -> RecipeJob:
     state_files.write(module, state)
     train, test = (task.open(split, folder) for split in ("train", "test"))
     batch = test.batch(np.arange(min(8, len(test))))
-    metrics = task.found_metrics(module, batch)
     facts = RecipeFacts(
         train=len(train),
         test=len(test),
         tensors=tuple(TensorEntry(name=t.name, shape=t.shape, kind=t.kind) for t in task.layout().tensors),
-        metric="accuracy" if task.classifies or "accuracy" in metrics else "loss",
-        metrics=metrics,
-        classes=task.found_classes(module, batch),
+        **task.found_scores(module, batch)._asdict(),
         initial="sha256:" + "0" * 64,
         frozen=frozen_digest(module),
     )

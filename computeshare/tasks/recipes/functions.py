@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from computeshare.errors import ComputeShareError, RecipeError
+from computeshare.errors import ComputeShareError, RecipeError, RecipeUnfit
 from computeshare.tasks.recipes.bundle import MAIN
 
 CONFINED = "a confined recipe has no network, starts no programs, and uses no files but its own and its data"
@@ -103,7 +103,7 @@ _FORMS = {
 @contextmanager
 def told(folder: Path, doing: str) -> Iterator[None]:
     """Turn a recipe's error within the block into a RecipeError that names the last of the recipe's lines it came
-    through.
+    through; into a RecipeUnfit if the machine lacks a package or memory.
     """
     try:
         yield
@@ -115,7 +115,8 @@ def told(folder: Path, doing: str) -> Iterator[None]:
         if isinstance(error, SyntaxError) and error.filename and _is_in(error.filename, folder):
             where = f"{Path(error.filename).relative_to(folder)}, line {error.lineno}"
         message = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
-        raise RecipeError(f"{where}: {doing} failed: {message}{_hint(error)}") from error
+        kind = RecipeUnfit if isinstance(error, ImportError) or _lacks_memory(error) else RecipeError
+        raise kind(f"{where}: {doing} failed: {message}{_hint(error)}") from error
 
 
 def _hint(error: BaseException) -> str:
@@ -124,7 +125,16 @@ def _hint(error: BaseException) -> str:
         return f" ({CONFINED})"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f" (install the package that has {error.name.partition('.')[0]} in this machine's Python)"
-    return " (more than the memory allowed here)" if isinstance(error, MemoryError) else ""
+    return " (more than the memory allowed here)" if _lacks_memory(error) else ""
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether Python, torch on the CPU or torch on a GPU got no memory."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
 
 
 def _is_in(file: str, folder: Path) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from computeshare.errors import RecipeError
+from computeshare.errors import RecipeUnfit
 from computeshare.jobspec.tasks.recipes import PACKAGE, lacking_package
 
 GROUP = "computeshare.tasks"
@@ -45,11 +45,11 @@ def installed() -> Mapping[str, Package]:
 
 
 def package_of(recipe: str) -> Package:
-    """The package of a recipe such as `package:NAME`. Raises RecipeError: it is not installed."""
+    """The package of a recipe such as `package:NAME`. Raises RecipeUnfit: it is not installed."""
     name, found = recipe.removeprefix(PACKAGE), installed()
     if name not in found:
         known = f"there are {', '.join(sorted(found))}" if found else "there is none"
-        raise RecipeError(f"no package here has the recipe {name}: {known} (entry points of the group {GROUP})")
+        raise RecipeUnfit(f"no package here has the recipe {name}: {known} (entry points of the group {GROUP})")
     return found[name]
 
 
@@ -59,18 +59,18 @@ def stub(recipe: str) -> str:
 
 
 def check(recipe: str, release: str) -> None:
-    """Raises RecipeError: the package is not installed here, or in another version than `release`."""
+    """Raises RecipeUnfit: the package is not installed here, or in another version than `release`."""
     if why := lacking_package(recipe, release, {name: one.release for name, one in installed().items()}):
-        raise RecipeError(f"this machine {why}")
+        raise RecipeUnfit(f"this machine {why}")
 
 
 def folder_of(recipe: str) -> Path | None:
-    """The folder from which the package is imported, if it is none of Python's own. Raises RecipeError."""
+    """The folder from which the package is imported, if it is none of Python's own. Raises RecipeUnfit."""
     package = package_of(recipe)
     spec = importlib.util.find_spec(package.module.partition(".")[0])  # imports nothing: the name has no dot
     places = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])] if spec else []
     if not places:
-        raise RecipeError(f"{package.release} names the module {package.module}, which is not there: install it again")
+        raise RecipeUnfit(f"{package.release} names the module {package.module}, which is not there: install it again")
     folder = Path(places[0]).parent
     own = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     return None if folder.resolve() in own else folder

@@ -6,7 +6,7 @@ from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from computeshare.errors import RecipeError
+from computeshare.errors import RecipeError, RecipeUnfit
 from computeshare.tasks.recipes.bundle import Bundle
 
 MOST = 50
@@ -49,8 +49,8 @@ def _lack(wanted: Requirement) -> str:
 
 
 def check(requirements: Iterable[str]) -> None:
-    """Raises RecipeError: something is missing here."""
+    """Raises RecipeUnfit: something is missing here."""
     if missing := lacking(requirements):
-        raise RecipeError(
+        raise RecipeUnfit(
             f"the recipe requires {', '.join(missing)}: install that in this machine's Python, then try again"
         )

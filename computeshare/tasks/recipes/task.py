@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +15,19 @@ from torch.utils.data import default_collate
 
 from computeshare.errors import RecipeError
 from computeshare.jobspec.sampling_plan import Seeds
+from computeshare.jobspec.tasks.facts import Metric
 from computeshare.tasks import modules
 from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, Indices, SplitName, Task, tensors
 from computeshare.tasks.recipes import state_files
 from computeshare.tasks.recipes.functions import Functions, told
+
+
+class Scores(NamedTuple):
+    """As the fields of `RecipeFacts`."""
+
+    metric: Metric
+    metrics: tuple[str, ...]
+    classes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +150,17 @@ class RecipeTask(Task):
             sums = {"loss": self.loss(module, batch) * count}
         return sums | self._own_sums(module, batch)
 
-    def found_classes(self, module: nn.Module, batch: Batch) -> int:
-        """The number of a classifier's classes, from a batch; 0: the recipe is no classifier."""
-        if not self.classifies:
-            return 0
-        with torch.inference_mode():
-            return int(module(self._pair(batch)[0]).shape[1])
-
-    def found_metrics(self, module: nn.Module, batch: Batch) -> tuple[str, ...]:
-        """The names of the recipe's own metrics, from a batch."""
-        return tuple(self._own_sums(module, batch))
+    def found_scores(self, module: nn.Module, batch: Batch) -> Scores:
+        """What the recipe's versions are scored by, found by scoring a batch."""
+        was_training = module.training
+        module.eval()
+        try:
+            with torch.inference_mode():
+                own = tuple(self._own_sums(module, batch))
+                classes = int(module(self._pair(batch)[0]).shape[1]) if self.classifies else 0
+        finally:
+            module.train(was_training)
+        return Scores("accuracy" if self.classifies or "accuracy" in own else "loss", own, classes)
 
     def _own_sums(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         if self.functions.metrics is None:

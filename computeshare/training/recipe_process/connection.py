@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from computeshare.errors import ComputeShareError, RecipeError
+from computeshare.errors import ComputeShareError, RecipeError, RecipeUnfit
 from computeshare.training.recipe_process.channel import Channel, Closed
 from computeshare.training.recipe_process.messages import MOST_HEAD, Bucket, Done, Failed, Head, Step, reply_in
 from computeshare.types import Blob
@@ -21,8 +21,8 @@ class Ending(Protocol):
     def end(self) -> None:
         """End it now."""
 
-    def why(self) -> str:
-        """Why it ended, as a sentence; called once it has closed its end."""
+    def error(self) -> RecipeError:
+        """Says why it ended; called once it has closed its end."""
 
 
 class Connection:
@@ -68,7 +68,7 @@ class Connection:
                 self._answer(Done, tick=tick)
                 self._owed -= 1
         except ComputeShareError as error:  # the answer to this request will not be read
-            raise self._broken(str(error)) from error
+            raise self._broken(error) from error
         return self._answer(wanted, most_body, steps, tick, take, limit_s)
 
     def _answer(
@@ -93,16 +93,15 @@ class Connection:
                 case _ if isinstance(reply, wanted):
                     return reply, body
                 case _:
-                    raise self._broken(
-                        f"the recipe's process answered {type(reply).__name__.lower()!r} out of turn: it is broken"
-                    )
+                    name = type(reply).__name__.lower()
+                    raise self._broken(RecipeError(f"the recipe's process answered {name!r} out of turn: it is broken"))
 
     def _take(self, take: Callable[[int], None], number: int) -> None:
         """Pass a bucket on; if that fails, the rest of the answer would be taken for the next one's."""
         try:
             take(number)
         except BaseException as error:
-            self._broken(str(error))
+            self._broken(error)
             raise
 
     def _send(self, request: Head, body: Sequence[Blob] = (), tick: Callable[[], object] = lambda: None) -> None:
@@ -122,14 +121,14 @@ class Connection:
         try:
             yield
         except Closed as error:
-            raise self._broken(self._ending.why()) from error
+            raise self._broken(self._ending.error()) from error
         except RecipeError as error:
-            raise self._broken(str(error)) from error
+            raise self._broken(error) from error
 
-    def _broken(self, why: str) -> RecipeError:
+    def _broken(self, why: BaseException) -> RecipeError:
         """End the process; the error is raised by this call and all further ones."""
         self._ending.end()
-        self._over = RecipeError(why)
+        self._over = type(why)(str(why)) if isinstance(why, RecipeUnfit) else RecipeError(str(why))
         return self._over
 
 

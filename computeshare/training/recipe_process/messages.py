@@ -11,20 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from computeshare.errors import (
     ArtifactError,
     ComputeShareError,
-    DatasetError,
     Interrupted,
     RecipeError,
+    RecipeUnfit,
     SettingsError,
-    SpecError,
 )
 from computeshare.tasks.class_counts import ClassCounts
 from computeshare.types import Precision, plain
 
 MOST_HEAD, MOST_REQUEST = 1 << 20, 64 << 20
 MOST_MESSAGE = 2000
-_KINDS = {
-    one.__name__: one for one in (ArtifactError, DatasetError, Interrupted, RecipeError, SettingsError, SpecError)
-}
+_KINDS = {one.__name__: one for one in (ArtifactError, Interrupted, RecipeError, RecipeUnfit, SettingsError)}
 """The errors that keep their kind between the processes; others are the recipe's."""
 Bytes = Annotated[int, Field(ge=0, le=2**53)]
 Text = Annotated[str, Field(max_length=200)]

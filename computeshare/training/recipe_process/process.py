@@ -20,7 +20,7 @@ from computeshare.confinement import scratch
 from computeshare.confinement.methods import method
 from computeshare.confinement.process import start
 from computeshare.confinement.watch import Watch, watch
-from computeshare.errors import RecipeError
+from computeshare.errors import RecipeError, RecipeUnfit
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipes import RecipeTask
 from computeshare.runtime.log_lines import Budget
@@ -262,14 +262,15 @@ class _Ending:
         self._process.kill()
         self._process.wait()
 
-    def why(self) -> str:
-        """Why the process ended, as a sentence; it is ended now if it has not."""
+    def error(self) -> RecipeError:
+        """Says why the process ended; it is ended now if it has not."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         self.end()
         self._reader.join(END_S)
         last = f"; the last that it printed: {self._last[0]}" if self._last else ""
-        return f"the recipe's process {self._watched.why()}{last}"
+        why = f"the recipe's process {self._watched.why()}{last}"
+        return RecipeUnfit(why) if self._watched.lacks_room else RecipeError(why)
 
     def _read(self) -> None:
         budget = Budget(MOST_LINES_PER_S, MOST_LINES_AT_ONCE)

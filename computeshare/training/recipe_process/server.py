@@ -19,13 +19,14 @@ import torch
 from computeshare.errors import ComputeShareError, RecipeError
 from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.recipe_facts import RecipeFacts
 from computeshare.jobspec.tasks.recipes import RecipeTask as RecipeTaskSpec
 from computeshare.runtime.processes import keep_freed_memory, spare_the_collector
 from computeshare.tasks import metrics
 from computeshare.tasks.base import Batch, Indices, Part, Split, SplitName, TaskInstance
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.recipes.functions import load, told
-from computeshare.tasks.recipes.task import RecipeTask
+from computeshare.tasks.recipes.task import RecipeTask, Scores
 from computeshare.tensors.layout import Layout
 from computeshare.training import devices
 from computeshare.training.computation import LocalComputation, choose_device
@@ -36,6 +37,8 @@ from computeshare.training.recipe_process.shared_vectors import SharedVectors
 from computeshare.training.work_units import AnyReplica, Compute, Update
 from computeshare.types import Blob, Precision, Vector
 
+SCORED = 2
+"""The most samples that are scored to compare the recipe with its facts."""
 STEP_S = 1.0
 """How often steps are told at most."""
 
@@ -145,10 +148,23 @@ class _Server:
                 f"data({split!r}) has {count:,} samples here, and {expected:,} where the job was created: it must "
                 "return the same on every machine"
             )
+        batch = instance.split.batch(np.arange(min(SCORED, len(instance.split))))
+        self._check_scores(facts, self._task.found_scores(instance.module, batch))
         described, kind = devices.describe(self._device)[:200], self._device.type
         return messages.Opened.model_validate(
             {"device": described, "device_type": kind, "kind": devices.kind(self._device), "memory": self._memory()}
         )
+
+    def _check_scores(self, facts: RecipeFacts, found: Scores) -> None:
+        """Raises RecipeError: the recipe's versions are scored otherwise than the facts say."""
+        for name, here in found._asdict().items():
+            there = getattr(facts, name)
+            if here != there and (there or name != "classes"):  # 0: nobody counted them
+                raise RecipeError(
+                    f"the recipe's {name} {'are' if name.endswith('s') else 'is'} {_listed(here)} here, and "
+                    f"{_listed(there)} where the job was created: model() and metrics() must return the same on every "
+                    "machine"
+                )
 
     def _instance(self, part: Part) -> TaskInstance:
         """The recipe's module with a part of its data."""
@@ -267,6 +283,10 @@ class _Watched:
 def _recipe(spec: JobSpec) -> RecipeTaskSpec:
     assert isinstance(spec.task, RecipeTaskSpec)
     return spec.task
+
+
+def _listed(value: str | int | tuple[str, ...]) -> str:
+    return (", ".join(value) or "none") if isinstance(value, tuple) else str(value)
 
 
 def _layout(opening: messages.Open) -> Layout:

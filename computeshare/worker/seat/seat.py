@@ -93,8 +93,8 @@ class SeatSession:
         """None until the device is chosen."""
         self.device = ""
         self.joined = False
-        self.computes = False
-        """Whether the device computes with the model: from here on a recipe fails by its own code."""
+        self.runs_recipe = False
+        """Whether the job's recipe has been started: from here on a RecipeError is its own."""
         self.teller = Teller(self._progress)
 
     def run(self, device_name: str | None) -> str:
@@ -111,7 +111,7 @@ class SeatSession:
             self._tell_unfit(reason)
         except BaseException as error:
             reason = f"failed: {type(error).__name__}: {error}"
-            if self.computes and isinstance(error, RecipeError):
+            if self.runs_recipe and isinstance(error, RecipeError):
                 reason = f"{RECIPE_FAILED}{error}"
             if not self.joined:  # the job's page shows why the worker does not join
                 about = {"worker": self.seat.worker, "session": self.session.session_id, "reason": reason[:500]}
@@ -154,7 +154,6 @@ class SeatSession:
             computation = resources.enter_context(contextlib.closing(self._open(device_name, recipe)))
             self.device = computation.device
             memory = self.memory = SeatMemory(self.spec, computation.memory, allowed_bytes(self.settings.max_memory))
-            self.computes = True
             test_device(self.seat.job, self.spec, computation, memory, self.settings.home)
             spare_the_collector()
             seconds, threads = round(time.perf_counter() - started, 1), computation.kind.get("threads")
@@ -175,6 +174,7 @@ class SeatSession:
             return open_here(self.spec, device_name, self.settings.data_dir, bundles)
         from computeshare.worker.seat.recipe_setup import open_recipe
 
+        self.runs_recipe = True
         return open_recipe(self.spec, recipe, device_name, self.settings)
 
     def _train(self, computation: Computation, memory: SeatMemory) -> str:

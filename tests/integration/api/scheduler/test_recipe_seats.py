@@ -46,12 +46,13 @@ class Stage:
             about = {"job_id": self.job, "type": "version", "at_ms": self.clock.ms, "data": {}}
             connection.execute(insert(table(Event)).values(about))
 
-    def fail(self, line: str = LINE) -> list[str]:
-        """Every seat that was handed out joins, and fails; returns their workers."""
+    def fail(self, line: str = LINE, joins: bool = True) -> list[str]:
+        """Every seat that was handed out fails, before or after it `joins`; returns their workers."""
         mine = seats(self.database, "issued")
         for seat in mine:
             about = {"name": f"mac-{seat.worker}", "device": "cpu"}
-            self.feed.send("joined", worker=seat.worker, session=seat.id, seat=seat.id, **about)
+            if joins:
+                self.feed.send("joined", worker=seat.worker, session=seat.id, seat=seat.id, **about)
             self.feed.send("left", worker=seat.worker, session=seat.id, reason=RECIPE_FAILED + line, freed=[])
             set_rq_status(self.redis, seat.id, "failed")
         Projector(self.database).step(self.redis)
@@ -90,15 +91,16 @@ def test_what_owners_agreed_to_survives_the_broker(redis: Redis, queue: str) -> 
     assert [worker.recipes for worker in list_workers(redis) if worker.id == mine] == [(OTHER, RECIPE)]
 
 
+@pytest.mark.parametrize("joins", [True, False], ids=["in training", "in its set-up"])
 def test_a_recipe_that_fails_everywhere_is_tried_ever_less_often_and_then_given_up(
-    stage: Stage, redis: Redis, queue: str, jobs: Jobs
+    stage: Stage, redis: Redis, queue: str, jobs: Jobs, joins: bool
 ) -> None:
     worker = online(redis, queue, recipes=("*",))
     failed = []
     for second in range(120):
         online(redis, queue, worker=worker, recipes=("*",))
         stage.turn()
-        if stage.fail():
+        if stage.fail(joins=joins):
             failed.append(second)
             stage.turn()
             if len(failed) < 3:
@@ -106,7 +108,23 @@ def test_a_recipe_that_fails_everywhere_is_tried_ever_less_often_and_then_given_
     assert len(failed) == 3 and failed[1] - failed[0] >= 9 and failed[2] - failed[1] >= 29
     Projector(stage.database).step(redis)
     shown = jobs.show(stage.job)
-    assert (shown.status, shown.error) == ("failed", f"The recipe failed on every worker: {LINE}")
+    assert shown.status == "failed"
+    told = f"The recipe failed on every worker that tried it (1), last on mac-{worker}: {LINE}. Mend it"
+    assert str(shown.error).startswith(told)
+
+
+def test_a_recipe_that_fails_on_three_workers_is_given_up_though_more_have_not_tried_it(
+    stage: Stage, redis: Redis, queue: str, jobs: Jobs
+) -> None:
+    for _ in range(3):
+        online(redis, queue, recipes=("*",))
+    stage.turn()
+    assert len(stage.fail(joins=False)) == 3
+    for _ in range(3):
+        online(redis, queue, recipes=("*",))
+    stage.turn()
+    Projector(stage.database).step(redis)
+    assert "(3), last on mac-" in str(jobs.show(stage.job).error)
 
 
 def test_a_new_version_forgives_earlier_failures(stage: Stage, redis: Redis, queue: str, jobs: Jobs) -> None:

@@ -18,9 +18,10 @@ from computeshare.queue import Seat, recipes
 from computeshare.queue.seats import RECIPE_FAILED
 from computeshare.reducer.process import Reducer
 from computeshare.settings import Settings
+from computeshare.tasks.recipes.bundle import MAIN, Bundle
 from computeshare.training.computation import LocalComputation
+from computeshare.training.recipe_process.process import RecipeFiles
 from computeshare.training.work_units import Computation
-from computeshare.worker.seat.recipe_setup import open_recipe
 from computeshare.worker.seat.seat import SeatSession
 from tests.support.recipes import CONVOLUTIONS, RecipeJob, recipe_job
 from tests.support.reducer_process import running, version_of
@@ -122,16 +123,75 @@ def test_a_recipe_that_the_control_plane_has_not_signed_does_not_run(redis: Redi
     with published(redis, job_id, job, tmp_path) as store:
         redis.set(store.keys.recipe_signature(), recipes.signature(job_id, job.spec, "guessed"))
         for number in range(3):
-            with pytest.raises(RecipeError, match="has not signed"):
-                seat(redis, job_id, job.spec, tmp_path, number).run("cpu")
-        assert events(store, "joined") == [] and len(events(store, "left")) == 3
+            assert "has not signed" in seat(redis, job_id, job.spec, tmp_path, number).run("cpu")
+        assert events(store, "joined") == [] and len(events(store, "unfit")) == 3
     assert not trace.exists()
 
 
-def test_a_machine_without_a_required_package_says_what_to_install(tmp_path: Path) -> None:
-    job = made(tmp_path, "# requires: no-such-package>=5\n" + CONVOLUTIONS)
-    facts = job.spec.recipe_facts
-    assert facts
-    spec = job.spec.model_copy(update={"recipe_facts": facts.model_copy(update={"requires": ("no-such-package>=5",)})})
-    with pytest.raises(RecipeError, match=r"no-such-package>=5 \(not installed\): install that in"):
-        open_recipe(spec, job.files.bundle, "cpu", Settings(home=tmp_path))
+LIES = {
+    "samples": ({"train": 101}, "data('train') has 100 samples here, and 101 where the job was created"),
+    "classes": ({"classes": 5}, "the recipe's classes are 10 here, and 5 where the job was created"),
+    "metrics": ({"metrics": ("top5",)}, "the recipe's metrics are none here, and top5 where the job was created"),
+    "metric": ({"metric": "loss"}, "the recipe's metric is accuracy here, and loss where the job was created"),
+}
+
+
+@pytest.mark.parametrize(("lie", "told"), LIES.values(), ids=LIES)
+def test_a_job_whose_facts_are_not_its_recipes_tells_so_before_it_joins(
+    redis: Redis, job_id: str, tmp_path: Path, lie: dict[str, Any], told: str
+) -> None:
+    redis.delete("cs:jobs")
+    job = lying(made(tmp_path), **lie)
+    with published(redis, job_id, job, tmp_path) as store:
+        with pytest.raises(RecipeError):
+            seat(redis, job_id, job.spec, tmp_path).run("cpu")
+        (left,) = events(store, "left")
+        assert left["reason"].startswith(RECIPE_FAILED + told) and not events(store, "joined")
+
+
+def lying(job: RecipeJob, **facts: Any) -> RecipeJob:
+    """The job with other facts."""
+    found = job.spec.recipe_facts
+    assert found
+    spec = job.spec.model_copy(update={"recipe_facts": found.model_copy(update=facts)})
+    return RecipeJob(spec, job.files, job.task)
+
+
+def test_data_that_no_worker_can_open_is_the_recipes_failure(redis: Redis, job_id: str, tmp_path: Path) -> None:
+    redis.delete("cs:jobs")
+    (tmp_path / "mine").write_text("x")
+    reads = f"def data(split, folder):\n    open({str(tmp_path / 'mine')!r})\n    return Noise(split, 100)\n"
+    job = made(tmp_path, CONVOLUTIONS + reads)
+    with published(redis, job_id, job, tmp_path) as store:
+        with pytest.raises(RecipeError):
+            seat(redis, job_id, job.spec, tmp_path).run("cpu")
+        (left,) = events(store, "left")
+        assert left["reason"].startswith(f"{RECIPE_FAILED}recipe.py, line ")
+        assert "uses no files but its own and its data" in left["reason"]
+
+
+LACKS = {
+    "a required package": ("", {"requires": ("no-such-package>=5",)}, "no-such-package>=5 (not installed): install"),
+    "an import": (
+        "def model():\n    import no_such_package\n",
+        {},
+        "model() failed: ModuleNotFoundError: No module named 'no_such_package' (install the package that has",
+    ),
+    "memory": ("def model():\n    bytearray(1 << 50)\n", {}, "MemoryError (more than the memory allowed here)"),
+    "torch's memory": ("def model():\n    torch.empty(1 << 50)\n", {}, "(more than the memory allowed here)"),
+}
+
+
+@pytest.mark.parametrize(("text", "facts", "told"), LACKS.values(), ids=LACKS)
+def test_what_one_machine_lacks_makes_it_unfit_for_the_job(
+    redis: Redis, job_id: str, tmp_path: Path, text: str, facts: dict[str, Any], told: str
+) -> None:
+    redis.delete("cs:jobs")
+    job = made(tmp_path)
+    bundle = Bundle({MAIN: CONVOLUTIONS + text})
+    spec = lying(job, **facts).spec.model_copy(update={"recipe": bundle.digest})
+    job = RecipeJob(spec, RecipeFiles(bundle, job.files.initial), job.task)
+    with published(redis, job_id, job, tmp_path) as store:
+        assert told in seat(redis, job_id, job.spec, tmp_path).run("cpu")
+        (unfit,) = events(store, "unfit")
+        assert told in unfit["reason"]

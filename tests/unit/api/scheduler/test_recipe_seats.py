@@ -21,12 +21,35 @@ def failed(*workers: str) -> list[Failure]:
         ("aab", "ab", "line 2"),
         ("abc", "ab", "line 2"),
         ("aaa", "", None),
+        ("abc", "abcdefgh", "line 2"),
+        ("aabb", "abcdefgh", None),
     ],
-    ids=["too few", "one worker", "not on the other", "on both", "on one that has left", "nobody is there"],
+    ids=[
+        "too few",
+        "one worker",
+        "not on the other",
+        "on both",
+        "on one that has left",
+        "nobody is there",
+        "on three of many",
+        "on two of many",
+    ],
 )
-def test_a_job_is_given_up_once_its_recipe_failed_on_every_worker(workers: str, able: str, why: str | None) -> None:
-    given_up = hopeless(failed(*workers), [JOB], {"j1": set(able)})
-    assert given_up == ({"j1": why} if why else {})
+def test_a_job_is_given_up_once_its_recipe_failed_on_all_workers_or_on_three(
+    workers: str, able: str, why: str | None
+) -> None:
+    names = {"a": "mac-a", "b": "mac-b", "c": "mac-c"}
+    given_up = hopeless(failed(*workers), [JOB], {"j1": set(able)}, set(), names)
+    assert given_up.keys() == ({"j1"} if why else set())
+    if why:
+        told = f"({len(set(workers))}), last on mac-{workers[-1]}: {why}. Mend it"
+        assert told in given_up["j1"] and "recipes check --confined" in given_up["j1"]
+
+
+def test_a_job_is_not_given_up_while_a_worker_trains_it() -> None:
+    found, able = failed(*"abc"), {"j1": set("abcd")}
+    assert not hopeless(found, [JOB], able, {("j1", "d")}, {})
+    assert hopeless(found, [JOB], able, {("another", "d")}, {})
 
 
 def test_a_worker_waits_longer_with_every_failure() -> None:

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from computeshare.errors import ComputeShareError, Interrupted, RecipeError
+from computeshare.errors import ComputeShareError, Interrupted, RecipeError, RecipeUnfit
 from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tensors.layout import Layout
 from computeshare.training.recipe_process import messages
@@ -39,8 +39,8 @@ class Killed:
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
-    def why(self) -> str:
-        return "the recipe's process ended with exit code 1"
+    def error(self) -> RecipeError:
+        return RecipeError("the recipe's process ended with exit code 1")
 
 
 Serve = Callable[..., tuple[RecipeReplica, SharedVectors, Killed]]
@@ -182,6 +182,18 @@ def test_an_error_in_what_was_not_waited_for_comes_with_the_next_call_and_ends_t
         with pytest.raises(RecipeError, match=r"recipe\.py, line 3"):
             replica.compute(1)
     assert killed.times
+
+
+def test_what_the_machine_lacks_stays_so_in_what_was_not_waited_for(served: Serve) -> None:
+    def child(end: socket.socket) -> None:
+        end.recv(1 << 16)
+        end.sendall(said(say="failed", kind="RecipeUnfit", message="no memory") + said(**COMPUTED) * 2)
+
+    replica, _, _ = served(child)
+    replica.prefetch([1])
+    for _ in range(2):
+        with pytest.raises(RecipeUnfit, match="no memory"):
+            replica.compute(1)
 
 
 def test_a_silent_process_is_ended_in_time(served: Serve) -> None:
