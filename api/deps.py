@@ -82,6 +82,7 @@ class Services:
         )
         certificate = Certificate.of(settings)
         self.invites.fingerprint = certificate.fingerprint if certificate else ""
+        self.invites.key_pin = certificate.key_pin if certificate else ""
         self.health = HealthService(self.database, self.broker, self.control, settings.run_path)
         self.telemetry = Telemetry(self.database, self.broker)
 

@@ -21,7 +21,7 @@ from api.bundles import routes as bundles
 from api.datasets import page_routes as dataset_pages
 from api.datasets import routes as datasets
 from api.deps import Services
-from api.fleet import invite_routes, worker_routes
+from api.fleet import invite_routes, wheel_routes, worker_routes
 from api.fleet import routes as fleet
 from api.http import problems
 from api.http.body_deadline import BodyDeadline
@@ -53,6 +53,7 @@ ROUTES = (
     logs,
     fleet,
     invite_routes,
+    wheel_routes,
     webhooks,
     recipes,
     bundles,

@@ -414,9 +414,22 @@ class InviteCreated(InvitePublic):
     """A new invite with its link; later answers do not contain the link."""
 
     url: str
-    command: str = Field(description="the command to run on the invited machine")
+    command: str = Field(description="the command to run on the invited machine, where ComputeShare is installed")
+    new_machine: list[str] = Field(
+        description="commands for a machine where it is not: the first for those that have uv, the second for pipx"
+    )
     qr: str = Field(description="the link as a QR code: an SVG image in a data URI")
     note: str | None = Field(description="why other machines may not be able to join; null if there is no problem")
+
+
+class WorkerRelease(_Answer):
+    """The worker that fits this control plane: a wheel at `/v1/worker/FILE`."""
+
+    version: str
+    protocol: int
+    file: str = Field(description="name of the wheel")
+    sha256: str = Field(description="SHA-256 of the wheel, in hex")
+    size: int = Field(description="bytes of the wheel")
 
 
 class InviteList(_Answer):

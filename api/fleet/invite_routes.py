@@ -10,10 +10,10 @@ from fastapi.responses import HTMLResponse
 from api.deps import InvitesDep
 from api.errors import NotFound
 from api.fleet.invites import InviteService
+from api.fleet.worker_wheel import base_of, commands
 from api.http.security import is_loopback
 from api.pages.page_response import missing, render
 from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
-from computeshare import __version__
 
 router = APIRouter(tags=["workers"])
 
@@ -37,6 +37,7 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
         **invite.model_dump(),
         url=url,
         command=join_command(url, service.fingerprint),
+        new_machine=_new_machine(url, service),
         qr=segno.make(url, micro=False).svg_data_uri(scale=4, border=2, dark="#000", light="#fff"),
         note="; and ".join(filter(None, obstacles)) or None,
     )
@@ -67,8 +68,9 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
         invite = service.find(code)
     except NotFound as error:
         return missing(request, "There is no such invite", str(error))
-    made = join_command(_link(service, request, code), service.fingerprint)
-    return render(request, "join.html", invite=invite, command=made, version=__version__)
+    url = _link(service, request, code)
+    made = join_command(url, service.fingerprint)
+    return render(request, "join.html", invite=invite, command=made, new_machine=_new_machine(url, service))
 
 
 @router.post("/join/{code}")
@@ -81,6 +83,10 @@ def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: 
 def _link(service: InviteService, request: Request, code: str) -> str:
     own = str(request.url_for("show_invite", code=code))
     return service.public_url + urlsplit(own).path if service.public_url else own
+
+
+def _new_machine(url: str, service: InviteService) -> list[str]:
+    return commands(base_of(url), join_command(url, service.fingerprint), service.key_pin)
 
 
 def join_command(url: str, fingerprint: str = "") -> str:

@@ -57,8 +57,10 @@ class InviteService:
         control plane's address for other machines, workers use its gateway; `broker` holds the gateways' counts.
         """
         self._database, self._broker_url, self.public_url, self._broker = database, broker_url, public_url, broker
-        self.fingerprint = ""
-        """SHA-256 of the certificate at `public_url`, if only clients that are told it trust it."""
+        self.fingerprint = self.key_pin = ""
+        """SHA-256 of the certificate at `public_url` and, in base64, of its key, if only clients that are told it trust
+        it.
+        """
 
     def create(self, queue: str, minutes: int) -> tuple[InvitePublic, str]:
         """A new invite, and its code. The code cannot be read again."""

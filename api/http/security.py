@@ -44,7 +44,8 @@ AT_ONCE = 100
 CHECK_S = 2.0
 """Seconds after which a request that is still being answered ends, if its token or link was revoked."""
 SHARED = "/shared/"
-OPEN_FOLDERS = ("/static/", "/join/", SHARED)
+WHEELS = "/v1/worker/"
+OPEN_FOLDERS = ("/static/", "/join/", WHEELS, SHARED)
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/favicon.ico"})
 WILDCARDS = EVERYWHERE | {""}
 Explain = Callable[[Request, Exception], Response]

@@ -1,5 +1,6 @@
 """The certificate with which the API serves HTTPS itself, where no proxy does."""
 
+import base64
 import hashlib
 import ssl
 import subprocess
@@ -44,6 +45,14 @@ class Certificate:
             return ""
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.certificate.read_text())).hexdigest()
 
+    @property
+    def key_pin(self) -> str:
+        """SHA-256 of the public key, in base64, as `curl --pinnedpubkey` takes it; empty where `fingerprint` is."""
+        if not self.pinned:
+            return ""
+        command = ["openssl", "pkey", "-in", str(self.key), "-pubout", "-outform", "der"]
+        return base64.b64encode(hashlib.sha256(_openssl(command)).digest()).decode()
+
     def _make(self) -> None:
         if self.certificate.exists() and self.key.exists():
             return
@@ -51,8 +60,12 @@ class Certificate:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         command += ["-days", str(DAYS), "-subj", "/CN=ComputeShare", "-keyout", str(self.key), "-out"]
-        try:
-            subprocess.run([*command, str(self.certificate)], check=True, capture_output=True, timeout=60)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise SettingsError(f"--tls self needs the program openssl, which failed: {error}") from error
+        _openssl([*command, str(self.certificate)])
         self.key.chmod(0o600)
+
+
+def _openssl(command: list[str]) -> bytes:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SettingsError(f"--tls self needs the program openssl, which failed: {error}") from error

@@ -84,7 +84,9 @@ def invite(
         return
     until = parse_time(made["expires_at"])
     when = f" until {until.astimezone():%Y-%m-%d %H:%M}" if until else ""
-    lines = [plain(made["command"]), f"run this on the other machine; the link works once{when}"]
+    with_uv, with_pipx = map(plain, made["new_machine"])
+    lines = [with_uv, f"run this on the other machine, which needs uv and nothing else; the link works once{when}"]
+    lines += [f"with pipx: {with_pipx}", f"where ComputeShare is installed: {plain(made['command'])}"]
     if made["note"]:
         lines.append(f"but {plain(made['note'])}")
     console().print("\n".join(lines), markup=False, soft_wrap=True)

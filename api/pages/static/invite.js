@@ -20,6 +20,7 @@ async function make() {
     return;
   }
   part("command").textContent = invite.command;
+  [part("new").textContent, part("pipx").textContent] = invite.new_machine;
   part("qr").src = invite.qr;
   part("note").textContent = invite.note ? `This invite does not work on other machines yet: ${invite.note}.` : "";
   part("made").hidden = false;

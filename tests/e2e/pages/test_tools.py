@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from api.database import now_ms
 from api.errors import NotFound
+from api.fleet.worker_wheel import PATH
 from api.pages import views
 from api.scheduler.machines import remember
 from computeshare.protocol.keys import JobKeys
@@ -416,8 +417,11 @@ def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, o
     page = opened(f"/jobs/{feed.job_id}")
     page.get_by_text("Add a machine").click()
     page.get_by_role("button", name="Create invite").click()
-    command = page.locator("#invite-command")
+    command = page.locator("#invite-new")
+    expect(command).to_contain_text(f"uvx --from {site.url}/v1/worker/")
     expect(command).to_contain_text(f"computeshare-worker --join {site.url}#")
+    page.get_by_text("With pipx instead").click()
+    expect(page.locator("#invite-pipx")).to_contain_text("pipx run --spec")
     expect(page.locator("#invite-status")).to_have_text("Waiting for the machine")
     expect(page.locator("#invite-left")).to_contain_text("left")
     assert page.locator("#invite-qr").evaluate("one => one.naturalWidth") > 50
@@ -442,6 +446,7 @@ def test_a_machine_is_invited_from_the_page_of_the_workers_for_a_queue_that_is_t
     expect(page.locator("#invite-queue")).to_have_value("default")
     page.locator("#invite-queue").fill("lonely")
     page.get_by_role("button", name="Create invite").click()
+    page.get_by_text("ComputeShare is installed there").click()
     expect(page.locator("#invite-command")).to_contain_text(f"computeshare-worker --join {site.url}#")
     assert site.services.invites.list().items[0].queue == "lonely"
 
@@ -450,7 +455,9 @@ def test_what_an_invite_links_to_can_be_read_without_logging_in(site: Site, brow
     made, code = site.services.invites.create("mnist", 15)
     page = browser.new_page()
     page.goto(f"{site.url}/join/{code}")
-    expect(page.locator("#command")).to_have_text(f"computeshare-worker --join {site.url}#{code}")
+    joining = f"computeshare-worker --join {site.url}#{code}"
+    expect(page.locator("#new-machine")).to_have_text(f"uvx --from {site.url}{PATH} {joining}")
+    expect(page.locator("#command")).to_have_text(joining)
     assert site.services.invites.show(made.id).status == "pending"
     page.close()
 

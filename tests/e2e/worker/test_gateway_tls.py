@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from api.fleet.worker_wheel import FILE, PATH
 from computeshare.errors import SettingsError
 from computeshare.up.embedded_broker import free_port
 from computeshare.worker.invite import join
@@ -38,6 +39,24 @@ def test_the_invites_one_line_starts_a_worker_that_trains_over_tls(plane: Contro
         worker.terminate()
         assert worker.wait(20) == 0
     assert (plane.home / "tls" / "key.pem").stat().st_mode & 0o077 == 0
+
+
+def test_the_line_for_a_new_machine_fetches_the_wheel_from_the_pinned_key_alone(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    if not shutil.which("curl"):
+        lacking("no curl, by which the wheel is fetched")
+    made = plane.http.post("/v1/invites", json={"queue": "tls"}).json()
+    fetching, _, installing = made["new_machine"][0].partition(" && ")
+    fetch = shlex.split(fetching)
+    assert subprocess.run(fetch, cwd=tmp_path, timeout=60, check=False).returncode == 0
+    assert (tmp_path / FILE).read_bytes() == plane.http.get(PATH).content
+    assert installing == f"uvx --from ./{FILE} {made['command']}"
+    (tmp_path / FILE).unlink()
+    pinned = fetch.index("--pinnedpubkey") + 1
+    fetch[pinned] = f"sha256//{'A' * 43}="
+    assert subprocess.run(fetch, cwd=tmp_path, timeout=60, check=False).returncode == 90  # another key
+    assert not (tmp_path / FILE).exists()
 
 
 def test_another_certificate_is_not_trusted_and_the_code_stays_unused(plane: ControlPlane, tmp_path: Path) -> None:

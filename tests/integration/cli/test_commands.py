@@ -220,9 +220,12 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     client: Client, redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["workers", "invite", "--queue", "lab"]) == 0
-    typed, until_when, note = capsys.readouterr().out.splitlines()
+    with_uv, until_when, with_pipx, installed, note = capsys.readouterr().out.splitlines()
+    typed = installed.partition(": ")[2]
     program, join_flag, link = typed.split()
     assert (program, join_flag) == ("computeshare-worker", "--join")
+    assert with_uv.startswith("uvx --from http://") and with_uv.endswith(f".whl {typed}")
+    assert with_pipx.startswith("with pipx: pipx run --spec http://") and with_pipx.endswith(f".whl {typed}")
     assert "works once until 20" in until_when and note.startswith("but ")  # the broker is this machine's alone
     joined = invite.Joined("lab", redis_url)
     assert invite.join(link, "mac", tmp_path) == joined

@@ -117,6 +117,7 @@ def invited(**changes: Any) -> dict[str, Any]:
         "expires_at": "2026-01-01T13:00:00Z",
         "url": "http://studio.local:8000/join/code",
         "command": "computeshare-worker --queue lab --join http://studio.local:8000/join/code",
+        "new_machine": ["uvx --from http://studio.local:8000/v1/worker/x.whl", "pipx run --spec the same"],
         "qr": "data:image/svg+xml,",
         "note": None,
     }
@@ -130,12 +131,15 @@ def test_an_invite_is_a_command_to_type_elsewhere_and_says_until_when(
     assert run(app, ["workers", "invite", "--queue", "lab", "--minutes", "60"]) == 0
     until = datetime(2026, 1, 1, 13, tzinfo=UTC).astimezone()
     assert capsys.readouterr().out.splitlines() == [
-        invited()["command"],
-        f"run this on the other machine; the link works once until {until:%Y-%m-%d %H:%M}",
+        invited()["new_machine"][0],
+        "run this on the other machine, which needs uv and nothing else; the link works once until "
+        f"{until:%Y-%m-%d %H:%M}",
+        f"with pipx: {invited()['new_machine'][1]}",
+        f"where ComputeShare is installed: {invited()['command']}",
     ]
     assert json.loads(server.requests[0].body) == {"queue": "lab", "minutes": 60}
     assert run(app, ["workers", "invite"]) == 0
-    assert capsys.readouterr().out.splitlines()[2] == "but nobody reaches\N{REPLACEMENT CHARACTER} the broker"
+    assert capsys.readouterr().out.splitlines()[4] == "but nobody reaches\N{REPLACEMENT CHARACTER} the broker"
     assert json.loads(server.requests[1].body) == {"queue": "default", "minutes": 15}
     assert run(app, ["workers", "invite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["url"] == invited()["url"]
