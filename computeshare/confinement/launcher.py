@@ -56,7 +56,7 @@ def main() -> None:
     order, argv = Order.loads(sys.argv[2]), sys.argv[3:]
     try:
         _give_up(order)
-        os.execv(argv[0], argv)
+        os.execv(argv[0], argv)  # noqa: S606
     except OSError as error:
         print(f"cannot confine the process: {error}", file=sys.stderr)
         sys.exit(126)

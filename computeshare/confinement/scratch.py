@@ -78,7 +78,7 @@ def remove(folder: Path) -> None:
 
     Python's own functions go too deep into nested folders, and in some releases change modes behind links.
     """
-    command = ["rm", "-rf", "--", str(folder)]
+    command = ["/bin/rm", "-rf", "--", str(folder)]
     if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:  # folders without permissions
-        subprocess.run(["chmod", "-R", "u+rwx", str(folder)], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(["/bin/chmod", "-R", "u+rwx", str(folder)], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(command, stderr=subprocess.DEVNULL, check=False)

@@ -198,7 +198,7 @@ def _shape(found: Found, side: tuple[int, int] | None) -> Shape:
                 grey = grey and image.mode.split(";")[0] in _GREY
                 turned = image.getexif().get(0x0112, 1) >= 5  # on its side
                 sides.append(image.size if turned else image.size[::-1])
-        except Exception:  # a broken file: told when it is decoded
+        except Exception:  # noqa: S112 - a broken file is told when it is decoded
             continue
     if not sides:
         raise DatasetError(f"no image can be read: {listed([path.name for path, _ in found])}")

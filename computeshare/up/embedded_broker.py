@@ -92,7 +92,7 @@ class Place:
 
     @classmethod
     def new(cls) -> "Place":
-        short = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _TEMPORARY_CHARS else None
+        short = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > _TEMPORARY_CHARS else None  # noqa: S108
         folder = Path(tempfile.mkdtemp(prefix="computeshare-", dir=short))
         return cls(folder, free_port(), secrets.token_urlsafe(24))
 

@@ -55,7 +55,7 @@ def test_importing_the_package_imports_next_to_nothing_and_the_client_no_torch()
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     with pytest.raises(ImportError, match="NoSuchThing"):
-        exec("from computeshare import NoSuchThing", {})  # noqa: S102
+        exec("from computeshare import NoSuchThing", {})
 
 
 def test_without_arguments_it_finds_the_control_plane_that_runs_here(server: FakeServer, bare: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.fuzz import RAW, SPEC, TEXTS, VALUES
 from tests.support.routes import filled, routes
 
 SEED = 20_261_126
-OWNER_TOKEN = "owner-canary-0123456789"  # noqa: S105
+OWNER_TOKEN = "owner-canary-0123456789"
 HEADERS = ("Accept", "Content-Type", "Range", "If-None-Match", "Last-Event-ID", "Idempotency-Key", "Origin", "Cookie")
 ODD = [b"", b"\xff\xfe", b"a" * 3000, b"-1", b"9" * 40, b"*/*", b"text/html", b"application/json", b"bytes=0-", b"null"]
 PATHS = [one for one in TEXTS if len(one) < 100 and "/" not in one and one] + ["latest", "best", "a%0d%0ab", "..", "."]

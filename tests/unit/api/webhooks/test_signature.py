@@ -8,7 +8,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from api.webhooks.signature import new_secret, require_secret, signed
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the example of the standard
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BODY = '{"test": 2432232314}'
 
 

@@ -114,7 +114,7 @@ def from_python(text: str) -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(computeshare, "ComputeShare", Recorded, raising=False)
-        exec(text, {})  # noqa: S102 (what a user would run)
+        exec(text, {})
     (document,) = asked
     return document
 

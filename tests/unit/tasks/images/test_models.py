@@ -138,5 +138,5 @@ def test_other_floating_types_are_refused(dtype: torch.dtype) -> None:
 )
 def test_the_code_that_is_told_to_users_builds_the_same_module(name: str, shape: tuple[int, int, int]) -> None:
     made: dict[str, nn.Module] = {}
-    exec(construction(name, shape, 7), made)  # noqa: S102
+    exec(construction(name, shape, 7), made)
     assert layout_of(made["module"]) == layout_of(build(name, shape, 7, 0))

@@ -73,5 +73,5 @@ def test_unknown_characters_have_no_symbol() -> None:
 
 def test_the_code_that_is_told_to_users_builds_the_same_module() -> None:
     made: dict[str, nn.Module] = {}
-    exec(TASK.usage.build, made)  # noqa: S102
+    exec(TASK.usage.build, made)
     assert layout_of(made["module"]) == layout_of(TASK.module(0))
