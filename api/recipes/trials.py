@@ -51,6 +51,7 @@ class RecipeTrials:
             trial = Trial(spec.recipe_args or {}, data, spec.seed, is_confined=True)
             with self._one, tempfile.TemporaryDirectory(prefix="state-") as state:
                 report = recipe_check.check(bundle, trial, Path(state), PATIENCE_S)
+                report.check_trainable()
                 self._store.add(Path(state))
             document = spec.model_dump(mode="json", exclude=set(spec.strategy.implied))
             return JobSpec.model_validate(document | {"recipe_facts": report.facts.model_dump(mode="json")})

@@ -17,6 +17,7 @@ from computeshare.client import Client
 from computeshare.client.api.models import Problem
 from computeshare.client.api.recipes import Recipe
 from computeshare.tasks.recipes import bundle
+from computeshare.terminal.command import FAILED
 from computeshare.terminal.output import age, console, plain, print_json, size
 from computeshare.training.recipe_check import Report, Trial
 from computeshare.training.recipe_check import check as try_out
@@ -44,7 +45,8 @@ def check(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Try a recipe here: build it twice, take two steps, and say how large it is and what is wrong.
+    """Try a recipe here: build it twice, take two steps, and say how large it is and what is wrong. The exit code is 1
+    if workers would refuse it.
 
     Runs the recipe's code on this machine, with your rights unless --confined is given.
     """
@@ -56,6 +58,8 @@ def check(
         print_json(report.model_dump(mode="json"))
     else:
         console().print(_table(report))
+    if not report.is_deterministic:
+        raise typer.Exit(FAILED)
 
 
 @app.command("list")

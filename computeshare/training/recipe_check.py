@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from computeshare.tasks.base import TaskInstance
     from computeshare.tasks.recipes.task import RecipeTask
 
+NOT_DETERMINISTIC = (
+    "the same step gave other bits the second time: workers refuse to train that, since the result would depend on "
+    "which machines do, and a replay would not match. Draw from the global generators of torch, NumPy or random, which "
+    "are seeded, or give a generator of your own a fixed seed; and iterate over no sets"
+)
 BATCH = 8
 """Most samples of a step of the trial."""
 PATIENCE_S = 600.0
@@ -59,7 +64,12 @@ class Report(Part):
     step_s: float
     """Seconds of the second step."""
     remarks: tuple[str, ...]
-    """Findings that do not keep the recipe from training, as sentences."""
+    """Findings, as sentences."""
+
+    def check_trainable(self) -> None:
+        """Raises RecipeError: every worker would refuse to train the recipe."""
+        if not self.is_deterministic:
+            raise RecipeError(NOT_DETERMINISTIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +269,7 @@ class _Steps:
 
 def _remarks(instance: "TaskInstance", is_deterministic: bool) -> Iterator[str]:
     if not is_deterministic:
-        yield (
-            "The same step gave other bits the second time: workers refuse to train that, since the result would "
-            "depend on which machines do, and a replay would not match. Look for randomness with a source of its own, "
-            "or for sets iterated over."
-        )
+        yield NOT_DETERMINISTIC
     idle = [n for n, p in instance.module.named_parameters() if p.requires_grad and not bool(p.grad.any())]  # type: ignore[union-attr]
     if idle:
         some = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")

@@ -64,10 +64,11 @@ def upload_recipe(
     """Try a recipe on this machine, with this user's rights, then upload it and the initial state of its job.
 
     Returns: the fields of the job's JobSpec, and what the trial found.
-    Raises: RecipeError: the recipe cannot train. NoServer, Problem.
+    Raises: RecipeError: the recipe cannot train, or workers would refuse it. NoServer, Problem.
     """
     with tempfile.TemporaryDirectory(prefix="state-") as state:
         report = check(recipe, trial, Path(state))
+        report.check_trainable()
         if not recipe.package:
             client.recipes.create(recipe.files, name)
         upload(client.bundles, Path(state), progress)

@@ -75,6 +75,16 @@ def test_a_job_that_would_be_refused_is_not_tried(url: str, settings: Settings, 
     assert run(app, ["jobs", "create", "--recipe", str(net), *where]) == 1
 
 
+def test_a_recipe_that_workers_would_refuse_becomes_no_job(call: Any, url: str, settings: Settings, net: Path) -> None:
+    net.write_text(NET + "\nimport os\ndef loss(model, batch):\n    return model(batch[0]).sum() * os.urandom(1)[0]\n")
+    where = ["--url", url, "--home", str(settings.home)]
+    done = CliRunner().invoke(app, ["jobs", "create", "--recipe", str(net), *where])
+    assert isinstance(done.exception, RecipeError) and "the same step gave other bits" in str(done.exception)
+    assert "Draw from the global generators" in str(done.exception)
+    assert call("jobs", "list")["items"] == [] and call("recipes", "list")["items"] == []
+    assert run(app, ["recipes", "check", str(net)]) == 1
+
+
 def test_recipes_are_shown_and_removed_by_the_beginning_of_their_digest(call: Any, net: Path) -> None:
     job = call("jobs", "create", "--recipe", str(net))
     short = job["spec"]["recipe"][7:15]

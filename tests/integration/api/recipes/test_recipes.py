@@ -123,3 +123,9 @@ def test_a_control_plane_that_runs_recipes_tries_them_itself(trying: TestClient,
     assert (facts["train"], facts["test"], facts["metric"], facts["classes"]) == (100, 100, "accuracy", 10)
     assert BundleStore(settings.bundles_dir).has(facts["initial"])
     assert "takes an argument height" in errors(create(trying, recipe_args={"height": 3}))["recipe"]
+    chance = (
+        FILES["recipe.py"]
+        + "\nimport os\ndef loss(model, batch):\n    return model(batch[0]).sum() * os.urandom(1)[0]\n"
+    )
+    digest = trying.post("/v1/recipes", json={"files": {"recipe.py": chance}}).json()["digest"]
+    assert "the same step gave other bits" in errors(create(trying, recipe=digest))["recipe"]
