@@ -25,6 +25,8 @@ Kind = dict[str, str | int]
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 JOB_ID = re.compile(r"[a-z0-9]{3,32}")
 """The form of a job's id, which becomes part of Redis keys, of seats' ids and of folder names."""
+MACHINE_CHARACTERS = 8
+"""The ids of an invited machine's workers begin with the same characters, this many; other workers' ids are random."""
 _TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9a-f]{16})")
 
 
@@ -51,6 +53,11 @@ class Token:
             raise ValueError(f"not a version token: {text[:100]!r}")
         incarnation, version, digest16 = match.groups()
         return cls(int(incarnation), int(version), digest16)
+
+
+def machine_of(worker_id: str) -> str:
+    """What the ids of all workers of an invited machine have in common; each other worker counts as a machine."""
+    return worker_id[:MACHINE_CHARACTERS]
 
 
 def plain(value: object, lines: bool = False) -> str:

@@ -11,6 +11,7 @@ from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.jobs.service import find
 from api.tables import JOB, WORKER, Event, Outbox, WorkerStat
+from computeshare.types import machine_of
 
 OVER = ("completed", "cancelled")
 """Statuses of jobs that no worker will join again."""
@@ -23,7 +24,7 @@ class Bans:
         self._database, self._wake = database, wake
 
     def lift(self, job_id: str, worker: str) -> None:
-        """Lift a worker's ban and clear its strikes.
+        """Lift the ban of a worker, and of all workers of its machine, and clear their strikes.
 
         Raises: NotFound: the job does not exist, or the worker never took part in it; Conflict: no ban to lift.
         """
@@ -35,7 +36,8 @@ class Bans:
             if row.banned is None:
                 raise Conflict(f"worker {worker} is not banned from job {job_id}")
             now = now_ms()
-            row.banned, row.strikes = None, 0
+            alike = (WORKER.c.job_id == job_id) & WORKER.c.worker.startswith(machine_of(worker), autoescape=True)
+            session.execute(update(WORKER).where(alike).values(banned=None, strikes=0))
             job.revision += 1
             job.updated_ms = now
             session.add(Outbox(job_id=job_id, kind="unban", payload={"worker": worker}, created_ms=now, due_ms=now))

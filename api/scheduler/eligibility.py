@@ -19,6 +19,7 @@ from computeshare.jobspec.machine_needs import Needs, device_type
 from computeshare.jobspec.memory_estimate import does_not_fit, seat_bytes
 from computeshare.jobspec.spec import JobSpec
 from computeshare.queue import WorkerInfo
+from computeshare.types import machine_of
 
 TRIED_MS = 3 * 3600 * 1000
 """How far back failed seats are counted; the longest time that a worker is left out is much shorter."""
@@ -78,7 +79,7 @@ def excluded(connection: Connection, workers: Sequence[WorkerInfo], now_ms: int)
     troubles = {
         pair: f"{names[pair[1]]} cannot start: {_last_words(connection, pair)}" for pair in stuck if pair[1] in names
     }
-    bans, unfit = _bans(connection), _too_small(connection, workers) | _unfit(connection, names)
+    bans, unfit = _bans(connection, workers), _too_small(connection, workers) | _unfit(connection, names)
     troubles |= unfit
     lacking, unmet = _lacking(connection, workers)
     resting = {pair for pair, streak in stuck.items() if now_ms < streak.until_ms}
@@ -109,14 +110,19 @@ def _can_serve(worker: WorkerInfo, queue: str) -> bool:
     return queue in worker.queues and not worker.resting and not worker.refusal
 
 
-def _bans(connection: Connection) -> dict[Pair, str]:
+def _bans(connection: Connection, workers: Sequence[WorkerInfo]) -> dict[Pair, str]:
+    """The bans, each of all online workers of the banned worker's machine."""
     query = select(WORKER.c.job_id, WORKER.c.worker, WORKER.c.name, WORKER.c.banned)
     query = query.join(JOB, JOB.c.id == WORKER.c.job_id)
     rows = connection.execute(query.where(JOB.c.status.in_(ACTIVE), WORKER.c.banned.is_not(None)))
+    alike: dict[str, list[str]] = {}
+    for worker in workers:
+        alike.setdefault(machine_of(worker.id), []).append(worker.id)
     return {
-        (row.job_id, row.worker): f"{row.name or row.worker} is banned ({row.banned}): "
+        (row.job_id, worker): f"{row.name or row.worker} is banned ({row.banned}): "
         f"lift the ban with computeshare jobs unban {row.job_id} {row.worker}"
         for row in rows
+        for worker in (row.worker, *alike.get(machine_of(row.worker), ()))
     }
 
 

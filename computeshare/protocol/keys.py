@@ -216,7 +216,7 @@ class JobKeys:
         return self._key("inner", session)
 
     def suspects(self) -> str:
-        """hash of the current round: micro-batch to the sessions that sent non-finite values for that micro-batch."""
+        """hash of the current round: micro-batch to the workers that sent non-finite values for that micro-batch."""
         return self._key("suspects")
 
     def strikes(self) -> str:

@@ -36,16 +36,16 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """How many sessions sent non-finite values in a round."""
+    """How many machines sent non-finite values in a round."""
 
-    sessions: int
-    """Sessions that sent non-finite values for this micro-batch; -1 if the round had moved on."""
+    machines: int
+    """Machines that sent non-finite values for this micro-batch; -1 if the round had moved on."""
     times: int
     """How often this micro-batch was sent with non-finite values."""
     senders: int
-    """Sessions that sent non-finite values for any micro-batch of the round."""
+    """Machines that sent non-finite values for any micro-batch of the round."""
     there: int
-    """Sessions in the job."""
+    """Machines in the job."""
 
 
 def refuse(
@@ -62,7 +62,6 @@ def refuse(
         fence=fence,
         micro_batch=part.micro_batch,
         worker=part.worker,
-        session=part.session,
         event=json.dumps(event),
         fault=fault,
         banning_strikes=BANNING_STRIKES,

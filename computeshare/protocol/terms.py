@@ -13,9 +13,9 @@ class Terms:
     backup: bool = True
     """Whether slow micro-batches are leased to a second worker."""
     sharers: int = 0
-    """Workers that must share a round, none with more than an equal share (rounded up); 0: no limit."""
+    """Machines that must share a version, none with more than an equal share (rounded up); 0: no limit."""
     fewest: int = 1
-    """Sessions that must exist before units are leased."""
+    """Sessions that must exist before units are leased; with `sharers`, on as many machines."""
     unmeasured: int = 0
     """Maximum units per lease for a worker of unknown speed; 0: its share of the round."""
     limit: int = 0

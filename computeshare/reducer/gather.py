@@ -16,9 +16,9 @@ from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import Fault, Received, Suspicion
 from computeshare.protocol.round_store import RoundState
-from computeshare.strategies.averages import Mean
+from computeshare.strategies.averages import Average
 from computeshare.tensors.layout import Layout
-from computeshare.types import Message, Token, Vector
+from computeshare.types import Message, Token, Vector, machine_of
 
 ROOM_BYTES = 4096
 """Bytes for the headers of a bucket's frames."""
@@ -53,7 +53,7 @@ class Gatherer:
         self.ahead: dict[tuple[str, int], Message] = {}
         """Messages read already, by base token and unit."""
 
-    def checked(self, base: RoundState, parts: dict[int, Received], bucket: int, buffers: Mean) -> Iterator[Vector]:
+    def checked(self, base: RoundState, parts: dict[int, Received], bucket: int, buffers: Average) -> Iterator[Vector]:
         """Yield one bucket of each update, in the order of units, decoded and checked.
 
         All share one vector: a yielded vector is valid until the next. With the last bucket, `buffers` also sums the
@@ -62,7 +62,7 @@ class Gatherer:
         Raises: Refused: some updates were invalid and were refused, after this bucket of every update was checked;
             Diverged: their values are not finite through no worker's fault.
         """
-        beyond = self._above_limits(parts, base.total)
+        beyond = self._above_limits(parts, base.needed)
         for m, reason in beyond.items():
             self._refuse(base, parts[m], reason, "damaged")
         refused = bool(beyond)
@@ -80,19 +80,20 @@ class Gatherer:
         if refused:
             raise Refused
 
-    def _above_limits(self, parts: dict[int, Received], total: int) -> dict[int, str]:
+    def _above_limits(self, parts: dict[int, Received], needed: int) -> dict[int, str]:
         """The units whose updates break the job's terms, ascending, with the reason.
 
         `submit.lua` rejects such updates, but a worker could write to the broker without it.
         """
-        share = largest_share(total, self.sharers or 1)
+        share = largest_share(needed, self.sharers or 1)
         counts, found = Counter[str](), dict[int, str]()
         for m in sorted(parts):
-            counts[parts[m].worker] += 1
+            machine = machine_of(parts[m].worker)
+            counts[machine] += 1
             if parts[m].size > self.limit:
                 found[m] = f"wrong length: {parts[m].size} bytes where at most {self.limit} are expected"
-            elif counts[parts[m].worker] > share:
-                found[m] = f"more than a worker's share of a round that {self.sharers} workers must make: {share}"
+            elif counts[machine] > share:
+                found[m] = f"more than a machine's share of a version that {self.sharers} must make: {share}"
         return found
 
     def reread(self, update: tuple[str, int], bucket: int) -> Vector | None:
@@ -158,7 +159,7 @@ class Gatherer:
         about = {"worker": part.worker, "micro_batch": part.micro_batch, "reason": reason}
         log.warning("refused an update", job=self.session.job_id, version=base.version, **about)
         if is_divergence(found, self.tolerated):
-            workers = f"{found.sessions} worker{'' if found.sessions == 1 else 's'}"
+            workers = f"{found.machines} worker{'' if found.machines == 1 else 's'}"
             raise Diverged(
                 f"Training diverged at version {base.version}: micro-batch {part.micro_batch} produced NaN or infinity "
                 f"{found.times} times ({workers}). Try a lower learning rate."
@@ -193,24 +194,29 @@ def is_divergence(found: Suspicion, tolerated_workers: int) -> bool:
 
     Args:
         tolerated_workers: number of bad workers that the job tolerates (0: unknown); if more workers than these sent
-            such values, some of the senders are honest.
+            such values, some of the senders are honest; fewer prove nothing.
     """
     alone = found.there <= 1 and found.times >= NOT_FINITE_TIMES
-    return found.sessions >= 2 or alone or 0 < tolerated_workers < found.senders
+    if tolerated_workers:
+        return alone or found.senders > tolerated_workers
+    return alone or found.machines >= 2
 
 
 class RoundUpdates:
-    """A round's updates, read bucket by bucket, and the mean of their buffers."""
+    """A round's updates, read bucket by bucket, and the average of their buffers."""
 
-    def __init__(self, gatherer: Gatherer, base: RoundState, parts: dict[int, Received], samples: int) -> None:
-        """`samples`: total of all the updates."""
-        self._gatherer, self._base, self._parts, self._samples = gatherer, base, parts, samples
-        self.buffers = Mean(samples)
-        """Mean of the updates' buffers (b,); complete once the last bucket was read, even if buckets are read again."""
+    def __init__(
+        self, gatherer: Gatherer, base: RoundState, parts: dict[int, Received], average: Callable[[], Average]
+    ) -> None:
+        """`average`: makes an empty average for the updates' buffers."""
+        self._gatherer, self._base, self._parts, self._average = gatherer, base, parts, average
+        self.buffers = average()
+        """Average of the updates' buffers (b,); complete once the last bucket was read, even if buckets are read again.
+        """
 
     def read(self, bucket: int) -> Iterator[Vector]:
         """`Gatherer.checked` for this round."""
-        self.buffers = Mean(self._samples)
+        self.buffers = self._average()
         return self._gatherer.checked(self._base, self._parts, bucket, self.buffers)
 
 

@@ -35,13 +35,14 @@ class NextVersion:
         Args:
             parts: unit to its update; all of them count.
             samples: of each unit, ascending.
-        Returns: the gradient (d,), the mean of the updates' buffers (b,), and each update's staleness in versions.
+        Returns: the gradient (d,), the average of the updates' buffers (b,), and each update's staleness in versions.
         Raises: Refused: some updates were refused; Diverged.
         """
         ages = [staleness(parts[m].base, base.token) for m in sorted(parts)]
-        updates = RoundUpdates(self.job.gatherer, base, parts, sum(samples))
+        server_step = self.job.server_step
+        updates = RoundUpdates(self.job.gatherer, base, parts, lambda: server_step.average(samples))
         try:
-            gradient = self.job.server_step.combine(updates.read, samples, ages)
+            gradient = server_step.combine(updates.read, samples, ages)
         finally:
             self.job.gatherer.settle()
         return gradient, updates.buffers.value, ages

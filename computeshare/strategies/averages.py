@@ -1,7 +1,8 @@
 """Averages of vectors; the order of the vectors determines the result's bits."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +13,17 @@ PIECE = 1 << 17
 """Values processed at a time, few enough for the processor's cache."""
 TRIMMED = 0.2
 """Smallest share of values that `trimmed_mean` drops at each end of every coordinate."""
+
+
+class Average(Protocol):
+    """An average of vectors that are added one by one."""
+
+    def add(self, vector: Vector, samples: float) -> None:
+        """Add a vector that was computed from so many samples; it is not kept."""
+
+    @property
+    def value(self) -> Vector:
+        """The average of the vectors added so far."""
 
 
 class Mean:
@@ -39,6 +51,22 @@ class Mean:
         if self._sum is None:
             raise ValueError("a round has at least one micro-batch")
         return self._sum
+
+
+class Robust:
+    """An average of whole vectors, which are kept until all were added; regardless of samples."""
+
+    def __init__(self, combine: Callable[[Sequence[Vector]], Vector]) -> None:
+        self._combine = combine
+        self._vectors: list[Vector] = []
+
+    def add(self, vector: Vector, samples: float) -> None:
+        """Add a copy of the vector."""
+        self._vectors.append(vector.copy())
+
+    @property
+    def value(self) -> Vector:
+        return self._combine(self._vectors)
 
 
 def mean(updates: Iterable[Vector], samples: Sequence[int], out: Vector | None = None) -> Vector:

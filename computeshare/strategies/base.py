@@ -14,6 +14,7 @@ from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec
 from computeshare.jobspec.part import Part
 from computeshare.jobspec.sampling_plan import Plan, Round
+from computeshare.strategies.averages import Average, Mean
 from computeshare.types import Vector
 
 LARGEST_ROUND = 4096
@@ -80,8 +81,6 @@ class Strategy(Part):
 
     # The plan of a round
 
-    steps_may_grow: ClassVar[bool] = False
-    """Whether `codec: auto` may choose more steps for a unit."""
     takes_any: ClassVar[bool] = False
     """Whether a version combines the first updates to arrive, of any units of the epoch, stale updates included."""
 
@@ -89,6 +88,11 @@ class Strategy(Part):
     def steps(self) -> int:
         """Micro-batches in a unit."""
         return 1
+
+    @property
+    def steps_may_grow(self) -> bool:
+        """Whether `codec: auto` may choose more steps for a unit."""
+        return False
 
     def with_steps(self, steps: int | None) -> Self:
         """The strategy with `steps` micro-batches per unit, as chosen for `codec: auto`; None changes nothing."""
@@ -170,3 +174,12 @@ class Strategy(Part):
         Returns: shape (d,), float32; `out` or a new array.
         """
         raise NotImplementedError
+
+    def average(self, samples: Sequence[int], workers: int) -> Average:
+        """An average for the updates' buffers, added in the order of units.
+
+        Args:
+            samples: number of samples of each update to be added.
+            workers: as in `Contributions`.
+        """
+        return Mean(sum(samples))

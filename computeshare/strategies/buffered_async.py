@@ -3,19 +3,22 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.sampling_plan import Plan, Round
 from computeshare.jobspec.staleness import Weighting, weight
 from computeshare.strategies.averages import Mean
-from computeshare.strategies.base import LARGEST_ROUND, Contributions, Strategy
+from computeshare.strategies.base import LARGEST_ROUND, Contributions
+from computeshare.strategies.robust import RobustStrategy
 from computeshare.types import Vector
 
 
-class AsyncStrategy(Strategy):
+class AsyncStrategy(RobustStrategy):
     """Buffered asynchronous SGD (FedBuff, arXiv:2106.06639): a version combines the first `buffer` updates to arrive,
-    including updates computed on earlier versions.
+    including updates computed on earlier versions. With a robust `combine`, no worker makes more than its share of the
+    buffer, so a version needs updates from as many workers as the job waits for.
     """
 
     suits: ClassVar[str] = "for fast and slow machines together"
@@ -65,9 +68,17 @@ class AsyncStrategy(Strategy):
         The divisor leaves out the staleness weights, so that a buffer full of stale updates makes a shorter step;
         divided by the sum of the weights, it would make a full step. (FedBuff divides by the number of updates, which
         have the same size there.) Staleness does not discount the model's buffers: their mean is weighted by samples.
+
+        With a robust `combine`, the median or trimmed mean of the updates times their staleness weights. Updates are
+        clipped to `max_norm` before they are discounted.
         """
-        total = Mean(sum(about.samples), out)
         staleness = about.staleness or [0] * len(about.samples)
-        for update, count, late in zip(updates, about.samples, staleness, strict=True):
-            total.add(update, count * weight(self.weighting, late))
+        weights = [weight(self.weighting, late) for late in staleness]
+        updates = self.clipped(updates, about)
+        if self.combine != "mean":
+            discounted = (update * np.float32(part) for update, part in zip(updates, weights, strict=True))
+            return self.robust(discounted, about)
+        total = Mean(sum(about.samples), out)
+        for update, count, part in zip(updates, about.samples, weights, strict=True):
+            total.add(update, count * part)
         return total.value

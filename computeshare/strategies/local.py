@@ -8,17 +8,18 @@ from pydantic import Field, model_validator
 from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.sampling_plan import Plan
-from computeshare.strategies.averages import mean
-from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions, Strategy
+from computeshare.strategies.base import LARGEST_LOCAL_ROUND, LARGEST_ROUND, Contributions
+from computeshare.strategies.robust import RobustStrategy
 from computeshare.types import Vector
 
 ADAMW: dict[str, Any] = {"name": "AdamW", "lr": 1e-3}
 """The default optimizer of a replica's own steps."""
 
 
-class LocalStrategy(Strategy):
+class LocalStrategy(RobustStrategy):
     """Local SGD and DiLoCo (arXiv:2311.08105): each of `replicas` takes `inner_steps` steps from the version's weights,
-    a micro-batch each; the server steps on their mean pseudo-gradient, with Nesterov momentum.
+    a micro-batch each; the server steps on their mean pseudo-gradient, with Nesterov momentum. `combine` may take the
+    pseudo-gradients' median or trimmed mean instead, and `max_norm` clips each.
 
     An outer rate of 1 and a momentum of 0 give plain local SGD: the mean of the replicas' weights.
     """
@@ -34,7 +35,7 @@ class LocalStrategy(Strategy):
     unit: ClassVar[str] = "replica"
     units: ClassVar[str] = "replicas"
     lease: ClassVar[str] = "work unit"
-    steps_may_grow: ClassVar[bool] = True
+    sized_by: ClassVar[str] = "micro_batch or strategy.inner_steps"
     most_unmeasured: ClassVar[int] = 1  # a unit is long: others may come meanwhile
 
     kind: Literal["local"] = "local"
@@ -88,6 +89,11 @@ class LocalStrategy(Strategy):
         """Inner steps of a unit, a micro-batch each."""
         return self.inner_steps
 
+    @property
+    def steps_may_grow(self) -> bool:
+        """False with a robust `combine`: an epoch of longer units might end in a round that bad workers can sway."""
+        return self.combine == "mean"
+
     def with_steps(self, steps: int | None) -> Self:
         """The strategy with `steps` inner steps; None changes nothing."""
         return self.model_copy(update={"inner_steps": steps or self.inner_steps})
@@ -112,10 +118,12 @@ class LocalStrategy(Strategy):
         return 2 + (1 if self.inner_optimizer.name == "SGD" else 2)
 
     def gradient(self, updates: Iterable[Vector], about: Contributions, out: Vector | None = None) -> Vector:
-        """The mean of the pseudo-gradients (the version's weights minus a replica's), for the outer optimizer.
+        """The mean of the pseudo-gradients (the version's weights minus a replica's), for the outer optimizer; or their
+        coordinate-wise median or trimmed mean.
 
-        Weighted by samples: a replica that took fewer steps, at an epoch's end, has moved less and gets less weight.
+        The mean is weighted by samples: a replica that took fewer steps, at an epoch's end, has moved less and gets
+        less weight.
 
         Source: DiLoCo, arXiv:2311.08105; with an outer rate of 1 and no momentum FedAvg, arXiv:1602.05629.
         """
-        return mean(updates, about.samples, out)
+        return super().gradient(updates, about, out)

@@ -11,7 +11,7 @@ import torch
 from computeshare.codecs.messages import add_delta, decode_weights, encode_weights, in_parts
 from computeshare.codecs.registry import CODECS, EXACT
 from computeshare.jobspec.spec import JobSpec
-from computeshare.strategies.averages import Mean, square
+from computeshare.strategies.averages import Average, square
 from computeshare.strategies.base import Contributions
 from computeshare.tensors.layout import Layout, Weights
 from computeshare.training.optimizers import Ready, ServerOptimizer
@@ -102,6 +102,10 @@ class ServerStep:
                 out[...] = values
         return self._gradient
 
+    def average(self, samples: Sequence[int]) -> Average:
+        """An average for the buffers of updates with so many samples each."""
+        return self._spec.strategy.average(samples, self._spec.workers.min)
+
     def next_buffers(self, buffers: Vector, before: Weights) -> tuple[Vector, Counters]:
         """The buffers and counters of the version after `before`, given the mean (b,) of a round's buffers."""
         return buffers if self._layout.buffers else before.buffers, self._layout.counted(before.counters)
@@ -188,7 +192,7 @@ class ServerStep:
             staleness: each update's staleness in versions; empty: all were computed on `base`.
         """
         updates, moved = zip(*parts, strict=True)
-        buffers = Mean(sum(samples))
+        buffers = self.average(samples)
         for buffer, count in zip(moved, samples, strict=True):
             buffers.add(buffer, count)
 

@@ -31,8 +31,8 @@ class Held:
     banned: set[str] = field(default_factory=set)
     strikes: dict[str, int] = field(default_factory=dict)
     struck: set[str] = field(default_factory=set)  # nonces
-    suspects: dict[int, dict[str, str]] = field(default_factory=dict)  # micro-batch to session to its worker
-    forgivable: dict[tuple[int, str], int] = field(default_factory=dict)  # of micro-batch and session: strikes
+    suspects: dict[int, set[str]] = field(default_factory=dict)  # micro-batch to workers
+    forgivable: dict[tuple[int, str], int] = field(default_factory=dict)  # of micro-batch and worker: strikes
     answered: set[str] = field(default_factory=set)
     claimed_by: bytes | None = None
     fence: int = 0
@@ -170,17 +170,17 @@ class Journal:
         return self.held.token == token and fence == self.held.fence
 
     def _strike(self, part: Received, fault: str) -> bool:
-        """Whether this refusal is a strike; those of sessions that others agree with are taken back."""
+        """Whether this refusal is a strike; those of workers that others agree with are taken back."""
         held, m = self.held, part.micro_batch
         strike = part.nonce not in held.struck
         if fault == "not_finite":
-            held.suspects.setdefault(m, {})[part.session] = part.worker
+            held.suspects.setdefault(m, set()).add(part.worker)
             agreed = len(held.suspects[m]) > 1
             strike = strike and len(held.sessions) > 1 and not agreed
             if strike:
-                held.forgivable[m, part.session] = held.forgivable.get((m, part.session), 0) + 1
-            for session, worker in held.suspects[m].items() if agreed else ():
-                held.strikes[worker] = held.strikes.get(worker, 0) - held.forgivable.pop((m, session), 0)
+                held.forgivable[m, part.worker] = held.forgivable.get((m, part.worker), 0) + 1
+            for worker in held.suspects[m] if agreed else ():
+                held.strikes[worker] = held.strikes.get(worker, 0) - held.forgivable.pop((m, worker), 0)
         if strike:
             held.struck.add(part.nonce)
             held.strikes[part.worker] = held.strikes.get(part.worker, 0) + 1

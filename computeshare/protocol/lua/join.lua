@@ -1,8 +1,8 @@
 -- join.lua: begin a worker's session in a job. An older session of the worker is fenced and its leases are freed, with
 -- an event.
 -- Returns {status, last id of the stream `versions`}. Without any change, status is `unopened` (the job is not open),
--- `fenced` (this seat is not the worker's current seat), `banned` or `unlike` (its untrained parameters are not the
--- job's).
+-- `fenced` (this seat is not the worker's current seat), `banned` (a worker of its machine is) or `unlike` (its
+-- untrained parameters are not the job's).
 local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, versions_key, events_key, banned_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
@@ -17,7 +17,9 @@ last = last[1] and last[1][1] or "0-0"
 if not status then return {"unopened", last} end
 if redis.call("HGET", seats_key, worker) ~= seat then return {"fenced", last} end
 if status ~= "running" then return {status, last} end
-if redis.call("HEXISTS", banned_key, worker) == 1 then return {"banned", last} end
+for _, banned in ipairs(redis.call("HKEYS", banned_key)) do
+  if machine_of(banned) == machine_of(worker) then return {"banned", last} end
+end
 if (redis.call("HGET", round_key, "frozen") or "") ~= frozen then return {"unlike", last} end
 local former = redis.call("HGET", sessions_key, worker)
 if former then

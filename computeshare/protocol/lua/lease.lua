@@ -4,9 +4,9 @@
 -- If the round needs all of its units, measured speeds decide, as in `computeshare/protocol/lease_policy.py`: a worker
 -- gets a unit only if the other workers could not finish all remaining units sooner. A backup begins only if it should
 -- finish well before the lease that it doubles.
--- The reducer wrote the terms into the round: `backup` (1: backups are allowed), `sharers` (workers that must share the
--- round, none with more than an equal share; 0: no limit), `fewest` (sessions that must exist), `unmeasured` (maximum
--- units for a worker of unknown speed; 0: its share).
+-- The reducer wrote the terms into the round: `backup` (1: backups are allowed), `sharers` (machines that must share a
+-- version, none with more than an equal share; 0: no limit), `fewest` (sessions that must exist; with `sharers`, on as
+-- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share).
 -- Returns {answer, current token, ms until the next request makes sense, micro-batch, ...}. The answer is `leased`,
 -- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
 -- if it is not running. Only `leased` changes anything and returns micro-batches.
@@ -45,7 +45,7 @@ end
 
 local now = now_ms()
 local workers = redis.call("HKEYS", sessions_key)
-if #workers < fewest then return {"wait", current, 1000} end
+if (sharers > 0 and machines_of(workers) or #workers) < fewest then return {"wait", current, 1000} end
 
 local own, usual, known = {}, 0, 0 -- by worker: {ms for a unit, when its last one was done}
 for i, told in ipairs(redis.call("HMGET", speeds_key, unpack(workers))) do
@@ -75,11 +75,14 @@ local function remaining(holder) -- expected ms until the holder finishes; a lat
   return math.abs(late(holder))
 end
 
-local room = math.huge -- units that this worker may still make, if there is a limit
+local room = math.huge -- units that this machine may still make, if there is a limit
 if sharers > 0 then
-  room = math.ceil(total / sharers) - (held[worker] or {0})[1]
+  room = math.ceil(needed / sharers)
+  for holder, one in pairs(held) do
+    if machine_of(holder) == machine_of(worker) then room = room - one[1] end
+  end
   for _, entry in ipairs(redis.call("HVALS", received_key)) do
-    if cjson.decode(entry).worker == worker then room = room - 1 end
+    if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end
   end
   if room < 1 then return {"wait", current, 1000} end
 end
@@ -120,13 +123,20 @@ if speed >= SHORT_MS and needed == total and sharers == 0 and redis.call("EXISTS
 end
 
 local granted, moved = {}, {}
-local others, aside = #workers > 1 and sharers == 0, {}
+local others, aside = machines_of(workers) > 1 and sharers == 0, {}
+local function is_suspect(freed) -- whether only this machine has computed it, with values that were not finite
+  local suspects = others and redis.call("HGET", suspects_key, freed)
+  if not suspects then return false end
+  for suspect in pairs(cjson.decode(suspects)) do
+    if machine_of(suspect) ~= machine_of(worker) then return false end
+  end
+  return true
+end
 while #granted < share do
   local freed = redis.call("LPOP", free_key)
   if freed then
-    local suspects = others and cjson.decode(redis.call("HGET", suspects_key, freed) or "{}")
-    if suspects and suspects[session] and not next(suspects, next(suspects)) then
-      aside[#aside + 1] = freed -- this worker's value was not finite: another worker must compute it
+    if is_suspect(freed) then
+      aside[#aside + 1] = freed -- another machine must compute it
     else
       granted[#granted + 1] = freed
     end

@@ -6,6 +6,17 @@ local function slice(values, from, step) -- the values from index `from` on, or 
   return found
 end
 
+local function machine_of(worker) return worker:sub(1, 8) end -- all workers of an invited machine have this in common
+
+local function machines_of(workers) -- the number of machines that these workers run on
+  local known, count = {}, 0
+  for _, worker in ipairs(workers) do
+    if not known[machine_of(worker)] then count = count + 1 end
+    known[machine_of(worker)] = true
+  end
+  return count
+end
+
 local function now_ms() -- milliseconds since the epoch by the server's clock
   local clock = redis.call("TIME")
   return clock[1] * 1000 + math.floor(clock[2] / 1000)

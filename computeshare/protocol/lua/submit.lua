@@ -1,6 +1,6 @@
 -- submit.lua: accept a worker's updates, each micro-batch once. An update must be computed on the current version, or
 -- on one that will still be recent enough for the version of which the update becomes a part.
--- The reducer wrote the terms into the round: `sharers` (workers that must share the round, none with more than an
+-- The reducer wrote the terms into the round: `sharers` (machines that must share a version, none with more than an
 -- equal share; 0: no limit), `limit` (bytes of an update; of a larger one only the size is kept, and the reducer
 -- refuses it).
 -- Returns {outcome, current token, status, earlier outcome for this nonce (empty: none)}. The outcome is `accepted` (at
@@ -111,9 +111,9 @@ local accepted, named, already, expired, leased = {}, {}, 0, 0, now
 local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
 local room = closed and 0 or total -- a closed round accepts no more
 if sharers > 0 then
-  room = math.min(room, math.ceil(total / sharers))
+  room = math.min(room, math.ceil(needed / sharers))
   for _, entry in ipairs(redis.call("HVALS", received_key)) do
-    if cjson.decode(entry).worker == worker then room = room - 1 end
+    if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end
   end
 end
 for i, micro_batch in ipairs(micro_batches) do

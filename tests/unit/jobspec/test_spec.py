@@ -279,8 +279,8 @@ WRONG = [
     (local, {"strategy": {"replicas": 4096, "inner_steps": 10_000}}, ("strategy",), "at most 100,000"),
     (
         local,
-        {"strategy": {"combine": "median"}},
-        ("strategy", "combine"),
+        {"strategy": {"quorum": 0.9}},
+        ("strategy", "quorum"),
         "unknown field; fields of strategy local: .*outer_lr",
     ),
     (
@@ -323,7 +323,40 @@ def test_what_is_no_specification_is_refused() -> None:
             JobSpec.model_validate(nothing)
 
 
-def test_only_synchronous_rounds_have_a_quorum_or_sharers() -> None:
+@pytest.mark.parametrize(
+    ("make", "strategy", "says"),
+    [
+        (local, {"replicas": 5, "inner_steps": 25}, None),  # 75 units an epoch
+        (
+            local,
+            {"replicas": 5, "inner_steps": 20},
+            "last round of 4 replicas: make strategy.replicas a multiple of wo",
+        ),
+        (local, {"replicas": 6, "inner_steps": 25}, "rounds of 6 replicas"),
+        (buffered, {"buffer": 15}, None),
+        (buffered, {"buffer": 25}, None),
+        (buffered, {"buffer": 12}, "rounds of 12 micro-batches: make strategy.buffer a multiple of workers.min"),
+    ],
+)
+def test_other_strategies_tolerate_bad_workers_where_no_minority_can_sway_a_version(
+    make: Any, strategy: dict[str, Any], says: str | None
+) -> None:
+    for combine in ("median", "trimmed_mean"):
+        if says is None:
+            assert make({**strategy, "combine": combine}, workers={"min": 5}).sharers == 5
+            continue
+        with pytest.raises(ValidationError, match=says):
+            make({**strategy, "combine": combine}, workers={"min": 5})
+
+
+def test_inner_steps_of_a_robust_job_are_not_chosen_anew() -> None:
+    assert local().strategy.steps_may_grow
+    assert not local(
+        {"replicas": 3, "inner_steps": 25, "combine": "median"}, workers={"min": 3}
+    ).strategy.steps_may_grow
+
+
+def test_only_synchronous_rounds_have_a_quorum_and_plain_means_no_sharers() -> None:
     for spec in (local(workers={"min": 3}), buffered(workers={"min": 3})):
         assert spec.sharers == 0
         assert {spec.quorum_of(version) for version in range(5)} == {1.0}

@@ -155,3 +155,49 @@ def test_each_strategy_combines_in_its_own_way() -> None:
     )
     assert not np.array_equal(discounted, mean(UPDATES, samples))
     assert np.array_equal(LocalStrategy().gradient(UPDATES, Contributions(samples)), mean(UPDATES, samples))
+
+
+ROBUST = {
+    "local": lambda combine: LocalStrategy.model_validate({"combine": combine}),
+    "async": lambda combine: AsyncStrategy.model_validate({"combine": combine, "weighting": "constant"}),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("combine", ["median", "trimmed_mean"])
+@pytest.mark.parametrize("kind", ROBUST)
+def test_a_colluding_minority_moves_no_strategy_beyond_the_honest_workers(kind: str, combine: str, what: str) -> None:
+    stale = np.full(50, -5, np.float32)
+    lies = [HOSTILE[what](update, stale) for update in SMALLER[:2]]
+    got = ROBUST[kind](combine).gradient([*lies, *SMALLER[2:5]], Contributions([32] * 5, [0] * 5, workers=5))
+    honest = np.stack(SMALLER[2:5])
+    assert (got >= honest.min(axis=0)).all() and (got <= honest.max(axis=0)).all()
+
+
+def test_late_updates_are_clipped_and_then_discounted_before_they_are_compared() -> None:
+    updates = [np.float32([3, 4]), np.float32([30, 40]), np.float32([0.3, 0.4])]
+    strategy = AsyncStrategy(combine="median", max_norm=5, weighting="inverse")
+    got = strategy.gradient(updates, Contributions([1] * 3, [0, 1, 0]))
+    assert got == pytest.approx([1.5, 2.0])  # of 5, 5 / 2 and 0.5
+    mean_of = AsyncStrategy(max_norm=5, weighting="inverse").gradient(updates, Contributions([1] * 3, [0, 1, 0]))
+    assert mean_of == pytest.approx([(3 + 1.5 + 0.3) / 3, (4 + 2 + 0.4) / 3])
+
+
+@pytest.mark.parametrize("combine", ["median", "trimmed_mean"])
+def test_buffers_are_combined_as_the_updates_are(combine: str) -> None:
+    variances = [np.float32([1, 2]), np.float32([1.1, 2.1]), np.float32([1e30, -1e30])]
+    average = SyncStrategy.model_validate({"combine": combine}).average([32] * 3, workers=3)
+    shared = np.empty(2, np.float32)
+    for each in variances:
+        shared[:] = each  # as the reducer decodes all into the same memory
+        average.add(shared, 32)
+    assert average.value.tolist() == pytest.approx([1.1, 2])
+    plain = SyncStrategy().average([32] * 3, workers=3)
+    for each in variances:
+        plain.add(each, 32)
+    assert plain.value[0] > 1e29
+
+
+def test_each_replica_is_clipped() -> None:
+    updates = [np.float32([3, 4]), np.float32([0.3, 0.4])]
+    assert LocalStrategy(max_norm=1).gradient(updates, Contributions([1, 1])) == pytest.approx([0.45, 0.6])

@@ -8,7 +8,8 @@ from redis import Redis
 from computeshare.errors import Banned
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
-from tests.support.rounds import ONE, TWO, ZERO, Join, age, commit, events, free, late, send
+from computeshare.protocol.worker_session import WorkerSession
+from tests.support.rounds import ONE, TWO, ZERO, Join, age, agree, commit, events, free, late, parts, send, take_seat
 
 # Shares
 
@@ -116,7 +117,7 @@ def test_a_blob_that_the_broker_lost_is_nobodys_strike(redis: Redis, reducer: Re
     session = join("a")
     session.lease(str(ZERO))
     send(session, ZERO, 0)
-    assert reducer.refuse(ZERO, reducer.progress()[1][0], "the broker has lost the blob", "lost").sessions == 0
+    assert reducer.refuse(ZERO, reducer.progress()[1][0], "the broker has lost the blob", "lost").machines == 0
     assert not redis.exists(reducer.keys.strikes()) and free(reducer) == [b"0"]
 
 
@@ -183,3 +184,90 @@ def test_a_nonce_with_a_quote_in_it_is_kept_as_it_is(reducer: ReducerSession, jo
     session.submit(str(ZERO), 'n"', [(0, [b"update"], 0.5)], {})
     raw = reducer.redis.hget(reducer.keys.received(), "0")
     assert isinstance(raw, bytes) and json.loads(raw)["nonce"] == 'n"'
+
+
+# Several workers of one machine
+
+ONE_MACHINE = ("0badc0de0001", "0badc0de0002")
+"""Workers of an invited machine: their ids begin with its id."""
+
+
+def hold(reducer: ReducerSession, session: WorkerSession, micro_batch: int) -> None:
+    """Have the session hold a lease on the micro-batch, since just now."""
+    now = int(reducer.now_ms())
+    lease = f"{session.session_id}|{now + 60_000}|{now}|{session.worker_id}"
+    reducer.redis.lrem(reducer.keys.free(), 0, str(micro_batch))
+    reducer.redis.hset(reducer.keys.leases(), str(micro_batch), lease)
+
+
+def test_the_workers_of_a_machine_have_one_share_together(reducer: ReducerSession, join: Join) -> None:
+    first, second = (join(worker, sharers=2) for worker in ONE_MACHINE)
+    assert first.lease(str(ZERO)).micro_batches == (0, 1)
+    assert second.lease(str(ZERO)).answer == "wait"
+    assert send(first, ZERO, 0, 1) == "accepted"
+    assert second.lease(str(ZERO)).answer == "wait"
+    assert join("other", sharers=2).lease(str(ZERO)).micro_batches == (2, 3)
+
+
+def test_the_workers_of_a_machine_submit_one_share_together(reducer: ReducerSession, join: Join) -> None:
+    first, second = (join(worker) for worker in ONE_MACHINE)
+    assert (first.lease(str(ZERO)).micro_batches, second.lease(str(ZERO)).micro_batches) == ((0, 1), (2, 3))
+    agree(reducer, sharers=2)
+    assert send(first, ZERO, 0, nonce="first") == "accepted"
+    assert send(second, ZERO, 2, 3, nonce="second") == "accepted"
+    assert [part.micro_batch for part in parts(reducer)] == [0, 2]
+
+
+def test_a_machine_is_one_of_those_that_must_be_there(store: RoundStore, join: Join) -> None:
+    first, _ = (join(worker, sharers=2, fewest=2) for worker in ONE_MACHINE)
+    assert first.lease(str(ZERO)).answer == "wait"
+    join("other", sharers=2, fewest=2)
+    assert first.lease(str(ZERO)).answer == "leased"
+
+
+def test_where_nobody_is_bad_each_worker_of_a_machine_is_one_that_is_there(store: RoundStore, join: Join) -> None:
+    first, _ = (join(worker, fewest=2) for worker in ONE_MACHINE)
+    assert first.lease(str(ZERO)).answer == "leased"
+
+
+def test_a_machine_cannot_confirm_its_own_values_that_are_not_finite(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    first, second, _ = (join(worker) for worker in (*ONE_MACHINE, "other"))
+    redis.hset(reducer.keys.round(), "cursor", 1)
+    for worker, nonce in ((first, "1"), (second, "2")):
+        hold(reducer, worker, 0)
+        assert send(worker, ZERO, 0, nonce=nonce) == "accepted"
+        found = reducer.refuse(ZERO, reducer.progress()[1][0], "not finite", "not_finite")
+        assert (found.machines, found.senders, found.there) == (1, 1, 2)
+        assert 0 not in worker.lease(str(ZERO)).micro_batches
+    strikes = redis.hgetall(reducer.keys.strikes())
+    assert strikes == {worker.encode(): b"1" for worker in ONE_MACHINE} and events(reducer, "forgiven") == []
+
+
+def test_a_session_that_begins_anew_does_not_confirm_the_one_before(reducer: ReducerSession, join: Join) -> None:
+    join("other")
+    for name in ("before", "after"):
+        session = join("liar", name)
+        hold(reducer, session, 0)
+        assert send(session, ZERO, 0, nonce=name) == "accepted"
+        assert reducer.refuse(ZERO, parts(reducer)[0], "not finite", "not_finite").machines == 1
+
+
+def test_a_machine_that_is_alone_is_asked_again_for_what_was_not_finite(reducer: ReducerSession, join: Join) -> None:
+    first, second = (join(worker) for worker in ONE_MACHINE)
+    assert 0 in first.lease(str(ZERO)).micro_batches
+    assert send(first, ZERO, 0) == "accepted"
+    found = reducer.refuse(ZERO, parts(reducer)[0], "not finite", "not_finite")
+    assert found.there == 1 and not reducer.redis.exists(reducer.keys.strikes())
+    assert 0 in second.lease(str(ZERO)).micro_batches
+
+
+def test_a_ban_is_of_the_machine_and_so_is_its_end(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    first, second = ONE_MACHINE
+    ban(reducer, first), ban(reducer, "honest")
+    other = WorkerSession(redis, reducer.job_id, second, "session")
+    assert take_seat(other) == "banned"
+    assert reducer.lift_ban(second) and not reducer.lift_ban(first)
+    assert redis.hkeys(reducer.keys.banned()) == redis.hkeys(reducer.keys.strikes()) == [b"honest"]
+    assert take_seat(other) == "running"

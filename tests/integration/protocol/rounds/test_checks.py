@@ -124,7 +124,7 @@ def test_a_micro_batch_is_refused_once(redis: Redis, reducer: ReducerSession, jo
     session.lease(str(ZERO))
     send(session, ZERO, 0)
     part = reducer.progress()[1][0]
-    assert reducer.refuse(ZERO, part, "reason", "damaged").sessions == 0
+    assert reducer.refuse(ZERO, part, "reason", "damaged").machines == 0
     assert reducer.updates(of(ZERO, [0]), range(1)) == [None]
     assert reducer.refuse(ZERO, part, "again", "damaged") == GONE
     assert free(reducer) == [b"0"] and redis.hget(reducer.keys.strikes(), "liar") == b"1"

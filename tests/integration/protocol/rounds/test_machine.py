@@ -260,7 +260,7 @@ class Rounds(RuleBasedStateMachine):
         part = self.reducer.progress()[1][m]
         worker, nonce = self.received[m]
         assert (part.worker, part.nonce) == (worker, nonce)
-        assert self.reducer.refuse(self.token, part, "for a test", fault).sessions == 0
+        assert self.reducer.refuse(self.token, part, "for a test", fault).machines == 0
         del self.received[m]
         self.free = [other for other in self.free if other != m] + [m]
         self.closed = False

@@ -511,7 +511,7 @@ def test_a_refused_micro_batch_is_free_again_and_its_sender_gets_a_strike(
     liar.lease(str(ZERO))
     send(liar, ZERO, 0, 1, 2, 3)
     _, received = reducer.progress()
-    assert reducer.refuse(ZERO, received[2], "checksum mismatch", "damaged").sessions == 0
+    assert reducer.refuse(ZERO, received[2], "checksum mismatch", "damaged").machines == 0
     assert redis.hget(reducer.keys.strikes(), "liar") == b"1"
     assert sorted(reducer.progress()[1]) == [0, 1, 3]
     assert join("honest").lease(str(ZERO)).micro_batches == (2,)
@@ -550,7 +550,7 @@ def test_a_late_refusal_spares_the_submission_that_took_the_place(reducer: Reduc
     bad.lease(str(ZERO))
     send(bad, ZERO, 0, nonce="bad")
     judged = reducer.progress()[1][0]
-    assert reducer.refuse(ZERO, judged, "checksum mismatch", "damaged").sessions == 0
+    assert reducer.refuse(ZERO, judged, "checksum mismatch", "damaged").machines == 0
     bad.lease(str(ZERO))
     assert send(bad, ZERO, 0, nonce="good") == "accepted"
     assert reducer.refuse(ZERO, judged, "checksum mismatch", "damaged") == GONE

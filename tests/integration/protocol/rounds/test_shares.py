@@ -327,7 +327,7 @@ def test_a_backup_is_no_more_than_the_share_that_is_left(
     assert send(quick, ZERO, 3, nonce="own") == "accepted"
     assert quick.lease(str(ZERO)).answer == "wait"
     agree(store, sharers=1)
-    store.redis.hset(store.keys.round(), "total", 3)
+    store.redis.hset(store.keys.round(), "needed", 3)
     assert quick.lease(str(ZERO)).micro_batches == (0,)
 
 

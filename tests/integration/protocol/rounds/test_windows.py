@@ -20,6 +20,7 @@ from tests.support.rounds import (
     ZERO,
     Join,
     age,
+    agree,
     commit,
     current,
     events,
@@ -188,13 +189,13 @@ def test_who_sent_what_is_not_finite_is_remembered_beyond_the_next_version(
     assert send(slow, ZERO, 0, 1) == "accepted"
     found = reducer.refuse(ONE, reducer.progress()[1][0], "not finite", "not_finite")
     reducer.refuse(ONE, reducer.progress()[1][1], "not finite", "not_finite")
-    assert (found.sessions, found.times) == (1, 1)
+    assert (found.machines, found.times) == (1, 1)
     assert send(quick, ONE, *lease(quick, ONE), *lease(quick, ONE), *lease(quick, ONE), nonce="all") == "accepted"
     assert 0 in {part.micro_batch for part in parts(reducer)}
     counted = [part.micro_batch for part in parts(reducer)]
     assert buffered(reducer, TWO, *counted[1:5]) and reducer.redis.hkeys(reducer.keys.suspects()) == [b"0"]
     found = reducer.refuse(TWO, reducer.progress()[1][0], "not finite", "not_finite")
-    assert (found.sessions, found.times) == (2, 2)  # which nobody is to blame for
+    assert (found.machines, found.times) == (2, 2)  # which nobody is to blame for
 
 
 def test_more_than_the_jobs_last_version_needs_does_not_keep_it_from_being_made(
@@ -435,3 +436,16 @@ def test_a_whole_round_is_not_a_window(redis: Redis, store: RoundStore, job_id: 
     counted = parts(reducer)
     assert not reducer.commit(current(reducer), counted[:2], ONE, [b"w"], PLAN.round(1), {})
     assert commit(reducer, ONE)
+
+
+def test_a_share_is_of_the_updates_that_make_a_version(reducer: ReducerSession, join: Join) -> None:
+    quick, other = join("quick", sharers=2), join("other", sharers=2)
+    assert lease(quick, ZERO) == (0, 1)  # of four, though the window has ten
+    assert lease(quick, ZERO) == ()
+    agree(reducer)
+    assert lease(quick, ZERO) != ()
+    agree(reducer, sharers=2)
+    assert send(quick, ZERO, 0, 1, 2, 3) == "accepted"
+    assert [part.micro_batch for part in parts(reducer)] == [0, 1] and not is_full(reducer)
+    assert send(other, ZERO, *lease(other, ZERO), nonce="other") == "accepted"
+    assert is_full(reducer)
