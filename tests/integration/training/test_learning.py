@@ -23,6 +23,7 @@ from computeshare.tensors.layout import Weights
 from computeshare.training.local_replica import LocalReplica
 from computeshare.training.optimizers import ServerOptimizer
 from computeshare.training.replica import Replica
+from computeshare.types import Vector
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -61,8 +62,10 @@ def train(name: str, plan: Plan, split: Split, rounds: int, optimizer: Optimizer
     return weights
 
 
-def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int, seed: int) -> Weights:
-    """What a job of local SGD does, without the processes."""
+def train_local(
+    name: str, split: Split, strategy: LocalStrategy, epochs: int, seed: int, harm: Callable[[Vector], Vector] = np.copy
+) -> Weights:
+    """What a job of local SGD does, without the processes; `harm` is done to one replica of each round."""
     module = models.build(name, split.normalise.shape, 10, 0)
     layout = modules.layout_of(module)
     weights = modules.weights_of(module, layout)
@@ -74,8 +77,10 @@ def train_local(name: str, split: Split, strategy: LocalStrategy, epochs: int, s
         replica.load(weights)
         units = plan.round(version).units
         updates = [replica.compute(unit) for unit in units]
-        about = Contributions([plan.unit_size(unit) for unit in units])
-        way = strategy.gradient([u.vector for u in updates], about)
+        about = Contributions([plan.unit_size(unit) for unit in units], workers=replicas)
+        sent = [u.vector for u in updates]
+        sent[version % replicas] = harm(sent[version % replicas])
+        way = strategy.gradient(sent, about)
         weights = Weights(server.step(weights.parameters, way), updates[-1].buffers, weights.counters)
     return weights
 
@@ -126,6 +131,22 @@ def test_the_multilayer_perceptron_learns_the_digits(tmp_path: Path) -> None:
     optimizer = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
     weights = train("mlp", plan, train_split, 30 * plan.rounds_per_epoch, optimizer)
     assert accuracy("mlp", weights, test_split) > 0.96
+
+
+def test_local_sgd_learns_though_one_replica_of_five_is_a_thousandfold_or_turned_round(tmp_path: Path) -> None:
+    train_split, test_split = (open_split("digits", s, tmp_path, (1, 8, 8)) for s in ("train", "test"))
+    inner = OptimizerSpec(name="SGD", lr=0.05, momentum=0.9)
+    plain = LocalStrategy(inner_optimizer=inner, inner_steps=9, replicas=5, outer_lr=1.0, outer_momentum=0.0)
+    harms = {"x1000": lambda vector: vector * np.float32(1000), "turned": np.negative}
+
+    def reached(strategy: LocalStrategy, harm: Callable[[Vector], Vector] = np.copy) -> float:
+        return accuracy("mlp", train_local("mlp", train_split, strategy, 20, 0, harm), test_split)
+
+    clean = reached(plain)
+    assert clean > 0.94 and reached(plain, harms["x1000"]) < 0.5
+    for combine in ("median", "trimmed_mean"):
+        robust = plain.model_copy(update={"combine": combine})
+        assert all(reached(robust, harm) >= clean - 0.015 for harm in harms.values())
 
 
 @pytest.mark.long

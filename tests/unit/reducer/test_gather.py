@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from computeshare.reducer.gather import _ReadAhead, _Wanted
+from computeshare.protocol.refusal import Suspicion
+from computeshare.reducer.gather import _ReadAhead, _Wanted, is_divergence
 from computeshare.types import Message
 
 ONE, TWO, THREE = (_Wanted(bucket, (("token", 0),)) for bucket in range(3))
@@ -70,3 +71,21 @@ def test_an_error_in_what_nobody_asks_for_is_nobodys(helper: ThreadPoolExecutor)
     ahead.take(ONE, TWO)
     ahead.settle()
     assert ahead.take(ONE, None) == [[b"0"]]
+
+
+@pytest.mark.parametrize(
+    ("machines", "times", "senders", "there", "tolerated", "expected"),
+    [
+        (1, 3, 1, 1, 0, True),  # nobody else is there to ask
+        (1, 2, 1, 1, 0, False),
+        (1, 9, 1, 2, 0, False),
+        (2, 2, 2, 3, 0, True),
+        (2, 2, 2, 5, 2, False),  # as many as may be bad, who may have agreed to say so
+        (1, 1, 3, 5, 2, True),
+        (1, 1, 2, 3, 1, True),
+    ],
+)
+def test_values_that_are_not_finite_are_divergence_if_no_bad_minority_can_have_sent_them(
+    machines: int, times: int, senders: int, there: int, tolerated: int, expected: bool
+) -> None:
+    assert is_divergence(Suspicion(machines, times, senders, there), tolerated) == expected

@@ -121,6 +121,18 @@ def test_a_ban_stays_with_the_machine_when_its_worker_starts_anew_until_it_is_li
     assert jobs.show(job).reason is None or "banned" not in jobs.show(job).reason
 
 
+def test_a_ban_leaves_out_all_workers_of_its_machine_until_it_is_lifted(
+    redis: Redis, dispatcher: Dispatcher, database: Database, bans: Bans, job: str, queue: str
+) -> None:
+    other = LIAR[:8] + "0123"  # the ids of an invited machine's workers begin alike
+    online(redis, queue, worker=other)
+    dispatcher.step(redis)
+    assert [seat.worker for seat in seats(database)] == [HONEST]
+    bans.lift(job, LIAR)
+    dispatcher.step(redis)
+    assert sorted(seat.worker for seat in seats(database)) == sorted([*WORKERS, other])
+
+
 def test_only_a_ban_that_there_is_can_be_lifted(bans: Bans, job: str) -> None:
     for wrong in ("nobody", ""):
         with pytest.raises(NotFound):
