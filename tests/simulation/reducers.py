@@ -188,7 +188,7 @@ class SimReducer:
         for part, blob in bad:
             fault = "not_finite" if blob == NOT_FINITE else "damaged"
             answer = self.reducer.refuse(read.base.token, part, "bad", fault)  # type: ignore[arg-type]
-            self.journal.refused(answer.sessions >= 0, self.reducer.fence, read.base.token, part, fault)
+            self.journal.refused(answer.machines >= 0, self.reducer.fence, read.base.token, part, fault)
         if bad:
             return f"refused {[part.micro_batch for part, _ in bad]}"
         weights = self.current.weights.step([blob for blob in read.blobs if blob is not None])
