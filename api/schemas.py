@@ -14,6 +14,7 @@ from computeshare.jobspec.tasks.facts import Metric
 from computeshare.jobspec.tasks.stored import is_language_model, subject_of
 from computeshare.queue.text_requests import HOTTEST, LONGEST_PROMPT, MOST_CHARACTERS
 from computeshare.runtime.log_lines import Level
+from computeshare.runtime.signatures import PUBLIC_KEY, SIGNATURE
 from computeshare.tasks.class_counts import MOST_IN_MATRIX
 from computeshare.types import JobStatus, Kind, Outcome
 
@@ -386,12 +387,15 @@ class QueueList(_Answer):
 
 
 class InviteRequest(BaseModel):
-    """The queue that the invited worker is to serve, and the invite's lifetime."""
+    """The queue that the invited worker is to serve, the invite's lifetime, and that of its machine's access."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     queue: str = Field("default", pattern=QUEUE_PATTERN)
     minutes: int = Field(15, ge=1, le=1440)
+    days: int | None = Field(
+        None, ge=1, le=3650, description="days until the gateway refuses the machine; null: only once it is withdrawn"
+    )
 
 
 class InvitePublic(_Answer):
@@ -399,8 +403,9 @@ class InvitePublic(_Answer):
 
     id: str
     queue: str
-    status: Literal["pending", "taken", "joined", "expired"] = Field(
-        description="taken: a machine has used the invite; joined: it has since appeared on the queue"
+    status: Literal["pending", "taken", "joined", "ended", "expired"] = Field(
+        description="taken: a machine has used the invite; joined: it has since appeared on the queue; ended: its "
+        "access to the gateway is over; expired: no machine has used it in time"
     )
     worker: str | None = Field(description="the name that the invited machine gave")
     gateway: bool = Field(False, description="whether a machine joined through the gateway: withdrawing cuts it off")
@@ -408,6 +413,7 @@ class InvitePublic(_Answer):
     bytes_down: int = Field(0, description="bytes that the machine received through gateways; in lists only")
     created_at: Instant
     expires_at: Instant
+    access_ends_at: Instant | None = Field(None, description="when the gateway begins to refuse the machine")
 
 
 class InviteCreated(InvitePublic):
@@ -437,14 +443,24 @@ class InviteList(_Answer):
 
 
 class JoinRequest(BaseModel):
-    """A worker's name and key, sent to take up an invite."""
+    """A worker's name and public key, sent to take up an invite."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
+    public_key: str = Field(
+        "", max_length=64, description="the machine's Ed25519 key, in hex; repeating it repeats the answer"
+    )
+    signature: str = Field("", max_length=128, description="by that key, over the invite's code and the key, in hex")
+
+
+class KeyRequest(BaseModel):
+    """A machine's new public key, signed by its present one."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
-    key: str | None = Field(
-        None, min_length=16, max_length=200, description="random text of the machine; repeating it repeats the answer"
-    )
+    public_key: str = Field(pattern=rf"^{PUBLIC_KEY}$", description="the new Ed25519 key, in hex")
+    signature: str = Field(pattern=rf"^{SIGNATURE}$", description="by the present key, over the new one, in hex")
 
 
 class Admission(_Answer):
@@ -453,9 +469,7 @@ class Admission(_Answer):
     queue: str
     redis_url: str | None = Field(None, description="the broker's address; null: use the gateway")
     gateway: str | None = Field(None, description="path of the gateway's WebSocket, below the control plane's address")
-    machine: str | None = Field(
-        None, description="the machine's id: its token at the gateway is this, a dot, and the key that it sent"
-    )
+    machine: str | None = Field(None, description="the machine's id at the gateway")
 
 
 class VersionPublic(_Answer):

@@ -200,10 +200,12 @@ class Invite(SQLModel, table=True):
     used_ms: int | None = Field(default=None, sa_type=Millis)
     worker: str | None = None
     """The name that the machine gave when it took the invite up."""
-    key: str | None = None
-    """sha256 of a secret of that machine: a repeated request with the same secret gets the same answer."""
+    public_key: str | None = None
+    """That machine's Ed25519 key, in hex: a repeated request with the same key gets the same answer."""
     gateway: bool = False
-    """Whether the machine joined through the gateway, with that secret as its credential as long as this row exists."""
+    """Whether the machine joined through the gateway, where it proves by that key who it is."""
+    access_ends_ms: int | None = Field(default=None, sa_type=Millis)
+    """When the gateway begins to refuse the machine; None: once this row is deleted."""
 
 
 class AccessToken(SQLModel, table=True):

@@ -7,7 +7,6 @@ HTTP/1.1); direct TLS is Debian's `redis-server`, which has TLS built in. All on
 """
 
 import argparse
-import hashlib
 import os
 import shutil
 import ssl
@@ -23,13 +22,15 @@ from pathlib import Path
 from redis import Redis
 
 from api.database import Database
-from api.fleet.invites import InviteService
+from api.fleet.invites import Introduction, InviteService
 from bench.report import Cell, Part, Table, markdown
 from computeshare.codecs.messages import PART_BYTES
 from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import Forwarder, GatewayAccess
+from computeshare.transport.machine_key import MachineKey
 from computeshare.transport.wire import Wire
 from computeshare.up.embedded_broker import EmbeddedBroker, free_port
+from computeshare.worker.invite import introduction
 
 BYTES, PINGS, KEY = 45_000_000, 500, "bench:gateway"
 NGINX = """
@@ -129,12 +130,12 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
     database.migrate()
     invites = InviteService(database, lambda: broker_url, "https://localhost")
     made, code = invites.create("default", 15)
-    secret = hashlib.sha256(os.urandom(32)).hexdigest()
-    invites.take_up(code, "bench", secret, from_here=True)
+    key = MachineKey(home / "machine.key")
+    invites.take_up(code, Introduction(**introduction("bench", code, key.current())), from_here=True)
     port, front = free_port(), free_port()
-    credential, pem = f"{made.id}.{secret}", (folder / "cert.pem").read_text() if proxy else ""
+    pem = (folder / "cert.pem").read_text() if proxy else ""
     url = f"https://localhost:{front}" if proxy else f"http://127.0.0.1:{port}"
-    access = GatewayAccess(f"{url}/v1/gateway", credential, pem)
+    access = GatewayAccess(f"{url}/v1/gateway", made.id, key, pem)
     with ExitStack() as stack:
         forwarder = stack.enter_context(Forwarder(access))
         redis = stack.enter_context(Redis.from_url(forwarder.redis_url, socket_timeout=60))

@@ -5,7 +5,6 @@ Only entry points read settings; all other modules get plain values.
 
 import hmac
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from computeshare.errors import NoToken, SettingsError, Unreachable
 from computeshare.runtime.database_file import DatabaseFile
+from computeshare.runtime.private_files import write_private
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
@@ -208,13 +208,3 @@ def derive(token: str, purpose: str) -> str:
 def login_path(token: str) -> str:
     """The path and query of the link that logs a browser in."""
     return f"/login?key={derive(token, 'login')}"
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step, mode 0600."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)

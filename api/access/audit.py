@@ -34,6 +34,7 @@ Action = Literal[
     "invite.create",
     "invite.use",
     "invite.withdraw",
+    "machine.key",
     "webhook.create",
     "webhook.edit",
     "webhook.delete",

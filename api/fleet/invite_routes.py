@@ -9,11 +9,11 @@ from fastapi.responses import HTMLResponse
 
 from api.deps import InvitesDep
 from api.errors import NotFound
-from api.fleet.invites import InviteService
+from api.fleet.invites import Introduction, InviteService
 from api.fleet.worker_wheel import base_of, commands
 from api.http.security import is_loopback
 from api.pages.page_response import missing, render
-from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest
+from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest, KeyRequest
 
 router = APIRouter(tags=["workers"])
 
@@ -28,7 +28,7 @@ Code = Annotated[str, Path(max_length=100, description="last part of the invite'
 @router.post("/v1/invites", status_code=201)
 def create_invite(body: InviteRequest, service: InvitesDep, request: Request, response: Response) -> InviteCreated:
     """Make a link that admits one worker, once. The link is not shown again."""
-    invite, code = service.create(body.queue, body.minutes)
+    invite, code = service.create(body.queue, body.minutes, body.days)
     url = _link(service, request, code)
     alone = not service.public_url and is_loopback(request.url.hostname or "")
     obstacles = [service.note(), OWN_NAME if alone else None]
@@ -77,7 +77,17 @@ def show_invite(code: Code, service: InvitesDep, request: Request) -> HTMLRespon
 def take_up_invite(code: Code, body: JoinRequest, service: InvitesDep, request: Request) -> Admission:
     """Exchange an invite for a way to the broker, for one machine. A worker needs no token for this call."""
     host = request.client.host if request.client else ""
-    return service.take_up(code, body.name, body.key, is_loopback(host), host)
+    machine = Introduction(body.name, body.public_key, body.signature)
+    return service.take_up(code, machine, is_loopback(host), host)
+
+
+@router.post("/join/machines/{machine_id}/key", status_code=204, response_class=Response)
+def replace_machine_key(
+    machine_id: Annotated[str, Path(max_length=64)], body: KeyRequest, service: InvitesDep, request: Request
+) -> None:
+    """Replace a machine's key at the gateway by a new one; the signature takes a token's place."""
+    host = request.client.host if request.client else ""
+    service.replace_key(machine_id, body.public_key, body.signature, host)
 
 
 def _link(service: InviteService, request: Request, code: str) -> str:

@@ -1,14 +1,15 @@
 """Invites: a link admits one worker, once, for a short while.
 
-The database holds only the digest of the link's code. A worker exchanges the link for the right to use the gateway, as
-long as the invite is not withdrawn; or, if the control plane has no public address, for the broker's address. It keeps
-what it got.
+The database holds only the digest of the link's code. A worker exchanges the link for the right to use the gateway, by
+a key of its own, until the invite is withdrawn or its access ends; or, if the control plane has no public address, for
+the broker's address. It keeps what it got.
 """
 
 import hashlib
 import ipaddress
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,18 +18,20 @@ from sqlalchemy import ColumnElement, func, select, update
 
 from api.access.audit import record
 from api.access.caller import Caller
+from api.access.tokens import DAY_MS
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.gateway import traffic
 from api.scheduler.machines import MACHINE
 from api.schemas import Admission, InviteList, InvitePublic
 from api.tables import Invite, table
+from computeshare.runtime.signatures import is_signed
 from computeshare.transport.addresses import GATEWAY_PATH
 from computeshare.types import plain
 
 INVITE = table(Invite)
 KEPT_MS = 24 * 3600 * 1000
-"""How long an invite is stored after its expiry."""
+"""How long an invite is stored after its expiry, and after the end of its machine's access."""
 CLOCKS_MS = 60_000
 """How far the broker's clock, which dates the workers' heartbeats, may be behind the control plane's clock."""
 CODE_BYTES = 18
@@ -41,6 +44,15 @@ _HEARD = (
     .exists()
 )
 """Whether a worker of this name has begun to serve the queue since the invite was taken up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a machine says of itself: its name, its public key, and the key's signature over the invite's code."""
+
+    name: str
+    public_key: str
+    signature: str
 
 
 class InviteService:
@@ -62,16 +74,27 @@ class InviteService:
         it.
         """
 
-    def create(self, queue: str, minutes: int) -> tuple[InvitePublic, str]:
-        """A new invite, and its code. The code cannot be read again."""
+    def create(self, queue: str, minutes: int, days: int | None = None) -> tuple[InvitePublic, str]:
+        """A new invite, and its code. The code cannot be read again.
+
+        Args:
+            days: how long the machine may use the gateway from now on; None: until the invite is withdrawn.
+        Raises: Conflict: machines get the broker's address here, which does not expire.
+        """
+        if days and not self.public_url:
+            raise Conflict(
+                "without COMPUTESHARE_PUBLIC_URL an invited machine gets the broker's address, which does not expire: "
+                "set it, or leave out the days"
+            )
         code, now = secrets.token_urlsafe(CODE_BYTES), now_ms()
-        row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue}
+        row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue, "created_ms": now}
+        row |= {"expires_ms": now + 60_000 * minutes, "access_ends_ms": now + days * DAY_MS if days else None}
+        useless = INVITE.c.gateway.is_(False) | (INVITE.c.access_ends_ms < now - KEPT_MS)
         with self._database.writing() as connection:
-            old = INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS, INVITE.c.gateway.is_(False))
-            connection.execute(old)
-            connection.execute(INVITE.insert(), row | {"created_ms": now, "expires_ms": now + 60_000 * minutes})
-            record(connection, "invite.create", row["id"], queue=queue, minutes=minutes)
-        return self.show(row["id"]), code
+            connection.execute(INVITE.delete().where(INVITE.c.expires_ms < now - KEPT_MS, useless))
+            connection.execute(INVITE.insert(), row)
+            record(connection, "invite.create", str(row["id"]), queue=queue, minutes=minutes, days=days)
+        return self.show(str(row["id"])), code
 
     def list(self) -> InviteList:
         """All stored invites, newest first, with the bytes of the machines that use the gateway."""
@@ -104,34 +127,49 @@ class InviteService:
             return invite
         raise NotFound("there is no such invite: ask for a new invite")
 
-    def take_up(self, code: str, name: str, key: str | None, from_here: bool, address: str = "") -> Admission:
+    def take_up(self, code: str, machine: Introduction, from_here: bool, address: str = "") -> Admission:
         """Admit a worker, once. A repeated call with the same key gets the same answer, in case the first was lost.
 
         Args:
-            name: the name of the worker's machine.
-            key: a secret of that machine, if it sends one.
             from_here: whether the worker runs on the control plane's machine.
             address: of that machine, for the audit log.
-        Raises: NotFound; Conflict: the invite was used or has expired, or the worker cannot reach the broker.
+        Raises: NotFound; Conflict: the invite was used or has expired, the worker cannot reach the broker, or has not
+            proved that it holds its key.
         """
         invite, url = self.find(code), None if self.public_url else self._broker_url()
         if url and not from_here and is_local(url):
             raise Conflict(UNREACHABLE)
-        if not url and not key:
+        if not is_signed(machine.public_key, machine.signature, "join", code, machine.public_key):
             raise Conflict("this machine sent no key: install the control plane's version of ComputeShare there")
-        now, digest = now_ms(), _digest(key or secrets.token_hex())
-        free = INVITE.c.used_ms.is_(None) | (INVITE.c.key == digest)
+        now, name = now_ms(), plain(machine.name)
+        free = INVITE.c.used_ms.is_(None) | (INVITE.c.public_key == machine.public_key)
         mine = (INVITE.c.id == invite.id) & free & (INVITE.c.expires_ms > now)
-        taken: dict[str, Any] = {"used_ms": func.coalesce(INVITE.c.used_ms, now), "worker": plain(name), "key": digest}
-        taken |= {"gateway": url is None}
+        taken: dict[str, Any] = {"used_ms": func.coalesce(INVITE.c.used_ms, now), "worker": name}
+        taken |= {"public_key": machine.public_key, "gateway": url is None}
         with self._database.writing() as connection:
             if not connection.execute(update(INVITE).where(mine).values(taken)).rowcount:
                 why = "was already used" if invite.worker else "has expired"
                 raise Conflict(f"this invite {why}: ask for a new invite")
-            record(connection, "invite.use", invite.id, (INVITED, address), worker=plain(name), queue=invite.queue)
+            record(connection, "invite.use", invite.id, (INVITED, address), worker=name, queue=invite.queue)
         if url:
             return Admission(redis_url=url, queue=invite.queue)
         return Admission(gateway=GATEWAY_PATH, machine=invite.id, queue=invite.queue)
+
+    def replace_key(self, machine_id: str, public_key: str, signature: str, address: str = "") -> None:
+        """Let a machine use another key from now on, and not the present one, by which the new one must be signed.
+
+        A repeated call changes nothing. Raises NotFound: there is no such machine, or this is not its signature.
+        """
+        mine = (INVITE.c.id == machine_id) & INVITE.c.gateway
+        mine &= INVITE.c.access_ends_ms.is_(None) | (INVITE.c.access_ends_ms > now_ms())
+        with self._database.writing() as connection:
+            row = connection.execute(select(INVITE.c.public_key, INVITE.c.worker).where(mine)).first()
+            if row and row.public_key == public_key:
+                return
+            if not row or not is_signed(row.public_key or "", signature, "rotate", machine_id, public_key):
+                raise NotFound("there is no such machine, or its key is another one: ask for a new invite")
+            connection.execute(update(INVITE).where(mine).values(public_key=public_key))
+            record(connection, "machine.key", machine_id, (INVITED, address), worker=row.worker)
 
     def note(self) -> str | None:
         """A warning to the user if other machines may not reach the broker; None otherwise."""
@@ -187,12 +225,16 @@ def _found(database: Database, *which: ColumnElement[bool]) -> list[InvitePublic
 
 def _public(row: Any, now: int) -> InvitePublic:
     waiting = "pending" if row.expires_ms > now else "expired"
+    joined = "joined" if row.heard else "taken"
+    if row.gateway and row.access_ends_ms is not None and row.access_ends_ms <= now:
+        joined = "ended"
     return InvitePublic(
         id=row.id,
         queue=row.queue,
-        status=waiting if row.used_ms is None else "joined" if row.heard else "taken",
+        status=waiting if row.used_ms is None else joined,
         worker=row.worker,
         gateway=row.gateway,
         created_at=row.created_ms,
         expires_at=row.expires_ms,
+        access_ends_at=row.access_ends_ms,
     )

@@ -12,22 +12,24 @@ import structlog
 from api.broker import Broker
 from api.database import Database
 from api.gateway.broker_stream import BrokerStream
+from api.gateway.challenge import ANSWER_S, is_proven
 from api.gateway.machines import Machine, Machines
-from api.gateway.relay import STALL_S, Receive, Send, relay
+from api.gateway.relay import REVOKED, SLOW, STALL_S, Receive, Send, relay
 from api.gateway.traffic import Traffic
 from api.http.throttle import Throttle, network_of
 from computeshare.errors import ComputeShareError
 from computeshare.settings import Settings
+from computeshare.transport.forwarder import ADMITTED
 
 PER_MACHINE, IN_ALL = 64, 600
 """The most open connections of one machine, and of all machines at one gateway."""
 TRIES, TRY_S = 10, 3.0
-"""Wrong credentials that an address may send in a row; seconds until it may send a further one."""
+"""Wrong ids and signatures that an address may send in a row; seconds until it may send a further one."""
 OPENINGS, OPENING_S = 200, 0.05
 """Connections that a machine may open in a row; seconds until it may open a further one."""
 CHECK_S = 1.0
-"""Seconds between looks for revoked machines, and between writings of the counts."""
-LONGEST_CREDENTIAL = 256
+"""Seconds between looks for machines that are refused by now, and between writings of the counts."""
+LONGEST_ID = 64
 CLOSE_S = 1.0
 log = structlog.get_logger()
 
@@ -39,6 +41,7 @@ class Limits:
     per_machine: int = PER_MACHINE
     in_all: int = IN_ALL
     stall_s: float = STALL_S
+    answer_s: float = ANSWER_S
 
 
 @dataclass(eq=False, slots=True)
@@ -56,18 +59,24 @@ class _Refused(Exception):
         super().__init__(text)
         self.status, self.text = status, text
 
+    @property
+    def is_final(self) -> bool:
+        """Whether a further try would be refused, too."""
+        return self.status in (401, 403)
+
 
 class Gateway:
     """Answers WebSocket connections only. Each carries one connection to the broker, as binary messages.
 
-    A machine sends its credential as a bearer token. The gateway logs in to the broker itself, so that machines learn
-    neither the broker's address nor a password.
+    A machine names its id and proves by a signature that it holds the key. The gateway logs in to the broker itself, so
+    that machines learn neither the broker's address nor a password.
     """
 
     def __init__(self, machines: Machines, traffic: Traffic, limits: Limits | None = None) -> None:
         self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
         self._open: set[_Open] = set()
+        self._asked = 0  # connections whose machines are still to prove who they are
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -77,54 +86,77 @@ class Gateway:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         await receive()
+        address = network_of((scope.get("client") or ("",))[0])
         try:
-            connection = _Open(await self._admitted(scope))
+            machine = await self._named(scope, address)
+        except _Refused as refused:
+            await _refuse(send, refused)
+            return
+        await send({"type": "websocket.accept"})
+        try:
+            connection = _Open(await self._admitted(machine, address, receive, send))
             self._open.add(connection)
             try:
                 await self._serve(connection, receive, send)
             finally:
                 self._open.discard(connection)
         except _Refused as refused:
-            await _refuse(send, refused)
+            await _close(send, REVOKED if refused.is_final else SLOW, refused.text)
 
     async def _serve(self, connection: _Open, receive: Receive, send: Send) -> None:
-        """Connect a machine to the broker until either side ends. Raises _Refused, before it has accepted."""
+        """Connect a machine to the broker until either side ends. Raises _Refused, before the machine may begin."""
         broker = await self._broker(connection.machine)
         try:
             if self._watch is None or self._watch.done():
                 self._watch = asyncio.create_task(self._look_after())
-            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "text": ADMITTED})
             count = partial(self._traffic.add, connection.machine.id)
             code = await relay(receive, send, broker, count, connection.cut, self._limits.stall_s)
         finally:
             broker.abort()
-        with contextlib.suppress(Exception):  # the other side is gone, or reads nothing
-            async with asyncio.timeout(CLOSE_S):
-                await send({"type": "websocket.close", "code": code})
+        await _close(send, code)
 
-    async def _admitted(self, scope: Any) -> Machine:
-        """The machine that asks for a connection. Raises _Refused."""
+    async def _named(self, scope: Any, address: str) -> Machine:
+        """The machine that a request names, which is still to prove that it is this one. Raises _Refused."""
         headers = dict(scope["headers"])
-        address = network_of((scope.get("client") or ("",))[0])
         if b"origin" in headers:  # machines send none, browsers always do
             raise _Refused(403, "browsers may not use the gateway")
+        if self._asked >= self._limits.in_all:
+            raise _Refused(503, "the gateway has no room for further connections: try again later")
         scheme, _, given = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         found = None
-        if scheme.lower() == "bearer" and len(given) <= LONGEST_CREDENTIAL:
+        if scheme.lower() == "machine" and len(given) <= LONGEST_ID:
             found = await asyncio.to_thread(self._machines.find, given.strip())
-        if found is None:  # a right one always passes: behind a tunnel, all machines may have the same address
-            if self._tries.wait_s(address):
-                raise _Refused(429, "too many failed attempts from this address: try again later")
-            self._tries.take(address)
-            raise _Refused(401, "this machine's credential is not valid, or was revoked: ask for a new invite")
-        if self.connections[found.id] >= self._limits.per_machine:
+        if found is None:
+            raise self._failed(address)
+        return found
+
+    async def _admitted(self, machine: Machine, address: str, receive: Receive, send: Send) -> Machine:
+        """The machine, once it has proved who it is. Raises _Refused."""
+        self._asked += 1
+        try:
+            proven = await is_proven(machine, receive, send, self._limits.answer_s)
+        except TimeoutError as error:
+            raise _Refused(408, "this machine did not answer the challenge in time: try again") from error
+        finally:
+            self._asked -= 1
+        if not proven:
+            raise self._failed(address)
+        if self.connections[machine.id] >= self._limits.per_machine:
             raise _Refused(429, f"this machine has {self._limits.per_machine} connections open already")
         if len(self._open) >= self._limits.in_all:
             raise _Refused(503, "the gateway has no room for further connections: try again later")
-        if self._openings.wait_s(found.id):
+        if self._openings.wait_s(machine.id):
             raise _Refused(429, "this machine opens too many connections: try again later")
-        self._openings.take(found.id)
-        return found
+        self._openings.take(machine.id)
+        return machine
+
+    def _failed(self, address: str) -> _Refused:
+        """Count a failed attempt. A right one always passes: behind a tunnel, all machines may have one address."""
+        if self._tries.wait_s(address):
+            return _Refused(429, "too many failed attempts from this address: try again later")
+        self._tries.take(address)
+        return _Refused(401, "this machine's key is not valid here, or its access has ended: ask for a new invite")
 
     async def _broker(self, machine: Machine) -> BrokerStream:
         """A connection to the broker for this machine. Raises _Refused."""
@@ -135,12 +167,12 @@ class Gateway:
             raise _Refused(503, "the broker does not answer: try again later") from error
 
     async def _look_after(self) -> None:
-        """Cut the connections of revoked machines and write the counts, while there are connections."""
+        """Cut the connections of refused machines and write the counts, while there are connections."""
         while self._open:
             await asyncio.sleep(CHECK_S)
             with contextlib.suppress(Exception):  # a locked database: the next look is a second later
-                revoked = await asyncio.to_thread(self._machines.revoked, set(self.connections))
-                for each in [one for one in self._open if one.machine.id in revoked]:
+                refused = await asyncio.to_thread(self._machines.refused, {one.machine for one in self._open})
+                for each in [one for one in self._open if one.machine in refused]:
                     each.cut.set()
             await asyncio.to_thread(self._traffic.flush)
 
@@ -148,6 +180,12 @@ class Gateway:
 def gateway_of(settings: Settings, database: Database, broker: Broker) -> Gateway:
     """A gateway to the broker that these settings name."""
     return Gateway(Machines(database, settings.resolve_redis_url), Traffic(broker.client))
+
+
+async def _close(send: Send, code: int, reason: str = "") -> None:
+    with contextlib.suppress(Exception):  # the other side is gone, or reads nothing
+        async with asyncio.timeout(CLOSE_S):
+            await send({"type": "websocket.close", "code": code, "reason": reason})
 
 
 async def _refuse(send: Send, refused: _Refused) -> None:

@@ -1,16 +1,14 @@
 """The machines that may use the gateway, and the broker's user for each.
 
-A machine's credential is the id of the invite that it took up, and the secret with which it did so.
+A machine is the invite that it took up, with the public key that it gave.
 """
 
-import hashlib
-import hmac
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from api.database import Database
+from api.database import Database, now_ms
 from api.tables import Invite, table
 
 INVITE = table(Invite)
@@ -22,6 +20,7 @@ class Machine:
 
     id: str
     name: str
+    public_key: str
 
 
 class Machines:
@@ -34,22 +33,21 @@ class Machines:
     def __init__(self, database: Database, broker_url: Callable[[], str]) -> None:
         self._database, self._broker_url = database, broker_url
 
-    def find(self, credential: str) -> Machine | None:
-        """The machine with this credential, `ID.SECRET`; None: it is wrong, or was revoked."""
-        machine_id, _, secret = credential.partition(".")
-        query = select(INVITE.c.id, INVITE.c.worker, INVITE.c.key).where(INVITE.c.id == machine_id, INVITE.c.gateway)
-        with self._database.engine.connect() as connection:
-            row = connection.execute(query).first()
-        given = hashlib.sha256(secret.encode(errors="replace")).hexdigest()
-        if row is None or not hmac.compare_digest(row.key or "", given):
-            return None
-        return Machine(row.id, row.worker or "")
+    def find(self, machine_id: str) -> Machine | None:
+        """The machine with this id; None: there is none, or its access has ended."""
+        return self._standing([machine_id]).get(machine_id)
 
-    def revoked(self, ids: Collection[str]) -> set[str]:
-        """Those of these machines that may not use the gateway any more."""
-        query = select(INVITE.c.id).where(INVITE.c.id.in_(ids), INVITE.c.gateway)
+    def refused(self, machines: Collection[Machine]) -> set[Machine]:
+        """Those of these machines that were withdrawn, whose access has ended, or that have another key by now."""
+        standing = self._standing([one.id for one in machines])
+        return {one for one in machines if one.id not in standing or standing[one.id].public_key != one.public_key}
+
+    def _standing(self, ids: Collection[str]) -> dict[str, Machine]:
+        held = INVITE.c.access_ends_ms.is_(None) | (INVITE.c.access_ends_ms > now_ms())
+        query = select(INVITE.c.id, INVITE.c.worker, INVITE.c.public_key)
+        query = query.where(INVITE.c.id.in_(ids), INVITE.c.gateway, INVITE.c.public_key.is_not(None), held)
         with self._database.engine.connect() as connection:
-            return set(ids) - set(connection.execute(query).scalars())
+            return {row.id: Machine(row.id, row.worker or "", row.public_key) for row in connection.execute(query)}
 
     def broker_url(self, machine: Machine) -> str:
         """The broker's address, user and password for this machine's connections, which the gateway keeps to itself.

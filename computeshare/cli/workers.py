@@ -72,13 +72,17 @@ def invite(
         str, typer.Option(help="Queue that the invited worker serves.", autocompletion=queues)
     ] = "default",
     minutes: Annotated[int, typer.Option(min=1, max=1440, help="Minutes until the invite expires.")] = 15,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=3650, help="Days until the machine's access ends. Default: it does not.")
+    ] = None,
+    qr: Annotated[bool, typer.Option("--qr", help="Show the invite's link as a QR code, too.")] = False,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Invite one machine, once. Give --url with the name by which that machine reaches the control plane."""
     with connect(url, home) as client:
-        made = client.invites.create(queue, minutes)
+        made = client.invites.create(queue, minutes, days)
     if as_json:
         print_json(made)
         return
@@ -90,22 +94,28 @@ def invite(
     if made["note"]:
         lines.append(f"but {plain(made['note'])}")
     console().print("\n".join(lines), markup=False, soft_wrap=True)
+    if qr:
+        import segno
+
+        segno.make(made["url"], micro=False).terminal(compact=True)
 
 
 @app.command()
 def invites(url: Url = None, home: Home = None, as_json: Json = False) -> None:
-    """List invites, and the machines that joined through the gateway with their bytes."""
+    """List invites, and the machines that joined through the gateway with their bytes and the end of their access."""
     with connect(url, home) as client:
         found = client.invites.list()
     if as_json:
         print_json({"items": found})
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("Invite", "Queue", "Status", "Machine", "Sent", "Received"):
+    for heading in ("Invite", "Queue", "Status", "Machine", "Sent", "Received", "Access until"):
         table.add_column(heading, overflow="fold")
     for one in found:
         moved = (size(one["bytes_up"]), size(one["bytes_down"])) if one["gateway"] else (NOTHING, NOTHING)
-        table.add_row(one["id"], one["queue"], one["status"], Text(plain(one["worker"] or NOTHING)), *moved)
+        ends = parse_time(one["access_ends_at"])
+        until = f"{ends.astimezone():%Y-%m-%d %H:%M}" if ends else NOTHING
+        table.add_row(one["id"], one["queue"], one["status"], Text(plain(one["worker"] or NOTHING)), *moved, until)
     console().print(table)
 
 

@@ -23,8 +23,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from computeshare import __version__
-from computeshare.errors import Unreachable
+from computeshare.errors import SettingsError, Unreachable
+from computeshare.runtime.signatures import SigningKey
 from computeshare.transport.addresses import FORWARDED, is_loopback_url
+from computeshare.transport.machine_key import MachineKey
 
 PIECE_BYTES, SLOW_PIECE_BYTES = 1 << 18, 1 << 14
 """The most bytes of a message; on links that take longer than `SLOW_S` for one, the second."""
@@ -40,7 +42,16 @@ PATIENCE_S = 4.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 START_S = 10.0
 REFUSED = frozenset({401, 403})
-FAILURES = (OSError, TimeoutError, InvalidHandshake, ConnectionClosed)
+REVOKED = 1008
+"""The code with which a gateway closes a WebSocket if it refuses the machine (RFC 6455)."""
+CHALLENGE_BYTES, ADMITTED = 32, "admitted"
+
+
+class NotAdmitted(Exception):
+    """A gateway refuses this machine's key."""
+
+
+FAILURES = (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, NotAdmitted, SettingsError)
 log = structlog.get_logger()
 
 
@@ -50,13 +61,24 @@ class GatewayAccess:
 
     Args:
         url: the control plane's address with the gateway's path, `https://HOST/v1/gateway`.
-        credential: the machine's bearer token.
+        machine: the machine's id there.
+        key: by which the machine proves who it is.
         certificate: in PEM, the only one that the gateway may have; empty: one that this system trusts.
     """
 
     url: str
-    credential: str
+    machine: str
+    key: MachineKey
     certificate: str = ""
+
+    @property
+    def authorization(self) -> str:
+        """The header `Authorization` with which the machine asks for a challenge."""
+        return f"Machine {self.machine}"
+
+    def proof(self, key: SigningKey, challenge: bytes) -> bytes:
+        """The answer to a gateway's challenge."""
+        return bytes.fromhex(key.sign("gateway", self.machine, challenge.hex()))
 
 
 def trust(certificate: str = "") -> ssl.SSLContext:
@@ -97,7 +119,7 @@ class Forwarder:
     """A thread that serves the unix socket, from `start` to `stop`.
 
     Args:
-        on_refusal: called once, from the thread, if the gateway refuses this machine's credential.
+        on_refusal: called once, from the thread, if the gateway refuses this machine.
     """
 
     def __init__(self, access: GatewayAccess, on_refusal: Callable[[str], None] = lambda _: None) -> None:
@@ -111,7 +133,7 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         self._away = False
         self.refusal = ""
-        """The gateway's words, once it has refused this machine's credential."""
+        """The gateway's words, once it has refused this machine."""
         self.bytes_up = self.bytes_down = 0
 
     @property
@@ -211,7 +233,7 @@ class Forwarder:
                 if pause_s > 0 and time.monotonic() >= until:
                     raise TimeoutError("the gateway does not answer")
             try:
-                there = await connect(**self._options())
+                there = await self._admitted()
             except FAILURES as error:
                 self._backoff.failed()
                 self._note_refusal(error)
@@ -225,10 +247,42 @@ class Forwarder:
                 _send_at_once(there.transport.get_extra_info("socket"))
                 return there
 
+    async def _admitted(self) -> ClientConnection:
+        """A WebSocket on which this machine has proved who it is. Raises `FAILURES`."""
+        refusal = NotAdmitted("this machine has no key")
+        for key in self._access.key.candidates():
+            there = await connect(**self._options())
+            try:
+                async with asyncio.timeout(OPEN_S):
+                    await self._prove(there, key)
+            except NotAdmitted as refused:  # after a lost answer, the gateway knows the next key
+                refusal = refused
+            except BaseException:
+                there.transport.abort()
+                raise
+            else:
+                self._access.key.accept(key)
+                return there
+        raise refusal
+
+    async def _prove(self, there: ClientConnection, key: SigningKey) -> None:
+        """Answer the gateway's challenge. Raises NotAdmitted, ConnectionClosed: the gateway is full, for example."""
+        try:
+            challenge = await there.recv()
+            if not isinstance(challenge, bytes) or len(challenge) != CHALLENGE_BYTES:
+                raise InvalidHandshake("this is no gateway, or one of another version")
+            await there.send(self._access.proof(key, challenge))
+            if await there.recv() != ADMITTED:
+                raise InvalidHandshake("this is no gateway, or one of another version")
+        except ConnectionClosed as closed:
+            if closed.rcvd is not None and closed.rcvd.code == REVOKED:
+                raise NotAdmitted(closed.rcvd.reason) from closed
+            raise
+
     def _options(self) -> dict[str, Any]:
         return {
             "uri": "ws" + self._access.url.removeprefix("http"),
-            "additional_headers": {"Authorization": f"Bearer {self._access.credential}"},
+            "additional_headers": {"Authorization": self._access.authorization},
             "user_agent_header": f"computeshare/{__version__}",
             "compression": None,
             "max_size": MAX_MESSAGE_BYTES,
@@ -243,9 +297,9 @@ class Forwarder:
         }
 
     def _note_refusal(self, error: Exception) -> None:
-        if isinstance(error, InvalidStatus) and error.response.status_code in REFUSED and not self.refusal:
-            said = (error.response.body or b"").decode(errors="replace")[:300]
-            self.refusal = said or "the gateway refuses this machine's credential"
+        at_once = isinstance(error, InvalidStatus) and error.response.status_code in REFUSED
+        if (at_once or isinstance(error, NotAdmitted)) and not self.refusal:
+            self.refusal = _said(error)[:300] or "the gateway refuses this machine's key"
             self._on_refusal(self.refusal)
 
     def _tell_away(self, error: BaseException) -> None:
@@ -254,10 +308,14 @@ class Forwarder:
             log.warning("the gateway does not answer", error=_text(error))
 
 
+def _said(error: BaseException) -> str:
+    """A refusal in the gateway's words."""
+    return (error.response.body or b"").decode(errors="replace") if isinstance(error, InvalidStatus) else str(error)
+
+
 def _text(error: BaseException) -> str:
     if isinstance(error, InvalidStatus):
-        said = (error.response.body or b"").decode(errors="replace")[:200]
-        return f"HTTP {error.response.status_code} {said}".strip()
+        return f"HTTP {error.response.status_code} {_said(error)[:200]}".strip()
     return str(error) or type(error).__name__
 
 

@@ -21,7 +21,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from computeshare.errors import BrokerError
-from computeshare.settings import write_private
+from computeshare.runtime.private_files import write_private
 
 START_S = 15.0
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}

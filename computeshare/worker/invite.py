@@ -1,13 +1,15 @@
-"""Takes up an invite: exchanges its link, once, for a way to the broker, and stores that for later starts."""
+"""Takes up an invite: exchanges its link, once, for a way to the broker, and stores that for later starts.
+
+At a gateway, the machine proves who it is by a key pair that it has made; the private key is never sent.
+"""
 
 import hashlib
 import json
 import re
-import secrets
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,9 +17,12 @@ from urllib.parse import urlsplit
 import httpx2
 
 from computeshare.errors import SettingsError, Unreachable
-from computeshare.settings import Settings, derive, is_gateway_url, write_private
-from computeshare.transport.addresses import is_loopback_url, without_secret
+from computeshare.runtime.private_files import write_private
+from computeshare.runtime.signatures import SigningKey
+from computeshare.settings import Settings, is_gateway_url
+from computeshare.transport.addresses import GATEWAY_PATH, is_loopback_url, without_secret
 from computeshare.transport.forwarder import Forwarder, GatewayAccess, trust
+from computeshare.transport.machine_key import MachineKey
 
 TIMEOUT_S = 15.0
 NO_INVITE = "this is no invite's link; copy it from the job's page"
@@ -51,15 +56,21 @@ class Joined:
             yield forwarder.redis_url
 
     @classmethod
-    def parse(cls, kept: Any) -> "Joined | None":
+    def parse(cls, kept: Any, key: MachineKey) -> "Joined | None":
         """From the file's entry; None: it is none. (Earlier versions stored the broker's address alone.)"""
         if isinstance(kept, str):
             return cls(redis_url=kept)
         try:
             gateway = kept.get("gateway")
-            return cls(kept["queue"], kept["redis_url"], GatewayAccess(**gateway) if gateway else None)
+            return cls(kept["queue"], kept["redis_url"], GatewayAccess(**gateway, key=key) if gateway else None)
         except (AttributeError, KeyError, TypeError):
             return None
+
+    def entry(self) -> dict[str, Any]:
+        """As the file's entry, which holds no key."""
+        way = self.gateway
+        gateway = {"url": way.url, "machine": way.machine, "certificate": way.certificate} if way else None
+        return {"queue": self.queue, "redis_url": self.redis_url, "gateway": gateway}
 
 
 def join(url: str, name: str, home: Path, fingerprint: str = "") -> Joined:
@@ -78,15 +89,34 @@ def join(url: str, name: str, home: Path, fingerprint: str = "") -> Joined:
     base, code = link.groups()
     url = f"{base}/join/{code}"
     invite = hashlib.sha256(url.encode()).hexdigest()
-    known = _kept(home)
-    if found := Joined.parse(known.get(invite)):
+    known, key = _kept(home), _key(home, invite)
+    if found := Joined.parse(known.get(invite), key):
         return found
     certificate = _pinned(base, fingerprint) if fingerprint else ""
     _keep(home, known)  # fails here, if at all: before the invite is used up
-    key = _key(home, invite)
-    joined = _exchange(url, {"name": name[:100], "key": key}, certificate)
-    _keep(home, known | {invite: asdict(joined)})
+    said = _request(url, introduction(name, code, key.current()), certificate, f"--join {_shown(url)}")
+    joined = _joined(url, said, key, certificate)
+    _keep(home, known | {invite: joined.entry()})
     return joined
+
+
+def introduction(name: str, code: str, key: SigningKey) -> dict[str, str]:
+    """What a machine sends to take up an invite. The control plane repeats its answer for the same key."""
+    return {"name": name[:100], "public_key": key.public, "signature": key.sign("join", code, key.public)}
+
+
+def replace_key(access: GatewayAccess) -> None:
+    """Make a new key for this machine at a gateway, which accepts the old one no longer.
+
+    If the answer is lost, either key works here: the next connection finds out which one the control plane knows.
+
+    Raises: Unreachable: no control plane answers. SettingsError: it refuses this machine, or no key can be stored.
+    """
+    base = access.url.removesuffix(f"/{GATEWAY_PATH}")
+    old, new = access.key.current(), access.key.next()
+    change = {"public_key": new.public, "signature": old.sign("rotate", access.machine, new.public)}
+    _request(f"{base}/join/machines/{access.machine}/key", change, access.certificate, f"--rotate-key: {base}")
+    access.key.accept(new)
 
 
 def last_joined(settings: Settings) -> Joined:
@@ -97,8 +127,10 @@ def last_joined(settings: Settings) -> Joined:
     try:
         return Joined(redis_url=settings.resolve_redis_url())
     except Unreachable as error:
-        if found := [joined for kept in _kept(settings.home).values() if (joined := Joined.parse(kept))]:
-            return found[-1]
+        home = settings.home
+        for invite, kept in reversed(_kept(home).items()):
+            if found := Joined.parse(kept, _key(home, invite)):
+                return found
         raise Unreachable(f"{error}, or take up an invite: computeshare-worker --join LINK") from error
 
 
@@ -122,24 +154,35 @@ def _pinned(base: str, fingerprint: str) -> str:
     return certificate
 
 
-def _exchange(url: str, introduction: dict[str, str], certificate: str) -> Joined:
+def _request(url: str, body: dict[str, str], certificate: str, told: str) -> dict[str, Any]:
+    """Send a request without a token; returns the answer, empty if it is no JSON object.
+
+    Args:
+        told: the flag and the address without secrets, for messages.
+    Raises: Unreachable: no control plane answers. SettingsError: it refuses.
+    """
     try:
         # A proxy from the environment cannot reach this machine's loopback.
         how: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": not is_loopback_url(url)}
-        answer = httpx2.post(url, json=introduction, verify=trust(certificate), **how)
+        answer = httpx2.post(url, json=body, verify=trust(certificate), **how)
     except (httpx2.InvalidURL, ValueError) as error:
-        raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}") from error
+        raise SettingsError(f"{told}: {NO_INVITE}") from error
     except httpx2.HTTPError as error:
-        raise Unreachable(f"--join {_shown(url)}: no control plane answers there ({error})") from error
+        raise Unreachable(f"{told}: no control plane answers there ({error})") from error
     try:
         found = answer.json()
     except ValueError:
         found = None
-    said = found if isinstance(found, dict) else {}
+    said: dict[str, Any] = found if isinstance(found, dict) else {}
     if answer.status_code >= 500:
-        raise Unreachable(f"--join {_shown(url)}: {said.get('detail') or answer.reason_phrase}: try again later")
+        raise Unreachable(f"{told}: {said.get('detail') or answer.reason_phrase}: try again later")
     if not answer.is_success:
-        raise SettingsError(f"--join {_shown(url)}: {said.get('detail') or NO_INVITE}")
+        raise SettingsError(f"{told}: {said.get('detail') or NO_INVITE}")
+    return said
+
+
+def _joined(url: str, said: dict[str, Any], key: MachineKey, certificate: str) -> Joined:
+    """What the control plane's answer gives. Raises SettingsError."""
     queue, redis_url, gateway, machine = (said.get(name) or "" for name in ("queue", "redis_url", "gateway", "machine"))
     if not all(isinstance(each, str) for each in (queue, redis_url, gateway, machine)) or not (redis_url or gateway):
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}")
@@ -148,15 +191,12 @@ def _exchange(url: str, introduction: dict[str, str], certificate: str) -> Joine
     base = url.partition("/join/")[0]
     if not is_gateway_url(base):
         raise SettingsError(f"--join {_shown(url)}: use the link that starts with https://; this one is not encrypted")
-    return Joined(queue, "", GatewayAccess(f"{base}/{gateway}", f"{machine}.{introduction['key']}", certificate))
+    return Joined(queue, "", GatewayAccess(f"{base}/{gateway}", machine, key, certificate))
 
 
-def _key(home: Path, invite: str) -> str:
-    """This machine's secret for an invite, the same in every attempt: for it the control plane repeats its answer."""
-    path = home / "joining.key"
-    if not path.exists():
-        write_private(path, secrets.token_hex(32))
-    return derive(path.read_text(), invite)
+def _key(home: Path, invite: str) -> MachineKey:
+    """This machine's key for what an invite gave, another one for each, so that control planes cannot compare them."""
+    return MachineKey(home / "machine-keys" / f"{invite[:16]}.key")
 
 
 def _kept(home: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from computeshare import __version__
-from computeshare.errors import Unreachable, VersionError
+from computeshare.errors import SettingsError, Unreachable, VersionError
 from computeshare.host import services
 from computeshare.host.availability import Minder
 from computeshare.host.rest_policy import manners_of
@@ -50,8 +50,8 @@ from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import Forwarder
 from computeshare.transport.rate_limit import parse_rate
 from computeshare.worker.heartbeat import Heartbeat, Outage
+from computeshare.worker.invite import Joined, last_joined, replace_key
 from computeshare.worker.invite import join as accept
-from computeshare.worker.invite import last_joined
 from computeshare.worker.live_line import shown
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.rq_worker import SeatWorker
@@ -187,6 +187,9 @@ def command(
     tls_fingerprint: Annotated[
         str, typer.Option(metavar="SHA256", help="With --join: the only certificate that the control plane may have.")
     ] = "",
+    rotate_key: Annotated[
+        bool, typer.Option("--rotate-key", help="Replace this machine's key at the gateway by a new one, and exit.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu. Default: the fastest one here.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of this machine on the pages. Default: its host name.")] = None,
     label: Annotated[
@@ -251,6 +254,9 @@ def command(
     allowed_bytes(settings.cache)
     consent = Consent.of(settings)
     joined = accept(join, str(settings.name), settings.home, tls_fingerprint) if join else None
+    if rotate_key:
+        _rotate_key(joined or last_joined(settings))
+        return
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
         sys.stdout.write(_service(print_service, context))
         if not joined:
@@ -273,6 +279,14 @@ def command(
     worker = worker_info(str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered())
     with joined.broker_url(_end_refused) as url:
         serve(url, replace(worker, confinement=consent.confinement), minder)
+
+
+def _rotate_key(joined: Joined) -> None:
+    """Replace this machine's key. Raises SettingsError, Unreachable."""
+    if not joined.gateway:
+        raise SettingsError("--rotate-key: this machine has no key, because it does not reach the broker by a gateway")
+    replace_key(joined.gateway)
+    print(f"{joined.gateway.url} accepts this machine's new key; running workers use it from now on")
 
 
 def _end_refused(forwarder: Forwarder, why: str) -> None:

@@ -3,7 +3,7 @@
 import socket
 from urllib.parse import urlsplit
 
-from computeshare.transport.forwarder import GatewayAccess
+from computeshare.transport.forwarder import ADMITTED, CHALLENGE_BYTES, GatewayAccess
 
 
 def handshake(access: GatewayAccess) -> bytes:
@@ -11,7 +11,7 @@ def handshake(access: GatewayAccess) -> bytes:
     return (
         f"GET {urlsplit(access.url).path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
-        f"Authorization: Bearer {access.credential}\r\n\r\n"
+        f"Authorization: {access.authorization}\r\n\r\n"
     ).encode()
 
 
@@ -22,13 +22,16 @@ def dialled(access: GatewayAccess) -> socket.socket:
 
 
 def upgraded(access: GatewayAccess) -> socket.socket:
-    """A bare socket after the WebSocket's handshake."""
+    """A bare socket after the WebSocket's handshake and the proof of the machine's key."""
     raw = dialled(access)
     raw.sendall(handshake(access))
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += raw.recv(1000)
-    assert answer.startswith(b"HTTP/1.1 101"), answer
+    with raw.makefile("rb") as answer:
+        assert answer.readline().startswith(b"HTTP/1.1 101")
+        while answer.readline() != b"\r\n":
+            pass
+        assert answer.read(2) == bytes([0x82, CHALLENGE_BYTES])
+        raw.sendall(frame(access.proof(access.key.current(), answer.read(CHALLENGE_BYTES))))
+        assert answer.read(2 + len(ADMITTED))[2:] == ADMITTED.encode()
     return raw
 
 

@@ -14,7 +14,9 @@ let timer = null;
 async function make() {
   part("problem").textContent = "";
   try {
-    invite = await ask("POST", "/v1/invites", { queue: panel.dataset.queue ?? part("queue").value.trim() });
+    const queue = panel.dataset.queue ?? part("queue").value.trim();
+    const days = Number(part("days").value) || null;
+    invite = await ask("POST", "/v1/invites", { queue, days });
   } catch (error) {
     part("problem").textContent = `No invite was created: ${error.message}`;
     return;
@@ -35,6 +37,7 @@ function show() {
     pending: "Waiting for the machine",
     taken: `${invite.worker} has taken it up, and is not heard of yet`,
     joined: `${invite.worker} has joined`,
+    ended: `The access of ${invite.worker} has ended`,
     expired: "The invite has expired",
   };
   const status = invite.status === "pending" && left <= 0 ? "expired" : invite.status;

@@ -23,12 +23,17 @@ class Invites:
         """An invite: its `status`, and the `worker` that accepted it."""
         return json_object(self._requests.repeatable("GET", _path(invite_id)))
 
-    def create(self, queue: str, minutes: int) -> dict[str, Any]:
-        """Create a link that admits one worker, once, within `minutes`. Only this answer holds the link."""
-        return json_object(self._requests.once("POST", PATH, json={"queue": queue, "minutes": minutes}))
+    def create(self, queue: str, minutes: int, days: int | None = None) -> dict[str, Any]:
+        """Create a link that admits one worker, once, within `minutes`. Only this answer holds the link.
+
+        Args:
+            days: until the machine's access to the gateway ends; None: it does not end by itself.
+        """
+        body = {"queue": queue, "minutes": minutes} | ({"days": days} if days else {})
+        return json_object(self._requests.once("POST", PATH, json=body))
 
     def withdraw(self, invite_id: str) -> None:
-        """Make an invite invalid; a worker that has already accepted it stays."""
+        """Make an invite invalid, and cut off the machine that joined by it through the gateway."""
         self._requests.once("DELETE", _path(invite_id))
 
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from computeshare import __version__
-from computeshare.settings import write_private
+from computeshare.runtime.private_files import write_private
 from computeshare.training.work_units import Computation, Trial
 
 FOLDER = "selftests"

@@ -15,6 +15,8 @@ from api.scheduler.machines import remember
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register
+from computeshare.runtime.signatures import SigningKey
+from computeshare.worker.invite import introduction
 from tests.support.browser import Site, Window, forgive, in_every_window, problems
 from tests.support.staged_jobs import arrived, start, under_way
 from tests.support.wait import wait_until
@@ -427,7 +429,7 @@ def test_an_invite_is_counted_down_until_a_machine_has_taken_it_up(site: Site, o
     assert page.locator("#invite-qr").evaluate("one => one.naturalWidth") > 50
     code = command.text_content().rpartition("#")[2]
     name = f"anna's mac {secrets.token_hex(3)}"
-    assert httpx2.post(f"{site.url}/join/{code}", json={"name": name}).is_success
+    assert httpx2.post(f"{site.url}/join/{code}", json=introduction(name, code, SigningKey.new())).is_success
     expect(page.locator("#invite-status")).to_have_text(f"{name} has taken it up, and is not heard of yet")
     heard_of(site, name, "mnist")
     expect(page.locator("#invite-status")).to_have_text(f"{name} has joined")

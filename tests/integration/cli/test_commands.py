@@ -232,6 +232,13 @@ def test_an_invite_made_at_the_command_line_lets_one_machine_in(
     assert invite.last_joined(Settings(home=tmp_path, redis_url=None)).redis_url == redis_url
 
 
+def test_an_invites_link_is_shown_as_a_qr_code_on_request(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["workers", "invite", "--qr"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    code = [line for line in shown if "▀" in line or "▄" in line]
+    assert len(code) > 15 and shown[0].startswith("computeshare-worker --join ")
+
+
 def test_invites_are_listed_and_withdrawn_at_the_command_line(
     client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

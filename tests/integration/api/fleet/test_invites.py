@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from starlette.testclient import TestClient
 
 from api.database import Database, now_ms
 from api.errors import Conflict
-from api.fleet.invites import INVITE, InviteService, is_local
+from api.fleet.invites import INVITE, Introduction, InviteService, is_local
 from api.main import create_app
 from api.scheduler.machines import remember
 from computeshare.errors import ComputeShareError, SettingsError
 from computeshare.queue import WorkerInfo
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
-from computeshare.worker.invite import join
+from computeshare.worker.invite import introduction, join
 from tests.support.served_api import serving
 
 BROKER = "rediss://broker.example:6379"
@@ -41,6 +43,11 @@ def invite(client: TestClient, queue: str = "mnist") -> dict[str, str]:
     found: dict[str, str] = answer.json()
     assert answer.headers["location"] == f"/v1/invites/{found['id']}"
     return found
+
+
+def machine(code: str) -> Introduction:
+    """A machine with a new key, which takes an invite up."""
+    return Introduction(**introduction("mac", code, SigningKey.new()))
 
 
 def path_of(made: dict[str, str]) -> str:
@@ -105,21 +112,25 @@ def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_ot
     with pytest.raises(SettingsError, match="was already used"):
         join(link, "mac", tmp_path / "other")
     assert join(link, "mac", tmp_path / "worker").redis_url == settings.redis_url
-    assert (tmp_path / "worker" / "joining.key").stat().st_mode & 0o077 == 0
+    [key] = (tmp_path / "worker" / "machine-keys").iterdir()
+    assert key.stat().st_mode & 0o077 == 0
 
 
 def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Database) -> None:
     invites = InviteService(database, lambda: BROKER)
     made, code = invites.create("mnist", 15)
+    mine = machine(code)
     for _ in range(2):
-        assert invites.take_up(code, "mac", "k" * 16, from_here=False).redis_url == BROKER
-    for key in (None, "l" * 16):
-        with pytest.raises(Conflict, match="was already used"):
-            invites.take_up(code, "mac", key, from_here=False)
+        assert invites.take_up(code, mine, from_here=False).redis_url == BROKER
+    with pytest.raises(Conflict, match="was already used"):
+        invites.take_up(code, machine(code), from_here=False)
+    for signature in ("", "0" * 128, machine(code).signature):  # who knows the key but does not hold it
+        with pytest.raises(Conflict, match="sent no key"):
+            invites.take_up(code, replace(mine, signature=signature), from_here=False)
     with database.writing() as connection:
         connection.execute(update(INVITE).values(expires_ms=now_ms() - 1))
     with pytest.raises(Conflict, match="was already used"):
-        invites.take_up(code, "mac", "k" * 16, from_here=False)
+        invites.take_up(code, mine, from_here=False)
     assert invites.show(made.id).status == "taken"
 
 
@@ -134,7 +145,7 @@ def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Databas
         return invites.show(made.id).status
 
     assert heard("mac", "mnist", now - 3_600_000) == "pending"
-    invites.take_up(code, "mac", None, from_here=False)
+    invites.take_up(code, machine(code), from_here=False)
     assert invites.show(made.id).status == "taken"
     assert heard("studio", "mnist", now) == heard("mac", "elsewhere", now) == "taken"
     assert heard("mac", "mnist", now) == "joined"
@@ -153,7 +164,8 @@ def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path,
         client.headers["authorization"] = "Bearer secret"
         made = invite(client)
         del client.headers["authorization"]
-        given = client.post(path_of(made), json={"name": "anna's mac"}).json()
+        path = path_of(made)
+        given = client.post(path, json=introduction("anna's mac", path.rpartition("/")[2], SigningKey.new())).json()
     assert {name: value for name, value in given.items() if value} == {
         "redis_url": "rediss://b.example:6379",
         "queue": "mnist",
@@ -202,7 +214,14 @@ def test_an_invite_expires_and_can_be_withdrawn(client: TestClient, database: Da
     assert client.get(path_of(made)).status_code == 404
 
 
-@pytest.mark.parametrize("body", [{"queue": "no spaces"}, {"minutes": 0}, {"minutes": True}, {"more": 1}], ids=str)
+def test_access_that_ends_needs_a_gateway(client: TestClient) -> None:
+    refused = client.post("/v1/invites", json={"days": 7})
+    assert refused.status_code == 409 and "COMPUTESHARE_PUBLIC_URL" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body", [{"queue": "no spaces"}, {"minutes": 0}, {"minutes": True}, {"days": 0}, {"more": 1}], ids=str
+)
 def test_what_cannot_be_is_refused(client: TestClient, body: dict[str, object]) -> None:
     assert client.post("/v1/invites", json=body).status_code == 422
 

@@ -23,7 +23,7 @@ from tests.support import sample
 from tests.support.gateway import Plane
 from tests.support.reverse_proxy import ReverseProxy
 from tests.support.wait import wait_until
-from tests.support.websocket_frames import dialled, frame, handshake
+from tests.support.websocket_frames import dialled, frame, handshake, upgraded
 
 SEED = 20
 INPUTS = 100_000 if sample.WHOLE else 400
@@ -93,9 +93,12 @@ def test_whatever_a_machine_sends_the_gateway_stays_up_and_small(
     before = psutil.Process().memory_info().rss
     with caplog.at_level(logging.ERROR):
         for _ in range(INPUTS):
-            raw = dialled(access)
+            raw, head = dialled(access), handshake(access)
+            if draw.random() < 0.5:
+                raw.close()
+                raw, head = upgraded(access), b""
             with suppress(OSError):  # the gateway cuts wrong ones at once
-                raw.sendall(_anything(draw, access))
+                raw.sendall(_anything(draw, head))
                 if draw.random() < 0.5:
                     raw.settimeout(0.01)
                     raw.recv(1 << 16)
@@ -113,10 +116,9 @@ def test_whatever_a_machine_sends_the_gateway_stays_up_and_small(
         assert link.recv(5) == b"+PONG\r\n"
 
 
-def _anything(draw: random.Random, access: GatewayAccess) -> bytes:
-    """A handshake that is whole, cut or changed, and after it frames that are right or wrong."""
-    head = handshake(access)
-    kind = draw.randrange(6)
+def _anything(draw: random.Random, head: bytes) -> bytes:
+    """A handshake, if any, that is whole, cut or changed, and after it frames that are right or wrong."""
+    kind = draw.randrange(6 if head else 4) + (0 if head else 2)
     if kind == 0:
         return head[: draw.randrange(len(head))]
     if kind == 1:

@@ -15,14 +15,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as websocket
 
 from api.gateway.app import Limits
-from api.gateway.relay import REVOKED
+from api.gateway.relay import REVOKED, SLOW
 from computeshare.errors import SettingsError
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.transport.connections import by_loopback, connect, is_next_door
 from computeshare.transport.forwarder import Forwarder, GatewayAccess
+from computeshare.transport.machine_key import MachineKey
 from computeshare.transport.wire import Wire
-from computeshare.worker.invite import Joined, join
-from tests.support.gateway import Plane
+from computeshare.worker.invite import Joined, introduction, join
+from tests.support.gateway import Plane, refusal
 from tests.support.wait import wait_until
 from tests.support.websocket_frames import frame, upgraded
 
@@ -30,9 +32,7 @@ PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 
 
 def refused(plane: Plane, access: GatewayAccess, **options: Any) -> int:
-    with pytest.raises(InvalidStatus) as found:
-        plane.open(access, **options)
-    return found.value.response.status_code
+    return refusal(lambda: plane.open(access, **options))[0]
 
 
 def test_an_invite_names_the_public_address_and_gives_no_broker(plane: Plane, tmp_path: Path, redis_url: str) -> None:
@@ -40,11 +40,13 @@ def test_an_invite_names_the_public_address_and_gives_no_broker(plane: Plane, tm
     code = link.rpartition("#")[2]
     assert made["command"] == f"computeshare-worker --join https://home.example#{code}"
     assert made["url"] == f"https://home.example/join/{code}" and made["note"] is None
-    answer = httpx2.post(f"{plane.url}/join/{code}", json={"name": "mac", "key": "k" * 32})
+    sent = introduction("mac", code, SigningKey.new())
+    answer = httpx2.post(f"{plane.url}/join/{code}", json=sent)
     assert answer.json() == {"queue": "mnist", "redis_url": None, "gateway": "v1/gateway", "machine": made["id"]}
     assert urlsplit(redis_url).netloc not in answer.text
-    without_key = httpx2.post(f"{plane.url}/join/{plane.invite()[1].rpartition('#')[2]}", json={"name": "mac"})
-    assert without_key.status_code == 409
+    for wrong in ({"name": "mac"}, {"name": "mac", "key": "k" * 32}, sent):  # of an earlier version; for another code
+        other = httpx2.post(f"{plane.url}/join/{plane.invite()[1].rpartition('#')[2]}", json=wrong)
+        assert other.status_code == 409 and "control plane's version" in other.text
 
 
 def test_a_machine_keeps_its_access_and_nobody_else_can_use_the_code(plane: Plane, tmp_path: Path) -> None:
@@ -52,7 +54,9 @@ def test_a_machine_keeps_its_access_and_nobody_else_can_use_the_code(plane: Plan
     first = join(link, "mac", tmp_path / "worker")
     assert join(link, "mac", tmp_path / "worker") == first  # the next start, from the file
     assert join(link.replace("#", "/join/"), "mac", tmp_path / "worker") == first
-    assert (tmp_path / "worker" / "joined.json").stat().st_mode & 0o077 == 0
+    files = [path for path in (tmp_path / "worker").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".key"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     with pytest.raises(SettingsError, match="was already used"):
         join(link, "another", tmp_path / "other")
     with pytest.raises(SettingsError, match="no such invite"):
@@ -91,29 +95,36 @@ def test_redis_py_and_the_wire_use_the_socket_as_a_broker(plane: Plane, tmp_path
     wait_until(counted)
 
 
-def test_wrong_credentials_are_refused_and_then_slowed_down(plane: Plane, tmp_path: Path) -> None:
+def test_wrong_ids_are_refused_and_then_slowed_down(plane: Plane, tmp_path: Path) -> None:
     machine, access = plane.joined(tmp_path)
-    secret = access.credential.partition(".")[2]
-    for wrong in ("", machine, f"{machine}.", f"{machine}.{secret[:-1]}", f"other.{secret}", "\xff.\xfe", "x" * 5000):
-        assert refused(plane, replace(access, credential=wrong)) == 401
+    for wrong in ("", "other", machine[:-1], f"{machine}.secret", "\xff.\xfe", "x" * 5000):
+        assert refused(plane, replace(access, machine=wrong)) == 401
     assert refused(plane, access, origin="https://evil.example") == 403
-    wait_until(lambda: refused(plane, replace(access, credential="x")) == 429)
+    wait_until(lambda: refused(plane, replace(access, machine="x")) == 429)
     with plane.open(access):
         pass  # others behind the same address still get in
     with pytest.raises(InvalidStatus):
         websocket("ws" + plane.url.removeprefix("http") + "/v1/jobs", proxy=None)
 
 
+def test_an_earlier_versions_secret_is_refused_in_words_that_help(plane: Plane) -> None:
+    url = f"ws{plane.url.removeprefix('http')}/v1/gateway"
+    headers = {"Authorization": f"Bearer 1234abcd.{'k' * 32}"}
+    status, words = refusal(lambda: websocket(url, additional_headers=headers, proxy=None))
+    assert status == 401 and "ask for a new invite" in words
+
+
 def test_an_invite_that_was_not_taken_up_or_gave_the_brokers_address_opens_nothing(
     plane: Plane, tmp_path: Path
 ) -> None:
     made, link = plane.invite()
-    access = GatewayAccess(f"{plane.url}/v1/gateway", f"{made['id']}.")
+    key = MachineKey(tmp_path / "machine.key")
+    access = GatewayAccess(f"{plane.url}/v1/gateway", made["id"], key)
     assert refused(plane, access) == 401
     plane.app.state.services.invites.public_url = None
-    key = "k" * 32
-    httpx2.post(f"{plane.url}/join/{link.rpartition('#')[2]}", json={"name": "mac", "key": key})
-    assert refused(plane, replace(access, credential=f"{made['id']}.{key}")) == 401
+    code = link.rpartition("#")[2]
+    taken = httpx2.post(f"{plane.url}/join/{code}", json=introduction("mac", code, key.current()))
+    assert taken.json()["redis_url"] and refused(plane, access) == 401
 
 
 def test_a_withdrawn_machine_is_cut_and_told_why(plane: Plane, tmp_path: Path) -> None:
@@ -148,9 +159,9 @@ def test_connections_are_limited_for_a_machine_and_in_all(plane: Plane, tmp_path
     _, second = plane.joined(tmp_path / "b")
     plane.gateway._limits = Limits(per_machine=2, in_all=3)
     with plane.open(first), plane.open(first):
-        assert refused(plane, first) == 429
+        assert refused(plane, first) == SLOW
         with plane.open(second):
-            assert refused(plane, second) == 503
+            assert refused(plane, second) == SLOW
         wait_until(lambda: plane.gateway.connections.total() == 2)
     wait_until(lambda: plane.gateway.connections.total() == 0)
     with plane.open(first):
@@ -172,7 +183,7 @@ def test_a_broker_that_is_away_is_said_so_and_waited_for(plane: Plane, tmp_path:
     _, access = plane.joined(tmp_path)
     there = plane.gateway._machines.broker_url
     plane.gateway._machines.broker_url = lambda _: "redis://127.0.0.1:1"  # type: ignore[method-assign]
-    assert refused(plane, access) == 503
+    assert refusal(lambda: plane.open(access)) == (SLOW, "the broker does not answer: try again later")
     with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as redis:
         timer = threading.Timer(1, lambda: setattr(plane.gateway._machines, "broker_url", there))
         timer.start()
@@ -223,5 +234,8 @@ def test_addresses_without_encryption_or_with_a_path_are_no_public_ones(tmp_path
 
 
 def test_what_a_machine_kept_by_an_earlier_version_still_works() -> None:
-    assert Joined.parse("redis://:x@h:1/0") == Joined(redis_url="redis://:x@h:1/0")
-    assert Joined.parse(7) is None and Joined.parse({"queue": "x"}) is None
+    key = MachineKey(Path("none"))
+    assert Joined.parse("redis://:x@h:1/0", key) == Joined(redis_url="redis://:x@h:1/0")
+    assert Joined.parse(7, key) is None and Joined.parse({"queue": "x"}, key) is None
+    secret = {"queue": "x", "redis_url": "", "gateway": {"url": "https://h/v1/gateway", "credential": "1.2"}}
+    assert Joined.parse(secret, key) is None
