@@ -39,7 +39,7 @@ events {{ worker_connections 1024; }}
 http {{
   access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   server {{
-    listen 127.0.0.1:{port} ssl; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
+    listen {host}:{port} ssl; ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
     location / {{
       proxy_pass http://127.0.0.1:{target}; proxy_http_version 1.1;
       proxy_read_timeout 30s; proxy_buffer_size 64k; proxy_buffers 4 64k;
@@ -140,7 +140,7 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
         forwarder = stack.enter_context(Forwarder(access))
         redis = stack.enter_context(Redis.from_url(forwarder.redis_url, socket_timeout=60))
         if proxy:
-            (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=front, target=port))
+            (folder / "nginx.conf").write_text(NGINX.format(folder=folder, host="127.0.0.1", port=front, target=port))
             own = [str(shutil.which("nginx")), "-e", str(folder / "nginx.log"), "-c", str(folder / "nginx.conf")]
             stack.enter_context(running(own, folder, lambda: ssl.get_server_certificate(("127.0.0.1", front))))
         environment = {"COMPUTESHARE_REDIS_URL": broker_url, "COMPUTESHARE_HOME": str(home)}

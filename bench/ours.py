@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from bench.course import Course, Point
-from bench.links import Links
+from bench.links import Link, Links
 from bench.meter import Meter, metered
 from computeshare.checkpoints.store import Artifacts
 from computeshare.client import Client
@@ -71,6 +71,15 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True)
+class Front:
+    """A proxy with TLS in front of the API: its address, the API's port, and the digest of the proxy's certificate."""
+
+    url: str
+    port: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """The results of a job. `busy`: by worker, the fraction of its time spent computing; `left`: why workers left."""
 
@@ -83,14 +92,26 @@ class Trained:
 
 
 @contextmanager
-def plane(workers: int, data_dir: Path, links: Links | None = None) -> Iterator[Plane]:
-    """A control plane in a temporary folder until the end of the block; with links, a worker behind each link."""
+def plane(workers: int, data_dir: Path, links: Links | None = None, front: Front | None = None) -> Iterator[Plane]:
+    """A control plane in a temporary folder until the end of the block; with links, a worker behind each link. With a
+    front, which must run, the workers join through it by invites.
+    """
     with tempfile.TemporaryDirectory() as home:
-        local = 0 if links else workers
-        with running(UpOptions(port=free_port(), workers=local, queue=QUEUE, home=Path(home))) as stack:
+        options = UpOptions(
+            port=front.port if front else free_port(),
+            workers=0 if links or front else workers,
+            queue=QUEUE,
+            home=Path(home),
+            public_url=front.url if front else None,
+        )
+        with running(options) as stack:
             wait_until_ready(stack, threading.Event())
-            started = _start_workers(stack, links, data_dir) if links else ()
             with Client(stack.url, stack.settings.resolve_token()) as client:
+                started: tuple[subprocess.Popen[bytes], ...] = ()
+                if front:
+                    started = _join_workers(stack, client, front, workers, links, data_dir)
+                elif links:
+                    started = _start_workers(stack, links, data_dir)
                 try:
                     yield Plane(stack, client, data_dir, links, started)
                 finally:
@@ -103,20 +124,37 @@ def _start_workers(stack: Stack, links: Links, data_dir: Path) -> tuple["subproc
     redis = connect(stack.broker.url)
     redis.config_set("bind", f"127.0.0.1 {links.host}")
     redis.close()
-    environment = {
-        **os.environ,
-        "COMPUTESHARE_HOME": str(stack.settings.home),
-        "COMPUTESHARE_DATA": str(data_dir),
-        "COMPUTESHARE_REDIS_URL": stack.broker.tcp_url.replace("127.0.0.1", links.host),
-        PARENT: str(os.getpid()),
-    }
-    command = [sys.executable, "-m", "computeshare.worker.process", "--queue", QUEUE, "--child", "--name"]
+    url = stack.broker.tcp_url.replace("127.0.0.1", links.host)
+    given = {"COMPUTESHARE_HOME": str(stack.settings.home), "COMPUTESHARE_REDIS_URL": url}
+    log = stack.settings.home / "logs" / "worker.log"
+    return tuple(
+        _worker(["--queue", QUEUE, "--name", f"link-{number}"], given, data_dir, log, link)
+        for number, link in enumerate(links.each, 1)
+    )
+
+
+def _join_workers(
+    stack: Stack, client: Client, front: Front, count: int, links: Links | None, data_dir: Path
+) -> tuple["subprocess.Popen[bytes]", ...]:
+    """Start workers that take up an invite each, in homes of their own."""
     started = []
-    with open(stack.settings.home / "logs" / "worker.log", "ab") as log:
-        for number, link in enumerate(links.each, 1):
-            inside = link.inside([*command, f"link-{number}"])
-            started.append(subprocess.Popen(inside, env=environment, stdout=log, stderr=log, start_new_session=True))
+    for number in range(1, count + 1):
+        home = stack.settings.home / f"joined-{number}"
+        home.mkdir()
+        flags = ["--join", client.invites.create(QUEUE, 60)["url"], "--tls-fingerprint", front.fingerprint]
+        link = links.each[number - 1] if links else None
+        started.append(_worker(flags, {"COMPUTESHARE_HOME": str(home)}, data_dir, home / "worker.log", link))
     return tuple(started)
+
+
+def _worker(
+    flags: list[str], given: dict[str, str], data_dir: Path, log: Path, link: Link | None
+) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "COMPUTESHARE_DATA": str(data_dir), PARENT: str(os.getpid()), **given}
+    command = [sys.executable, "-m", "computeshare.worker.process", *flags, "--child"]
+    with open(log, "ab") as output:
+        whole = link.inside(command) if link else command
+        return subprocess.Popen(whole, env=environment, stdout=output, stderr=output, start_new_session=True)
 
 
 def _stop(workers: tuple["subprocess.Popen[bytes]", ...]) -> None:

@@ -29,7 +29,7 @@ def test_three_workers_behind_nginx_end_with_the_bits_of_one_beside_the_broker(
 ) -> None:
     certify(tmp_path)
     target = urlsplit(plane.url).port
-    (tmp_path / "nginx.conf").write_text(NGINX.format(folder=tmp_path, port=PORT, target=target))
+    (tmp_path / "nginx.conf").write_text(NGINX.format(folder=tmp_path, host="127.0.0.1", port=PORT, target=target))
     nginx = [str(shutil.which("nginx")), "-e", str(tmp_path / "nginx.log"), "-c", str(tmp_path / "nginx.conf")]
     certificate = ssl.PEM_cert_to_DER_cert((tmp_path / "cert.pem").read_text())
 
