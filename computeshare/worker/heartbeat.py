@@ -15,12 +15,15 @@ from redis.exceptions import RedisError
 from computeshare.errors import VersionError
 from computeshare.host.availability import Minder
 from computeshare.protocol import handshake
+from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Orders, WorkerInfo, read_orders, register, unregister
 from computeshare.queue.roster import HEARTBEAT_S
+from computeshare.queue.seats import Seat
 from computeshare.runtime.log_lines import Seldom
 from computeshare.terminal.command import OTHER_VERSION, REMOVED
 from computeshare.worker.rq_worker import SeatWorker
 from computeshare.worker.sleep_guard import Sleeper
+from computeshare.worker.status_file import CurrentJob, StatusFile, described
 
 REMIND_S = 60.0
 """Seconds between log messages about one outage."""
@@ -57,9 +60,17 @@ class Heartbeat(threading.Thread):
     Args:
         redis: a connection without retries.
         hasty: a connection without retries and with a short timeout, for use just before the machine sleeps.
+        file: the worker's status, for its machine's owner.
     """
 
-    def __init__(self, redis: Redis, hasty: Redis, worker: WorkerInfo, minder: Minder | None = None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        hasty: Redis,
+        worker: WorkerInfo,
+        minder: Minder | None = None,
+        file: StatusFile | None = None,
+    ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.redis, self.worker, self.minder = redis, worker, minder or Minder()
         self.sleeper = Sleeper(self.minder, lambda: self.rq_worker, lambda: self.beat(hasty), hasty)
@@ -67,6 +78,7 @@ class Heartbeat(threading.Thread):
         self.refusal: VersionError | None = None
         self.dismissed = False
         self.obeyed = Orders()
+        self._file, self._job = file, ("", CurrentJob(id=""))
         self._outage = Outage()
         self._stop_request = threading.Event()
 
@@ -97,7 +109,20 @@ class Heartbeat(threading.Thread):
         state = "resting" if resting else "busy" if seat else "idle"
         power = self.minder.power
         register(redis, replace(self.worker, seat=seat, state=state, resting=resting, power=power))
+        self._show(redis, seat, state)
         self._obey(read_orders(redis, self.worker.id))
+
+    def _show(self, redis: Redis, seat: str | None, state: str) -> None:
+        """Write the status file. Raises RedisError."""
+        if self._file is None:
+            return
+        if seat and self._job[0] != seat:
+            job_id = Seat.parse(seat).job
+            self._job = seat, described(job_id, RoundStore(redis, job_id).spec())
+        progress = self.rq_worker.link.progress if self.rq_worker else None
+        reached = {"version": progress.version, "rounds": progress.rounds, "name": progress.title} if progress else {}
+        job = self._job[1].model_copy(update=reached) if seat else None
+        self._file.write(state=state, resting=self.minder.resting, heard=time.time(), job=job)
 
     def _obey(self, orders: Orders) -> None:
         """Carry out new orders once: leave the seat, or leave for good. The seat finishes its work unit first."""
@@ -118,7 +143,8 @@ class Heartbeat(threading.Thread):
         """This process's exit code, which tells a service manager whether to start the worker again."""
         if self.refusal:
             return OTHER_VERSION
-        return REMOVED if self.dismissed else 0
+        stopped = self._file is not None and self._file.is_asked_to_stop
+        return REMOVED if self.dismissed or stopped else 0
 
     def stop(self) -> None:
         """Stop the heartbeat and unregister; a refused worker registers as refused instead, for the workers' page."""

@@ -43,12 +43,13 @@ from computeshare.runtime.processes import (
 )
 from computeshare.settings import Settings
 from computeshare.tasks.recipes import packages
-from computeshare.terminal.command import REMOVED, Version, run_command
+from computeshare.terminal.command import REMOVED, Version, run
 from computeshare.training import devices
 from computeshare.transport.addresses import has_secret
 from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import Forwarder
 from computeshare.transport.rate_limit import parse_rate
+from computeshare.worker import owner
 from computeshare.worker.heartbeat import Heartbeat, Outage
 from computeshare.worker.invite import Joined, last_joined, replace_key
 from computeshare.worker.invite import join as accept
@@ -56,6 +57,7 @@ from computeshare.worker.live_line import shown
 from computeshare.worker.recipe_consent import Consent
 from computeshare.worker.rq_worker import SeatWorker
 from computeshare.worker.seat.progress_pipe import SeatLink
+from computeshare.worker.status_file import Limits, StatusFile, WorkerStatus, began
 
 HASTE_S = 1.0
 """Seconds to wait for the broker's answer when the machine is about to sleep."""
@@ -89,6 +91,23 @@ def worker_info(
     )
 
 
+def status_of(worker: WorkerInfo, joined: Joined, limits: Limits) -> WorkerStatus:
+    """What this worker tells its machine's owner at its start."""
+    return WorkerStatus(
+        id=worker.id,
+        name=worker.name,
+        pid=worker.pid,
+        began=began(),
+        control_plane=joined.shown,
+        invite=joined.gateway.machine if joined.gateway else "",
+        queues=list(worker.queues),
+        device=worker.device,
+        recipes=list(worker.recipes),
+        confinement=worker.confinement,
+        limits=limits,
+    )
+
+
 def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> None:
     """Compare versions with the control plane, waiting for an absent broker; exits if `leaving` is set meanwhile.
 
@@ -110,8 +129,10 @@ def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> N
     sys.exit(0)
 
 
-def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
+def serve(redis_url: str, worker: WorkerInfo, minder: Minder, home: Path, status: WorkerStatus) -> None:
     """Serve seats until a signal or the control plane ends the process; other errors are logged and retried.
+
+    `status` is kept up to date in a file of `home`.
 
     Raises: VersionError: the control plane has another version.
     """
@@ -123,9 +144,16 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
 
     when_asked_to_end(leave)  # until RQ has handlers of its own
     redis, impatient = connect(redis_url), connect(redis_url, retries=0)
-    shake_hands(impatient, worker, leaving)
-    heartbeat = Heartbeat(impatient, connect(redis_url, retries=0, timeout_s=HASTE_S), worker, minder)
     link = SeatLink()
+    file = StatusFile(home, status, lambda: link.moved)
+    hasty = connect(redis_url, retries=0, timeout_s=HASTE_S)
+    heartbeat = Heartbeat(impatient, hasty, worker, minder, file)
+    file.write()
+    try:
+        shake_hands(impatient, worker, leaving)
+    except BaseException:
+        file.remove()
+        raise
     with shown(link, lambda: minder.resting) as face:
         heartbeat.start()
         watch_sleep(heartbeat.sleeper.before, heartbeat.sleeper.after)
@@ -137,9 +165,11 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder) -> None:
             _take_seats(heartbeat, make, leaving, leave)
         finally:
             heartbeat.stop()
+            code = heartbeat.exit_code()
+            file.remove()
             if heartbeat.refusal:
                 raise heartbeat.refusal
-            sys.exit(heartbeat.exit_code())
+            sys.exit(code)
 
 
 def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
@@ -238,6 +268,8 @@ def command(
     child: Annotated[bool, typer.Option("--child", hidden=True, help="End with the process that started it.")] = False,
 ) -> None:
     """Train on this machine, for the jobs of the queues it serves."""
+    if context.invoked_subcommand:
+        return
     if child:
         exit_with_parent()
     for name_of_queue in queue or []:
@@ -277,8 +309,13 @@ def command(
         log.warning(sentence)
     queues = tuple(queue or [joined.queue or "default"])
     worker = worker_info(str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered())
+    worker = replace(worker, confinement=consent.confinement)
+    resting = {"only_on_power": only_on_power, "battery_stop": battery_stop, "battery_start": battery_start}
+    allowed = {"max_up": settings.max_up, "max_memory": settings.max_memory, "cache": settings.cache}
+    limits = Limits(**allowed, **resting, nice=settings.nice, hours=hours or [])
+    status = status_of(worker, joined, limits)
     with joined.broker_url(_end_refused) as url:
-        serve(url, replace(worker, confinement=consent.confinement), minder)
+        serve(url, worker, minder, settings.home, status)
 
 
 def _rotate_key(joined: Joined) -> None:
@@ -322,7 +359,11 @@ def _warn_where_no_broker_is_known(settings: Settings) -> None:
 def main() -> None:
     """The command `computeshare-worker`."""
     sys.argv[1:] = services.spelled_out(sys.argv[1:])
-    run_command(command)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True)(command)
+    app.command()(owner.status)
+    app.command()(owner.stop)
+    sys.exit(run(app))
 
 
 if __name__ == "__main__":

@@ -109,11 +109,19 @@ class SeatLink:
         self._clock = clock
         self._heard: deque[tuple[float, SeatProgress]] = deque(maxlen=64)
         self._seat = 0  # number of the current seat: a late line of an earlier seat is ignored
+        self._moved_before = (0, 0)
 
     @property
     def is_loading(self) -> bool:
         """Whether the seat is still loading, or has not reported yet."""
         return self.progress is None or self.progress.state == "loading"
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes that all seats so far have sent and received, by their last reports."""
+        up, down = self._moved_before
+        now = self.progress
+        return (up + now.bytes_up, down + now.bytes_down) if now else (up, down)
 
     def hear(self, progress: SeatProgress) -> None:
         """Record a report."""
@@ -156,7 +164,7 @@ class SeatLink:
     def over(self) -> None:
         """Forget the seat, whose process has ended."""
         self._seat += 1
-        self.progress = None
+        self._moved_before, self.progress = self.moved, None
         self._heard.clear()
 
     def _hear_line(self, seat: int, line: bytes) -> None:
