@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     recipe: str = Field("", description="single recipes that a worker runs, by their digests: sha256:...,sha256:...")
     unconfined: bool = Field(False, description="whether recipes run even where nothing can confine them")
     step_limit: float = Field(600, gt=0, description="how many seconds a step of a recipe may take on this machine")
+    upgrade: bool = Field(False, description="whether a worker installs the control plane's version in its place")
     nice: int = Field(0, ge=0, le=19, description="CPU priority of a worker's computing: 0 normal, 19 lowest")
 
     @classmethod

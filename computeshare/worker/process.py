@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import structlog
 import typer
@@ -258,6 +258,9 @@ def command(
     unconfined: Annotated[
         bool, typer.Option("--unconfined", help="Run recipes even where nothing here can confine them.")
     ] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Install the control plane's version here when it differs, and restart.")
+    ] = False,
     print_service: Annotated[
         str | None,
         typer.Option(
@@ -277,7 +280,7 @@ def command(
     minder = Minder(manners_of(only_on_power, battery_stop, battery_start, hours or ()))
     given = {"redis_url": redis_url, "home": home, "data": data, "device": device, "name": name or None}
     given |= {"labels": ",".join(label) if label else None, "recipe": ",".join(recipe) if recipe else None}
-    agreed = {"recipes": recipes or None, "unconfined": unconfined or None}
+    agreed = {"recipes": recipes or None, "unconfined": unconfined or None, "upgrade": upgrade or None}
     settings = Settings.given(**given, **agreed, max_up=max_up, max_memory=max_memory, nice=nice)
     settings = settings.model_copy(update={"name": settings.name or hostname()})
     if settings.max_up:
@@ -314,8 +317,24 @@ def command(
     allowed = {"max_up": settings.max_up, "max_memory": settings.max_memory, "cache": settings.cache}
     limits = Limits(**allowed, **resting, nice=settings.nice, hours=hours or [])
     status = status_of(worker, joined, limits)
-    with joined.broker_url(_end_refused) as url:
-        serve(url, worker, minder, settings.home, status)
+    try:
+        with joined.broker_url(_end_refused) as url:
+            serve(url, worker, minder, settings.home, status)
+    except VersionError as refusal:
+        _upgrade(refusal, joined, settings.upgrade)
+
+
+def _upgrade(refusal: VersionError, joined: Joined, agreed: bool) -> NoReturn:
+    """Become the control plane's version, if the owner has agreed. Raises VersionError: that is impossible."""
+    from computeshare.worker import upgrade
+
+    if not agreed:
+        hint = ". Or start it with --upgrade, which installs the control plane's version here"
+        raise VersionError(f"{refusal}{hint if upgrade.can_upgrade() else ''}") from refusal
+    try:
+        upgrade.upgrade(joined.gateway, sys.argv[1:])
+    except VersionError as error:
+        raise VersionError(f"{refusal}. {error}") from error
 
 
 def _rotate_key(joined: Joined) -> None:
