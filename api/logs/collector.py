@@ -21,6 +21,7 @@ from api.projection.events.parser import LATEST_MS, Row
 from api.projection.row_retention import LINES, thin_lines
 from api.tables import JOB
 from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.limits import LINE_BYTES
 from computeshare.runtime.log_lines import (
     LEVELS,
     MOST_FIELDS,
@@ -37,8 +38,6 @@ BATCH = 500
 """Lines taken from one job's stream at a time."""
 THIN_EVERY = 2000
 """New lines of a job after which its oldest lines are thinned."""
-LARGEST = 200_000
-"""The most bytes of a line."""
 
 RawLine = tuple[bytes, dict[bytes, bytes]]
 log = structlog.get_logger()
@@ -77,7 +76,7 @@ class Collector:
 def read_line(job_id: str, stream_id: bytes, fields: Mapping[bytes, bytes]) -> Row:
     """A stream entry as a row. Raises KeyError, TypeError or ValueError where the entry is malformed."""
     raw = fields[b"data"]
-    if len(raw) > LARGEST:
+    if len(raw) > LINE_BYTES:
         raise ValueError("too large")
     line = from_json(raw)
     if not isinstance(line, dict):

@@ -11,9 +11,10 @@ import numpy as np
 from redis import Redis
 
 from computeshare.codecs.messages import seal
-from computeshare.errors import CodecError, DamagedRound
+from computeshare.errors import CodecError
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
+from computeshare.protocol.limits import MEASUREMENT_BYTES
 from computeshare.protocol.refusal import Fault, Received, Suspicion, refuse
 from computeshare.protocol.round_store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.protocol.terms import DEFAULTS, Terms
@@ -130,12 +131,10 @@ class ReducerSession(RoundStore):
         asked = [*commands, *self._asked(wanted, range(parts))]
         replies = self._channel.fetch(asked, [*[None] * len(commands), *rooms], large=False)
         values, entries, *messages = replies[len(first) :]
-        try:
-            received = {int(m): Received(int(m), **json.loads(e), entry=e) for m, e in pairs(entries)}
-        except (ValueError, TypeError, RecursionError) as error:
-            raise DamagedRound(f"what the round has received cannot be read: {error}") from error
-        there = zip(wanted, messages, strict=True)
-        whole = {one: found for one, found in there if _is_there(found) and _too_large(found) is None}
+        there = [Received.parse(unit, entry) for unit, entry in pairs(entries)]
+        received = {part.micro_batch: part for part in there}
+        read = zip(wanted, messages, strict=True)
+        whole = {one: found for one, found in read if _is_there(found) and _too_large(found) is None}
         return RoundState.parse(values), received, whole
 
     def now_ms(self) -> float:
@@ -350,9 +349,16 @@ class ReducerSession(RoundStore):
         return [token.decode() for token in tokens], (snapshot or b"").decode()
 
     def measured(self) -> dict[str, str]:
-        """Worker to its measurements (JSON)."""
-        found: Any = self.redis.hgetall(self.keys.measured())
-        return {bytes(worker).decode(): bytes(text).decode() for worker, text in found.items()}
+        """Worker with a seat to its measurements (JSON), unless they are too long to be measurements."""
+        seated: Any = self.redis.hkeys(self.keys.seats())
+        pipeline = self.redis.pipeline(transaction=False)
+        for worker in seated:
+            pipeline.hstrlen(self.keys.measured(), worker)
+        sizes = zip(seated, pipeline.execute() if seated else [], strict=True)
+        workers = [worker for worker, size in sizes if 0 < size <= MEASUREMENT_BYTES]
+        texts: Any = self.redis.hmget(self.keys.measured(), workers) if workers else []
+        there = zip(workers, texts, strict=True)
+        return {bytes(worker).decode(): bytes(text).decode(errors="replace") for worker, text in there if text}
 
     def origin(self) -> str | None:
         """Token of the checkpoint that the job was forked from; None if the job is not a fork."""

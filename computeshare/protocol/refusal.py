@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from computeshare.errors import DamagedRound
 from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.limits import ENTRY_BYTES
 from computeshare.protocol.scripts import Scripts
 from computeshare.types import Token
 
@@ -32,6 +34,22 @@ class Received:
     """Time of arrival, in milliseconds since the epoch by the broker's clock."""
     entry: bytes = field(repr=False)
     """The raw JSON entry in Redis."""
+
+    @classmethod
+    def parse(cls, micro_batch: bytes, entry: bytes) -> Self:
+        """Parse an entry. Raises DamagedRound: no script has written it."""
+        try:
+            if len(entry) > ENTRY_BYTES:
+                raise ValueError(f"an entry of {len(entry)} bytes")
+            found = cls(int(micro_batch), **json.loads(entry), entry=entry)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DamagedRound(f"what the round has received cannot be read: {str(error)[:200]}") from error
+        texts, numbers = (found.worker, found.session, found.nonce, found.base), (found.loss, found.at)
+        if not all(isinstance(one, str) for one in texts) or type(found.size) is not int or found.size < 0:
+            raise DamagedRound("what the round has received names no worker, or no size")
+        if not all(type(one) in (int, float) for one in numbers):
+            raise DamagedRound("what the round has received has no loss, or no time")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

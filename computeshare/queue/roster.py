@@ -13,6 +13,7 @@ from computeshare.host.rest_policy import UNKNOWN, Power
 from computeshare.jobspec.machine_needs import MOST_LABELS, Machine
 from computeshare.protocol import keys
 from computeshare.protocol.handshake import OURS, PROTOCOL, Release, disagreement
+from computeshare.protocol.limits import RECORD_BYTES
 from computeshare.types import plain
 
 ALIVE_MS = 10_000
@@ -142,7 +143,7 @@ def list_workers(redis: Redis) -> list[WorkerInfo]:
 
 def _read(worker_id: str, raw: dict[bytes, bytes], last_seen_ms: int) -> WorkerInfo | None:
     """A worker's record, with values cut to size; None if it is malformed (workers' data are not trusted)."""
-    if not WORKER_ID.fullmatch(worker_id):
+    if not WORKER_ID.fullmatch(worker_id) or sum(map(len, raw.values())) > RECORD_BYTES:
         return None
     try:
         values = {name.decode(): value.decode()[:4000] for name, value in raw.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from computeshare.protocol.limits import EVENT_BYTES
 from computeshare.types import Kind, Outcome, Token
 
 Row = dict[str, Any]
@@ -41,6 +42,8 @@ class StreamEvent:
 
 def read_event(stream_id: bytes, fields: dict[bytes, bytes]) -> StreamEvent:
     """Parse an entry of a stream. Raises KeyError, TypeError or ValueError where it is malformed."""
+    if len(fields[b"data"]) > EVENT_BYTES:
+        raise ValueError(f"an event of {len(fields[b'data'])} bytes")
     data = from_json(fields[b"data"])
     if not isinstance(data, dict):
         raise TypeError("the event's data is no object")

@@ -10,7 +10,8 @@ local event = ARGV[4] -- JSON object: the worker's description of itself
 local frozen = ARGV[5] -- digest of the parameters that are not trained; empty without any
 
 local said = fields_of(event)
-if not said then return redis.error_reply("a session's event is a JSON object") end
+if not said then return redis.error_reply("a session's event is a JSON object of at most 64 KiB") end
+if #session > LONGEST_NAME then return redis.error_reply("a session's id has at most 100 characters") end
 local status = redis.call("HGET", round_key, "status")
 local last = redis.call("XREVRANGE", versions_key, "+", "-", "COUNT", 1)
 last = last[1] and last[1][1] or "0-0"

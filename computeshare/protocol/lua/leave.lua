@@ -8,6 +8,7 @@ local event = ARGV[3] -- JSON object; worker, session and freed micro-batches ar
 
 local newest = redis.call("HGET", sessions_key, worker)
 if not newest or (session ~= "*" and session ~= newest) then return -1 end
+if not fields_of(event) then return redis.error_reply("a session's event is a JSON object of at most 64 KiB") end
 local data = cjson.decode(event)
 data.worker, data.session, data.freed = worker, newest, nil
 redis.call("HDEL", sessions_key, worker)

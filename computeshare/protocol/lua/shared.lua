@@ -39,7 +39,11 @@ local function wake(versions_key, field, value) -- all waiting workers of the jo
   redis.call("XADD", versions_key, "MAXLEN", "16", "*", field, value)
 end
 
-local function fields_of(event) -- a JSON object's text inside its braces; nil for another value; raises if not JSON
+-- limits in bytes, those of `computeshare/protocol/limits.py`: of ids and of events that workers write
+local LONGEST_NAME, LONGEST_EVENT = 100, 65536
+
+local function fields_of(event) -- a JSON object's text inside its braces; nil if too long or another value; may raise
+  if #event > LONGEST_EVENT then return nil end
   cjson.decode(event)
   return event:match("^%s*{(.*)}%s*$")
 end

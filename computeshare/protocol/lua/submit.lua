@@ -26,7 +26,8 @@ local counted, late = {}, {}
 local ANSWERS = 2048 -- stored outcomes: at least this many, at most twice as many
 local nonce_sha1 = redis.sha1hex(nonce) -- a fixed length, whatever the sender chose
 local said = fields_of(event)
-if not said then return redis.error_reply("a submission's event is a JSON object") end
+if not said then return redis.error_reply("a submission's event is a JSON object of at most 64 KiB") end
+if #nonce > LONGEST_NAME then return redis.error_reply("a submission's nonce has at most 100 characters") end
 
 local function weigh(message) -- bytes of all parts; nil if the parts are not 0 to `parts` - 1
   local bytes = 0

@@ -65,6 +65,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def report(store: RoundStore, worker: str, measured: str = MEASURED.model_dump_json()) -> None:
+    store.redis.hset(store.keys.seats(), worker, f"seat of {worker}")
     WorkerSession(store.redis, store.job_id, worker, f"session of {worker}").report(measured)
 
 

@@ -5,6 +5,7 @@ from importlib import resources
 
 import pytest
 
+from computeshare.protocol import limits
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.scripts import COMMENT, Script, script
 
@@ -93,3 +94,9 @@ def test_a_script_speaks_of_positions_in_its_declarations_only(name: str) -> Non
 def test_shared_functions_stand_before_a_script_that_calls_one() -> None:
     assert script("join").source.count("local function free_leases(") == 1
     assert "local function" not in script("renew").source
+
+
+def test_scripts_and_readers_have_the_same_limits() -> None:
+    names, event = re.search(r"LONGEST_NAME, LONGEST_EVENT = (\d+), (\d+)", script("submit").source).groups()  # type: ignore[union-attr]
+    assert (int(names), int(event)) == (limits.NAME_CHARACTERS, limits.WORKER_EVENT_BYTES)
+    assert f"LONGEST_LINE = {limits.LINE_BYTES} " in script("log").source

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
+from computeshare.protocol.limits import LINE_BYTES, NAME_CHARACTERS, WORKER_EVENT_BYTES
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.refusal import BANNING_STRIKES
 from computeshare.protocol.round_store import LINE_BYTES_KEPT, LINES_KEPT, RoundStore
@@ -295,5 +298,33 @@ def test_of_very_many_answers_the_oldest_give_way(redis: Redis, reducer: Reducer
 def test_an_answer_takes_as_much_memory_however_long_its_nonce_is(
     redis: Redis, reducer: ReducerSession, join: Join
 ) -> None:
-    send(join("a"), ZERO, 0, nonce="n" * 100_000)
+    send(join("a"), ZERO, 0, nonce="n" * NAME_CHARACTERS)
     assert {len(field) for field in redis.hkeys(reducer.keys.answers())} == {40, len("places")}  # type: ignore[union-attr]
+
+
+# Sizes
+
+
+def test_no_more_is_kept_of_what_a_worker_says_than_may_be(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    long, events_before = "x" * (NAME_CHARACTERS + 1), redis.xlen(reducer.keys.events())
+    session = WorkerSession(redis, reducer.job_id, "a", long)
+    with pytest.raises(ResponseError, match="at most 100 characters"):
+        take_seat(session)
+    with pytest.raises(ResponseError, match="at most 64 KiB"):
+        take_seat(WorkerSession(redis, reducer.job_id, "a", "s"), about={"name": "x" * WORKER_EVENT_BYTES})
+    assert redis.hgetall(reducer.keys.sessions()) == {} and redis.xlen(reducer.keys.events()) == events_before
+    session = join("b")
+    session.lease(str(ZERO))
+    with pytest.raises(ResponseError, match="at most 100 characters"):
+        send(session, ZERO, 0, nonce=long)
+    with pytest.raises(ResponseError, match="at most 64 KiB"):
+        session.submit(str(ZERO), "n", [(0, [b"update"], 0.5)], {"error": "x" * WORKER_EVENT_BYTES})
+    with pytest.raises(ResponseError, match="at most 64 KiB"):
+        session.leave("x" * WORKER_EVENT_BYTES)
+    assert parts(reducer) == [] and redis.hlen(reducer.keys.answers()) == 0
+    assert redis.hget(reducer.keys.sessions(), "b") == b"session of b"
+
+
+def test_a_log_line_of_any_length_is_left_out(redis: Redis, store: RoundStore) -> None:
+    assert store.log(["one", "x" * (LINE_BYTES + 1), "x" * LINE_BYTES])
+    assert [len(fields[b"data"]) for _, fields in redis.xrange(store.keys.logs())] == [3, LINE_BYTES]  # type: ignore[union-attr, misc]
