@@ -46,7 +46,7 @@ class Services:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.token = settings.ensure_token()
+        self.token, key = settings.ensure_token(), settings.ensure_signing_key()
         self.stopping: Callable[[], bool] = lambda: False
         self.database = Database(settings.sqlite_url, settings.database_file.backups)
         self.tokens, self.links = Tokens(self.database), Links(self.database)
@@ -59,7 +59,7 @@ class Services:
         self.webhooks = WebhookService(self.database, self.notices, allowed, hurry=notifier.hurry)
         self.bundles = BundleStore(settings.bundles_dir)
         self.control = Background(
-            self.database, self.broker, settings.artifacts_dir, notifier, self.bundles, settings.copy_to, self.token
+            self.database, self.broker, settings.artifacts_dir, notifier, self.bundles, settings.copy_to, key
         )
         wake, spread = self.control.wake, self.notices.spread
         self.recipes = Recipes(self.database)
@@ -78,7 +78,11 @@ class Services:
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
         self.gateway = gateway_of(settings, self.database, self.broker)
         self.invites = InviteService(
-            self.database, settings.resolve_public_redis_url, settings.resolve_public_url(), self.broker.client
+            self.database,
+            settings.resolve_public_redis_url,
+            settings.resolve_public_url(),
+            self.broker.client,
+            key.public,
         )
         certificate = Certificate.of(settings)
         self.invites.fingerprint = certificate.fingerprint if certificate else ""

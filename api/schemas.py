@@ -470,6 +470,7 @@ class Admission(_Answer):
     redis_url: str | None = Field(None, description="the broker's address; null: use the gateway")
     gateway: str | None = Field(None, description="path of the gateway's WebSocket, below the control plane's address")
     machine: str | None = Field(None, description="the machine's id at the gateway")
+    control_key: str | None = Field(None, description="the Ed25519 key by which the control plane signs, in hex")
 
 
 class VersionPublic(_Answer):

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from computeshare.errors import NoToken, SettingsError, Unreachable
 from computeshare.runtime.database_file import DatabaseFile
 from computeshare.runtime.private_files import write_private
+from computeshare.runtime.signatures import PUBLIC_KEY, SigningKey
 
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
@@ -76,6 +77,11 @@ class Settings(BaseSettings):
     max_up: str | None = Field(None, description="how fast a worker sends at most, in bits per second: 5mbit")
     max_memory: str | None = Field(None, description="what a job may take of a worker's memory: 8GB, 512MiB")
     cache: str | None = Field(None, description="how much fetched data a worker keeps: 100GB; default 50 GB or less")
+    control_key: str = Field(
+        "",
+        pattern=rf"^({PUBLIC_KEY})?$",
+        description="control plane's public key, by which workers check what it signed; default the invite's",
+    )
     recipes: bool = Field(False, description="whether this machine runs recipes, the code of users, in confinement")
     recipe: str = Field("", description="single recipes that a worker runs, by their digests: sha256:...,sha256:...")
     unconfined: bool = Field(False, description="whether recipes run even where nothing can confine them")
@@ -115,6 +121,11 @@ class Settings(BaseSettings):
     @property
     def token_path(self) -> Path:
         return self.home / "token"
+
+    @property
+    def control_key_path(self) -> Path:
+        """The file with the control plane's public key."""
+        return self.home / "control.pub"
 
     @property
     def sqlite_url(self) -> str:
@@ -182,6 +193,26 @@ class Settings(BaseSettings):
         elif not self.token_path.exists():
             write_private(self.token_path, secrets.token_urlsafe(32) + "\n")
         return self.token_path.read_text().strip()
+
+    def ensure_signing_key(self) -> SigningKey:
+        """The control plane's private key, made at the first use in a file of mode 0600; beside it the public key.
+
+        Raises: SettingsError.
+        """
+        key = SigningKey.kept(self.home / "control.key")
+        if self._stored_control_key() != key.public:
+            write_private(self.control_key_path, key.public + "\n")
+        return key
+
+    def resolve_control_key(self) -> str:
+        """The control plane's public key: from the setting, else from this home; empty: neither has it."""
+        return self.control_key or self._stored_control_key()
+
+    def _stored_control_key(self) -> str:
+        try:
+            return self.control_key_path.read_text().strip()
+        except OSError:
+            return ""
 
     def child_environment(self) -> dict[str, str]:
         """These settings as variables for a child process (never as arguments, which other users can read)."""

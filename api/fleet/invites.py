@@ -64,11 +64,14 @@ class InviteService:
         broker_url: Callable[[], str],
         public_url: str | None = None,
         broker: Callable[[], Redis] | None = None,
+        control_key: str | None = None,
     ) -> None:
         """`broker_url` returns the broker's address for workers, or raises SettingsError. With `public_url`, the
         control plane's address for other machines, workers use its gateway; `broker` holds the gateways' counts.
+        Machines are told `control_key`, the public key by which the control plane signs.
         """
         self._database, self._broker_url, self.public_url, self._broker = database, broker_url, public_url, broker
+        self._control_key = control_key
         self.fingerprint = self.key_pin = ""
         """SHA-256 of the certificate at `public_url` and, in base64, of its key, if only clients that are told it trust
         it.
@@ -151,9 +154,10 @@ class InviteService:
                 why = "was already used" if invite.worker else "has expired"
                 raise Conflict(f"this invite {why}: ask for a new invite")
             record(connection, "invite.use", invite.id, (INVITED, address), worker=name, queue=invite.queue)
+        key = self._control_key
         if url:
-            return Admission(redis_url=url, queue=invite.queue)
-        return Admission(gateway=GATEWAY_PATH, machine=invite.id, queue=invite.queue)
+            return Admission(redis_url=url, queue=invite.queue, control_key=key)
+        return Admission(gateway=GATEWAY_PATH, machine=invite.id, queue=invite.queue, control_key=key)
 
     def replace_key(self, machine_id: str, public_key: str, signature: str, address: str = "") -> None:
         """Let a machine use another key from now on, and not the present one, by which the new one must be signed.

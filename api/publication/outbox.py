@@ -23,6 +23,7 @@ from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat, SeatQueue, recipes
 from computeshare.runtime.failpoints import failpoint
+from computeshare.runtime.signatures import SigningKey
 from computeshare.tasks.recipes.bundle import Bundle, of_package
 from computeshare.types import ENDED
 
@@ -35,11 +36,11 @@ log = structlog.get_logger()
 
 
 class Courier:
-    """Delivers the outbox; recipes are signed under `token`."""
+    """Delivers the outbox; seats and recipes are signed by `key`."""
 
-    def __init__(self, database: Database, artifacts_dir: Path, token: str = "") -> None:
+    def __init__(self, database: Database, artifacts_dir: Path, key: SigningKey | None = None) -> None:
         self._database = database
-        self._artifacts_dir, self._token = artifacts_dir, token
+        self._artifacts_dir, self._key = artifacts_dir, key
         self._kinds: dict[str, Callable[[Redis, str, dict[str, Any]], None]] = {
             "seat": self._seat,
             "stop": self._stop,
@@ -96,7 +97,7 @@ class Courier:
             if bans:  # before anyone can join: the broker may have lost them
                 redis.hset(JobKeys(job_id).banned(), mapping=bans)
             if recipe:  # also before: a seat asks for it
-                recipes.publish(redis, job_id, spec_of(row.spec), Bundle.parse(recipe), self._token)
+                recipes.publish(redis, job_id, spec_of(row.spec), Bundle.parse(recipe), self._key)
             origin = row.forked_from["token"] if row.forked_from else ""
             RoundStore(redis, job_id).publish(json.dumps(row.spec), origin)
 
@@ -121,7 +122,7 @@ class Courier:
         with self._database.engine.connect() as connection:
             if not _wanted(connection, payload["seat"]):
                 return  # closed meanwhile
-        SeatQueue(redis).enqueue(Seat.parse(payload["seat"]))
+        SeatQueue(redis, self._key).enqueue(Seat.parse(payload["seat"]))
 
     def _stop(self, redis: Redis, job_id: str, payload: dict[str, Any]) -> None:
         seats, seat = SeatQueue(redis), Seat.parse(payload["seat"])

@@ -39,6 +39,7 @@ from computeshare.protocol import handshake
 from computeshare.protocol.keys import EVALUATOR, RECIPE_EVALUATOR
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Orders, Seat, SeatQueue, WorkerInfo, give_orders, list_workers
+from computeshare.runtime.signatures import SigningKey
 from computeshare.types import ENDED
 
 CALM_MS = 12_000
@@ -57,11 +58,11 @@ log = structlog.get_logger()
 class Dispatcher:
     """Delivers the outbox, keeps jobs published, issues seats, and records why a job is not running."""
 
-    def __init__(self, database: Database, artifacts_dir: Path, token: str = "") -> None:
+    def __init__(self, database: Database, artifacts_dir: Path, key: SigningKey | None = None) -> None:
         self._database = database
         self._artifacts_dir = artifacts_dir
         self._jobs = Jobs(database, artifacts_dir)
-        self._courier = Courier(database, artifacts_dir, token)
+        self._courier = Courier(database, artifacts_dir, key)
         self._publisher = Publisher(self._courier)
         self._roll = Roll(database)
         self._idle_since: dict[str, int] = {}

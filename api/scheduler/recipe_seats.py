@@ -56,7 +56,7 @@ def unwilling(jobs: Iterable[RecipeJob], workers: Sequence[WorkerInfo]) -> dict[
     """The workers of a job's queue whose owners have not agreed to its recipe."""
     return {
         (job.id, worker.id): f"{worker.name or worker.id} runs {'other' if worker.recipes else 'no'} recipes: start it "
-        f"with --recipe {job.recipe} or, where the control plane's token is, with --recipes"
+        f"with --recipes, or with --recipe {job.recipe}"
         for job in jobs
         for worker in workers
         if job.queue in worker.queues and job.recipe not in worker.recipes and ALL_RECIPES not in worker.recipes

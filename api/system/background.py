@@ -27,6 +27,7 @@ from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import ComputeShareError
 from computeshare.protocol.keys import CONTROL_LOCK
+from computeshare.runtime.signatures import SigningKey
 
 LOCK_S = 5.0
 DISPATCH_S = 1.0
@@ -74,12 +75,12 @@ class Background:
         notifier: Notifier,
         bundles: BundleStore,
         copy_to: str | None = None,
-        token: str = "",
+        key: SigningKey | None = None,
     ) -> None:
-        """`copy_to`: the address to which checkpoints are copied; None: nowhere. `token`: it signs recipes."""
+        """`copy_to`: the address to which checkpoints are copied; None: nowhere. `key`: it signs seats and recipes."""
         self._broker = broker
         self._notifier = notifier
-        self._dispatcher = Dispatcher(database, artifacts_dir, token)
+        self._dispatcher = Dispatcher(database, artifacts_dir, key)
         self._projector = Projector(database, artifacts_dir)
         self._collector = Collector(database)
         self._stop = threading.Event()

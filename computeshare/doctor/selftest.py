@@ -40,6 +40,7 @@ from computeshare.protocol.worker_session import WorkerSession
 from computeshare.queue import Orders, Seat, SeatQueue, give_orders, list_workers
 from computeshare.runtime import durability
 from computeshare.runtime.processes import PARENT
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.terminal.output import size
 from computeshare.transport.connections import by_loopback, connect
@@ -138,7 +139,9 @@ def seat(ground: Ground) -> Outcome:
     """A real worker spawns a seat, which imports torch, tests its device, and leaves on request."""
     command = [sys.executable, "-m", "computeshare.worker.process", "--child", "--name", "selftest", "--queue", JOB]
     log_path = ground.folder / "worker.log"
-    environment = ground.environment | {"COMPUTESHARE_REDIS_URL": ground.broker.url}
+    key = SigningKey.new()
+    known = {"COMPUTESHARE_REDIS_URL": ground.broker.url, "COMPUTESHARE_CONTROL_KEY": key.public}
+    environment = ground.environment | known
     flags = ["--device", ground.device] if ground.device else []
     deadline = time.monotonic() + SEAT_S
     with connect(ground.broker.url, retries=0) as redis, open(log_path, "ab") as log:
@@ -149,7 +152,7 @@ def seat(ground: Ground) -> Outcome:
         try:
             registered_s = _timed(lambda: _until(lambda: list_workers(redis), deadline, worker))
             one = Seat(list_workers(redis)[0].id, JOB, 1, 1)
-            SeatQueue(redis).enqueue(one)
+            SeatQueue(redis, key).enqueue(one)
             loaded_s = _timed(lambda: _until(lambda: _logged(redis, "loaded", "cannot take part"), deadline, worker))
             if _logged(redis, "cannot take part"):
                 return "failed", _words(log_path), "see the part gradients"

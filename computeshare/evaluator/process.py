@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.store import Artifacts, Tensors
-from computeshare.errors import ArtifactError, ComputeShareError, ShapeError, SpecError
+from computeshare.errors import ArtifactError, ComputeShareError, SettingsError, ShapeError, SpecError
 from computeshare.evaluator.text_server import serve_texts
 from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.spec import JobSpec
@@ -346,14 +346,15 @@ def _announce(rounds: RoundStore, token: Token, score: Mapping[str, Any]) -> Non
 
 
 def _recipes(settings: Settings) -> "RecipeRunner | None":
-    """How recipes are run here; None: they are not. Raises NoToken: nothing here could check their signatures."""
+    """How recipes are run here; None: they are not. Raises SettingsError: nothing here could check their signatures."""
     if not settings.recipes:
         return None
     from computeshare.evaluator.scorers import RecipeRunner
 
-    return RecipeRunner(
-        BundleStore(settings.bundles_dir), settings.resolve_token(), settings.unconfined, settings.step_limit
-    )
+    if not (key := settings.resolve_control_key()):
+        where = settings.control_key_path
+        raise SettingsError(f"no key of the control plane: set COMPUTESHARE_CONTROL_KEY, or let {where} hold it")
+    return RecipeRunner(BundleStore(settings.bundles_dir), key, settings.unconfined, settings.step_limit)
 
 
 def serve(settings: Settings) -> None:

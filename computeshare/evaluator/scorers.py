@@ -88,23 +88,23 @@ class RecipeRunner:
 
     Args:
         bundles: with the jobs' initial states and data.
-        token: the control plane's, which signs.
+        control_key: the control plane's public key.
         unconfined: whether the owner lets recipes run where nothing can confine them.
         step_limit_s: the longest time that a recipe may take for a step.
     """
 
     bundles: BundleStore
-    token: str
+    control_key: str
     unconfined: bool = False
     step_limit_s: float = STEP_LIMIT_S
 
     def scorer(self, redis: Redis, job_id: str, spec: JobSpec) -> RecipeProcess:
         """Start a process that scores the job's versions. Raises RecipeError, BundleError, Unconfined."""
         recipe = recipes.recipe_of(redis, job_id, spec)
-        if not recipes.is_signed(redis, job_id, spec, self.token):
+        if not recipes.is_signed(redis, job_id, spec, self.control_key):
             raise RecipeError(
                 "the recipe is not run, because this control plane has not signed it: the job was changed in the "
-                "broker, or the evaluator has another control plane's token"
+                "broker, or the evaluator has another control plane's key"
             )
         assert spec.recipe_facts
         data = self.bundles.open_files(spec.data.bundle) if spec.data else None

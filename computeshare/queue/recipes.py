@@ -1,12 +1,10 @@
 """A job's recipe in the broker: its files beside the JobSpec, and the control plane's signature over what is to be run.
 
-The broker's password is on many machines. Whoever has it can write what they like into a job, but no code runs that the
-control plane has not signed, whose token is on its own machine alone.
+Many machines can write into the broker. Whoever does can write what they like into a job, but no code runs that the
+control plane has not signed, whose private key is on its own machine alone.
 """
 
 import hashlib
-import hmac
-import json
 from typing import Any
 
 from redis import Redis
@@ -16,15 +14,17 @@ from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.recipes import PACKAGE
 from computeshare.protocol.keys import JobKeys
-from computeshare.settings import derive
+from computeshare.runtime import signatures
+from computeshare.runtime.signatures import SIGNATURE_BYTES, SigningKey
 from computeshare.tasks.recipes import packages
 from computeshare.tasks.recipes.bundle import MOST_BYTES, Bundle, of_package
 
 
-def publish(redis: Redis, job_id: str, spec: JobSpec, recipe: Bundle, token: str) -> None:
-    """Store a job's recipe, and its signature under the control plane's token. Raises RedisError."""
+def publish(redis: Redis, job_id: str, spec: JobSpec, recipe: Bundle, key: SigningKey | None) -> None:
+    """Store a job's recipe, and the control plane's signature; without a key, an empty one. Raises RedisError."""
     keys = JobKeys(job_id)
-    redis.mset({keys.recipe(): recipe.content, keys.recipe_signature(): signature(job_id, spec, token)})
+    signature = key.sign("recipe", *_signed(job_id, spec)) if key else ""
+    redis.mset({keys.recipe(): recipe.content, keys.recipe_signature(): signature})
 
 
 def recipe_of(redis: Redis, job_id: str, spec: JobSpec) -> Bundle:
@@ -44,22 +44,14 @@ def recipe_of(redis: Redis, job_id: str, spec: JobSpec) -> Bundle:
     return Bundle.parse(content)
 
 
-def is_signed(redis: Redis, job_id: str, spec: JobSpec, token: str) -> bool:
-    """Whether the control plane with this token has published what the JobSpec has run."""
-    found: Any = redis.get(JobKeys(job_id).recipe_signature())
-    return hmac.compare_digest(bytes(found or b""), signature(job_id, spec, token).encode())
+def is_signed(redis: Redis, job_id: str, spec: JobSpec, control_key: str) -> bool:
+    """Whether the control plane with this public key has published what the JobSpec has run."""
+    found: Any = redis.getrange(JobKeys(job_id).recipe_signature(), 0, 2 * SIGNATURE_BYTES)
+    return signatures.is_signed(control_key, found.decode(errors="replace"), "recipe", *_signed(job_id, spec))
 
 
-def signature(job_id: str, spec: JobSpec, token: str) -> str:
-    """The signature over what a job has run: the recipe, its arguments, and the state from which it begins."""
+def _signed(job_id: str, spec: JobSpec) -> tuple[Any, ...]:
+    """What the signature is about: the recipe, its arguments, and the state from which it begins."""
     facts = spec.recipe_facts
-    about = [
-        job_id,
-        spec.recipe,
-        spec.recipe_args,
-        facts and facts.initial,
-        facts and facts.frozen,
-        facts and facts.package,
-    ]
-    text = json.dumps(about, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hmac.new(derive(token, "recipes").encode(), text.encode(), "sha256").hexdigest()
+    what = (facts.initial, facts.frozen, facts.package) if facts else (None, None, None)
+    return job_id, spec.recipe, spec.recipe_args, *what

@@ -1,13 +1,14 @@
-"""A seat as an RQ job that can run only one function."""
+"""A seat as an RQ job that can run only one function, and only where the control plane has signed it."""
 
 import contextlib
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import structlog
 from redis import Redis
 from rq import Queue
 from rq.exceptions import DuplicateJobError, NoSuchJobError
@@ -15,6 +16,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from computeshare.protocol.keys import JobKeys
+from computeshare.runtime.signatures import SigningKey, is_signed
 from computeshare.types import JOB_ID
 
 FUNCTION = "computeshare.worker.seat.seat.serve"
@@ -41,6 +43,9 @@ _FIELDS = frozenset(
     ]
 )
 _LARGEST = 4096
+SIGNATURE = "signature"
+"""The entry of an RQ job's `meta` with the control plane's signature."""
+log = structlog.get_logger()
 _SEAT = re.compile(rf"([a-z0-9]{{8,32}})-({JOB_ID.pattern})-([0-9]{{1,4}})-([0-9]{{1,9}})")
 
 
@@ -74,14 +79,50 @@ class SeatJob(Job):
     send web requests or inflate a small hash to gigabytes. All fields but a seat's own are dropped here.
     """
 
+    worker = control_key = ""
+    """The only worker whose seats are loaded, and the public key by which they must be signed; empty: any, none."""
+
+    @classmethod
+    def of(cls, worker: str, control_key: str) -> type[Self]:
+        """A class that loads only the seats that the control plane with this key has handed to this worker.
+
+        Args:
+            control_key: empty: it is not known, so that seats cannot be checked.
+        """
+        return type(cls.__name__, (cls,), {"worker": worker, "control_key": control_key})
+
     def restore(self, raw_data: Any) -> Any:
-        """Load a hash from Redis. Raises NoSuchJobError: the hash is no seat; RQ then skips the job."""
+        """Load a hash from Redis. Raises NoSuchJobError: the hash is no seat, or not signed; RQ then skips the job."""
         kept = {name: value for name, value in raw_data.items() if name.decode(errors="replace") in _FIELDS}
         data = kept.get(b"data", b"")
         if not _is_seat(data, self._id):
             raise NoSuchJobError(f"refused RQ job {self._id}: it does not call {FUNCTION} with its own seat")
+        if not self._is_meant(raw_data):
+            log.warning("refused a seat that the control plane of this worker has not signed for it", seat=self._id)
+            raise NoSuchJobError(f"refused RQ job {self._id}: it is not signed for this worker")
         kept.pop(b"result", None)
         return super().restore(kept)
+
+    def _is_meant(self, raw_data: Mapping[bytes, bytes]) -> bool:
+        origin = raw_data.get(b"origin", b"").decode(errors="replace")
+        if self.worker and origin != self.worker:
+            return False
+        signature = _signature(raw_data.get(b"meta", b""))
+        return not self.control_key or is_signed(self.control_key, signature, "seat", *_signed(str(self._id), origin))
+
+
+def _signed(seat_id: str, origin: str) -> tuple[Any, ...]:
+    """What a seat's signature is about: the RQ job's id, queue, function and arguments."""
+    return seat_id, origin, FUNCTION, [seat_id]
+
+
+def _signature(meta: bytes) -> str:
+    """The signature in an RQ job's `meta`; empty: there is none."""
+    try:
+        found = json.loads(meta[:_LARGEST])
+    except (ValueError, RecursionError):
+        return ""
+    return str(found.get(SIGNATURE, "")) if isinstance(found, dict) else ""
 
 
 def _is_seat(data: bytes, job_id: str | None) -> bool:
@@ -96,20 +137,26 @@ def _is_seat(data: bytes, job_id: str | None) -> bool:
 
 
 class SeatQueue:
-    """Hands seats to workers, each through an RQ queue of its own; reports their state, stops and deletes them."""
+    """Hands seats to workers, each through an RQ queue of its own; reports their state, stops and deletes them.
 
-    def __init__(self, redis: Redis) -> None:
-        self.redis = redis
+    Args:
+        key: the control plane's, which signs seats; None: they are not signed.
+    """
+
+    def __init__(self, redis: Redis, key: SigningKey | None = None) -> None:
+        self.redis, self._key = redis, key
 
     def enqueue(self, seat: Seat) -> None:
         """Hand a seat to its worker; repeating this changes nothing."""
         self.redis.hset(JobKeys(seat.job).seats(), seat.worker, seat.id)
+        signature = self._key.sign("seat", *_signed(seat.id, seat.worker)) if self._key else ""
         with contextlib.suppress(DuplicateJobError):  # handed over already
             self._queue(seat.worker).enqueue_call(
                 FUNCTION,
                 args=(seat.id,),
                 job_id=seat.id,
                 description=seat.id,
+                meta={SIGNATURE: signature},
                 timeout=-1,
                 result_ttl=300,
                 failure_ttl=3600,

@@ -209,6 +209,7 @@ class Stack:
         self._stop_leftovers()
         settings.database_file.require_whole(CHECK_S)
         settings.ensure_token()
+        settings.ensure_signing_key()
         if settings.redis_url:
             self.redis_url = settings.redis_url
         else:
@@ -308,7 +309,8 @@ class Stack:
                 stop_process(pid)
 
     def _describe_children(self) -> list[Child]:
-        environment = self.settings.model_copy(update={"redis_url": self.redis_url}).child_environment()
+        known = {"redis_url": self.redis_url, "control_key": self.settings.ensure_signing_key().public}
+        environment = self.settings.model_copy(update=known).child_environment()
         options = self.options
         api = [sys.executable, "-m", "api", "--child", "--host", options.host, "--port", str(options.port)]
         running = environment | {"COMPUTESHARE_RECIPES": "true"}

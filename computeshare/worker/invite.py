@@ -32,11 +32,16 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What an invite gave: the broker's address, or access to a gateway; and the queue to serve."""
+    """What an invite gave: the broker's address, or access to a gateway; the queue to serve; the control plane's key.
+
+    Args:
+        control_key: the public key by which the control plane signs; empty: it is not known.
+    """
 
     queue: str = ""
     redis_url: str = ""
     gateway: GatewayAccess | None = None
+    control_key: str = ""
 
     @property
     def shown(self) -> str:
@@ -62,7 +67,8 @@ class Joined:
             return cls(redis_url=kept)
         try:
             gateway = kept.get("gateway")
-            return cls(kept["queue"], kept["redis_url"], GatewayAccess(**gateway, key=key) if gateway else None)
+            access = GatewayAccess(**gateway, key=key) if gateway else None
+            return cls(kept["queue"], kept["redis_url"], access, kept.get("control_key", ""))
         except (AttributeError, KeyError, TypeError):
             return None
 
@@ -70,7 +76,12 @@ class Joined:
         """As the file's entry, which holds no key."""
         way = self.gateway
         gateway = {"url": way.url, "machine": way.machine, "certificate": way.certificate} if way else None
-        return {"queue": self.queue, "redis_url": self.redis_url, "gateway": gateway}
+        return {
+            "queue": self.queue,
+            "redis_url": self.redis_url,
+            "gateway": gateway,
+            "control_key": self.control_key,
+        }
 
 
 def join(url: str, name: str, home: Path, fingerprint: str = "") -> Joined:
@@ -125,7 +136,9 @@ def last_joined(settings: Settings) -> Joined:
     Raises: Unreachable: nothing is known.
     """
     try:
-        return Joined(redis_url=settings.resolve_redis_url())
+        url = settings.resolve_redis_url()  # a broker that is named may be another control plane's than this home's
+        key = settings.control_key if settings.redis_url else settings.resolve_control_key()
+        return Joined(redis_url=url, control_key=key)
     except Unreachable as error:
         home = settings.home
         for invite, kept in reversed(_kept(home).items()):
@@ -183,15 +196,17 @@ def _request(url: str, body: dict[str, str], certificate: str, told: str) -> dic
 
 def _joined(url: str, said: dict[str, Any], key: MachineKey, certificate: str) -> Joined:
     """What the control plane's answer gives. Raises SettingsError."""
-    queue, redis_url, gateway, machine = (said.get(name) or "" for name in ("queue", "redis_url", "gateway", "machine"))
-    if not all(isinstance(each, str) for each in (queue, redis_url, gateway, machine)) or not (redis_url or gateway):
+    names = ("queue", "redis_url", "gateway", "machine", "control_key")
+    given = [said.get(name) or "" for name in names]
+    queue, redis_url, gateway, machine, control_key = given
+    if not all(isinstance(each, str) for each in given) or not (redis_url or gateway):
         raise SettingsError(f"--join {_shown(url)}: {NO_INVITE}")
     if redis_url:
-        return Joined(queue, redis_url)
+        return Joined(queue, redis_url, None, control_key)
     base = url.partition("/join/")[0]
     if not is_gateway_url(base):
         raise SettingsError(f"--join {_shown(url)}: use the link that starts with https://; this one is not encrypted")
-    return Joined(queue, "", GatewayAccess(f"{base}/{gateway}", machine, key, certificate))
+    return Joined(queue, "", GatewayAccess(f"{base}/{gateway}", machine, key, certificate), control_key)
 
 
 def _key(home: Path, invite: str) -> MachineKey:

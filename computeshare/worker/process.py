@@ -129,11 +129,14 @@ def shake_hands(redis: Redis, worker: WorkerInfo, leaving: threading.Event) -> N
     sys.exit(0)
 
 
-def serve(redis_url: str, worker: WorkerInfo, minder: Minder, home: Path, status: WorkerStatus) -> None:
+def serve(
+    redis_url: str, worker: WorkerInfo, minder: Minder, home: Path, status: WorkerStatus, control_key: str = ""
+) -> None:
     """Serve seats until a signal or the control plane ends the process; other errors are logged and retried.
 
-    `status` is kept up to date in a file of `home`.
-
+    Args:
+        status: kept up to date in a file of `home`.
+        control_key: the public key by which seats must be signed; empty: they are not checked.
     Raises: VersionError: the control plane has another version.
     """
     leaving = threading.Event()
@@ -161,7 +164,7 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder, home: Path, status
         log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
         try:
             given = {"redis_url": redis_url, "link": link, "face": face, "exit_code": heartbeat.exit_code}
-            make = partial(_rq_worker, redis, worker, **given)
+            make = partial(_rq_worker, redis, worker, SeatJob.of(worker.id, control_key), **given)
             _take_seats(heartbeat, make, leaving, leave)
         finally:
             heartbeat.stop()
@@ -172,9 +175,9 @@ def serve(redis_url: str, worker: WorkerInfo, minder: Minder, home: Path, status
             sys.exit(code)
 
 
-def _rq_worker(redis: Redis, worker: WorkerInfo, **named: Any) -> SeatWorker:
-    queue = Queue(worker.id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
-    return SeatWorker([queue], worker.id, connection=redis, shown_name=worker.name, **named)
+def _rq_worker(redis: Redis, worker: WorkerInfo, seats: type[SeatJob], **named: Any) -> SeatWorker:
+    queue = Queue(worker.id, connection=redis, job_class=seats, serializer=JSONSerializer)
+    return SeatWorker([queue], worker.id, connection=redis, shown_name=worker.name, job_class=seats, **named)
 
 
 def _take_seats(
@@ -287,7 +290,7 @@ def command(
         parse_rate(settings.max_up)
     max_memory_bytes, labels = allowed_bytes(settings.max_memory), parse_labels(listed(settings.labels))
     allowed_bytes(settings.cache)
-    consent = Consent.of(settings)
+    Consent.of(settings)  # wrong recipes are told before an invite is used up
     joined = accept(join, str(settings.name), settings.home, tls_fingerprint) if join else None
     if rotate_key:
         _rotate_key(joined or last_joined(settings))
@@ -299,6 +302,7 @@ def command(
         return
     configure_logging()
     joined = joined or last_joined(settings)
+    settings = settings.model_copy(update={"control_key": settings.control_key or joined.control_key})
     if redis_url and has_secret(redis_url):
         log.warning(
             "other users of this machine can read the password in --redis-url: set COMPUTESHARE_REDIS_URL instead"
@@ -308,6 +312,7 @@ def command(
     if device:
         devices.check(device)
     computing = settings.device or devices.guess()
+    consent = Consent.of(settings)
     for sentence in consent.told():
         log.warning(sentence)
     queues = tuple(queue or [joined.queue or "default"])
@@ -319,7 +324,7 @@ def command(
     status = status_of(worker, joined, limits)
     try:
         with joined.broker_url(_end_refused) as url:
-            serve(url, worker, minder, settings.home, status)
+            serve(url, worker, minder, settings.home, status, settings.control_key)
     except VersionError as refusal:
         _upgrade(refusal, joined, settings.upgrade)
 

@@ -1,6 +1,5 @@
 """Which recipes, the code of other people, the owner of a machine lets run on it."""
 
-import contextlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,13 +28,13 @@ class Consent:
         everything: all recipes that the control plane has signed.
         digests: of the recipes that were named.
         unconfined: even where nothing here can confine them.
-        token: the control plane's, by which its signature is checked; empty: it is not on this machine.
+        control_key: the control plane's public key, by which its signature is checked; empty: it is not known here.
     """
 
     everything: bool = False
     digests: tuple[str, ...] = ()
     unconfined: bool = False
-    token: str = ""
+    control_key: str = ""
 
     @classmethod
     def of(cls, settings: Settings) -> "Consent":
@@ -48,11 +47,8 @@ class Consent:
                 )
         if len(digests) > MOST:
             raise SettingsError(f"at most {MOST} recipes can be named: allow all with --recipes")
-        token = ""
-        if settings.recipes:
-            with contextlib.suppress(OSError):  # not the machine of the control plane
-                token = settings.token_path.read_text().strip()
-        return cls(settings.recipes, digests, settings.unconfined, token)
+        control_key = settings.resolve_control_key() if settings.recipes else ""
+        return cls(settings.recipes, digests, settings.unconfined, control_key)
 
     @property
     def is_given(self) -> bool:
@@ -64,7 +60,7 @@ class Consent:
         """
         if not self.is_given or not self._may_run:
             return ()
-        return (ALL_RECIPES,) if self.everything and self.token else self.digests
+        return (ALL_RECIPES,) if self.everything and self.control_key else self.digests
 
     @property
     def confinement(self) -> str:
@@ -87,9 +83,11 @@ class Consent:
                 f"This machine runs no recipes: nothing here can confine them. {' '.join(by.remarks)} Or {UNCONFINED}."
             ]
         which = (
-            "the recipes of your control plane" if self.everything and self.token else f"{len(self.digests)} recipes"
+            "the recipes of your control plane"
+            if self.everything and self.control_key
+            else f"{len(self.digests)} recipes"
         )
-        if len(self.digests) == 1 and not (self.everything and self.token):
+        if len(self.digests) == 1 and not (self.everything and self.control_key):
             which = "the recipe that you named"
         how = (
             f"confined by {by.name}: it reads none of your files, writes to a folder of its own, and reaches no network"
@@ -97,10 +95,11 @@ class Consent:
             else "not confined"
         )
         found = [f"This machine runs {which}, which are other people's code, {how}.", *by.remarks]
-        if self.everything and not self.token:
+        if self.everything and not self.control_key:
             found.append(
-                "This machine cannot tell which recipes the control plane has signed, because its token is not in this "
-                "home: only those named with --recipe run here."
+                "This machine cannot tell which recipes the control plane has signed, because it does not know its "
+                "public key: only those named with --recipe run here. Join by an invite, or set "
+                "COMPUTESHARE_CONTROL_KEY to the text of control.pub in the control plane's home."
             )
         return found
 
@@ -119,12 +118,12 @@ class Consent:
         named = f"start its worker with --recipe {spec.recipe} if you trust it"
         if not self.everything:
             raise RecipeUnfit(f"this machine does not run this recipe: {named}")
-        if not self.token:
+        if not self.control_key:
             raise RecipeUnfit(f"this machine cannot tell whether the control plane has signed this recipe: {named}")
-        if not recipes.is_signed(redis, job_id, spec, self.token):
+        if not recipes.is_signed(redis, job_id, spec, self.control_key):
             raise RecipeUnfit(
                 "the control plane has not signed this recipe with its arguments and its initial state: the job was "
-                f"changed in the broker, or the token in this machine's home is another control plane's; {named}"
+                f"changed in the broker, or this machine knows the key of another control plane; {named}"
             )
         return bundle
 

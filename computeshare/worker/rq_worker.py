@@ -23,7 +23,7 @@ from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import PARENT, end_soon_after, when_asked_to_end
 from computeshare.worker.seat.progress_pipe import SeatLink
 
-_URL = "COMPUTESHARE_REDIS_URL"
+_URL, _CONTROL_KEY = "COMPUTESHARE_REDIS_URL", "COMPUTESHARE_CONTROL_KEY"
 
 
 class Face(Protocol):
@@ -59,7 +59,7 @@ class SeatWorker(SpawnWorker):
         exit_code: Callable[[], int] = lambda: 0,
         **named: Any,
     ) -> None:
-        named |= {"serializer": JSONSerializer, "job_class": SeatJob, "job_monitoring_interval": 5}
+        named = {"job_class": SeatJob} | named | {"serializer": JSONSerializer, "job_monitoring_interval": 5}
         super().__init__(*arguments, **named)
         self.shown_name = shown_name
         self.redis_url, self.link, self.face, self.exit_code = redis_url, link or SeatLink(), face, exit_code
@@ -194,9 +194,10 @@ def run_horse() -> None:
 
     redis: Redis = connect(os.environ[_URL])
     worker_id, job_id = os.environ["RQ_WORKER_ID"], os.environ["RQ_JOB_ID"]
-    queue = Queue(worker_id, connection=redis, job_class=SeatJob, serializer=JSONSerializer)
-    worker = SeatWorker([queue], worker_id, connection=redis, prepare_for_work=False)
-    job = SeatJob.fetch(job_id, connection=redis, serializer=JSONSerializer)
+    seats = SeatJob.of(worker_id, os.environ.get(_CONTROL_KEY, ""))
+    queue = Queue(worker_id, connection=redis, job_class=seats, serializer=JSONSerializer)
+    worker = SeatWorker([queue], worker_id, connection=redis, job_class=seats, prepare_for_work=False)
+    job = seats.fetch(job_id, connection=redis, serializer=JSONSerializer)
     execution = Execution.fetch(os.environ["RQ_EXECUTION_ID"], job_id, connection=redis)
     execution._job = job
     worker.execution = execution

@@ -17,6 +17,7 @@ from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import RECIPE_EVALUATOR
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import recipes
+from computeshare.runtime.signatures import SigningKey
 from computeshare.tasks.metrics import score as score_of
 from computeshare.tasks.modules import frozen_digest
 from computeshare.tasks.recipes.task import RecipeTask
@@ -25,6 +26,7 @@ from tests.support.evaluated_job import save, save_module
 from tests.support.recipes import recipe_job
 from tests.support.rounds import events
 
+KEY = SigningKey.new()
 POINTS = """
 import torch
 from torch import nn
@@ -75,7 +77,7 @@ class Scored:
 
 @pytest.fixture
 def start(redis: Redis, job_id: str, tmp_path: Path) -> Callable[..., Scored]:
-    def start(text: str, token: str = "token", runs: bool = True, **fields: object) -> Scored:
+    def start(text: str, key: str = KEY.public, runs: bool = True, **fields: object) -> Scored:
         job = recipe_job(text, tmp_path, evaluate_every=1, **fields)
         bundles = BundleStore(tmp_path / "bundles")
         facts = job.spec.recipe_facts
@@ -85,8 +87,8 @@ def start(redis: Redis, job_id: str, tmp_path: Path) -> Callable[..., Scored]:
         spec = JobSpec.model_validate(document)
         store = RoundStore(redis, job_id)
         store.publish(spec.model_dump_json())
-        recipes.publish(redis, job_id, spec, job.files.bundle, "token")
-        runner = RecipeRunner(bundles, token) if runs else None
+        recipes.publish(redis, job_id, spec, job.files.bundle, KEY)
+        runner = RecipeRunner(bundles, key) if runs else None
         evaluator = Evaluator(redis, tmp_path, tmp_path / "data", threading.Event(), runner)
         return Scored(spec, job.task, store, Artifacts(tmp_path, job_id), evaluator)
 
@@ -140,7 +142,7 @@ def test_an_error_of_the_recipe_is_told_once_and_holds_no_other_job_up(
 
 
 def test_a_recipe_that_this_control_plane_has_not_signed_is_not_run(start: Callable[..., Scored]) -> None:
-    job = start(POINTS, token="another control plane's")
+    job = start(POINTS, key=SigningKey.new().public)
     job.save(1)
     job.run()
     (told,) = events(job.store, "unscored")

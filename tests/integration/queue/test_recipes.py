@@ -9,23 +9,25 @@ from computeshare.errors import RecipeError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue import recipes
+from computeshare.runtime.signatures import SigningKey
 from computeshare.tasks.recipes.bundle import Bundle
 from tests.support.recipe_jobs import FACTS, recipe_spec
 
+KEY = SigningKey.new()
 RECIPE = Bundle({"recipe.py": "def model(): ...\n", "parts/layers.py": "ä = 1\n"})
 
 
 @pytest.fixture
 def spec(redis: Redis, job_id: str) -> JobSpec:
     spec = recipe_spec(recipe=RECIPE.digest, recipe_args={"width": 8})
-    recipes.publish(redis, job_id, spec, RECIPE, "token")
+    recipes.publish(redis, job_id, spec, RECIPE, KEY)
     return spec
 
 
 def test_what_was_published_is_read_and_signed(redis: Redis, job_id: str, spec: JobSpec) -> None:
     assert recipes.recipe_of(redis, job_id, spec) == RECIPE
-    assert recipes.is_signed(redis, job_id, JobSpec.model_validate_json(spec.model_dump_json()), "token")
-    assert not recipes.is_signed(redis, job_id, spec, "another token")
+    assert recipes.is_signed(redis, job_id, JobSpec.model_validate_json(spec.model_dump_json()), KEY.public)
+    assert not recipes.is_signed(redis, job_id, spec, SigningKey.new().public)
 
 
 CHANGES: list[Callable[[dict[str, object]], object]] = [
@@ -43,16 +45,20 @@ def test_a_changed_specification_is_not_signed(
 ) -> None:
     fields = spec.model_dump(mode="json")
     change(fields)
-    assert not recipes.is_signed(redis, job_id, JobSpec.model_validate(fields), "token")
+    assert not recipes.is_signed(redis, job_id, JobSpec.model_validate(fields), KEY.public)
 
 
 def test_the_signature_of_one_job_is_not_anothers(redis: Redis, job_id: str, spec: JobSpec) -> None:
     signature = redis.get(JobKeys(job_id).recipe_signature())
     other = JobKeys(f"{job_id}1")
     redis.set(other.recipe_signature(), signature or b"")  # type: ignore[arg-type]
-    assert not recipes.is_signed(redis, other.job_id, spec, "token")
+    assert not recipes.is_signed(redis, other.job_id, spec, KEY.public)
+    redis.set(other.recipe_signature(), SigningKey.new().sign("recipe", other.job_id))
+    assert not recipes.is_signed(redis, other.job_id, spec, KEY.public)
+    redis.set(other.recipe_signature(), b"\xff" * 1_000_000)
+    assert not recipes.is_signed(redis, other.job_id, spec, KEY.public)
     redis.delete(other.recipe_signature())
-    assert not recipes.is_signed(redis, other.job_id, spec, "token")
+    assert not recipes.is_signed(redis, other.job_id, spec, KEY.public)
 
 
 def test_other_files_are_refused(redis: Redis, job_id: str, spec: JobSpec) -> None:

@@ -11,35 +11,40 @@ from computeshare.errors import RecipeError, SettingsError
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue import recipes
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.worker.recipe_consent import Consent
 from tests.support.recipe_jobs import FACTS, recipe_spec
 
+KEY = SigningKey.new()
 RECIPE, HOSTILE = Bundle({"recipe.py": "def model(): ...\n"}), Bundle({"recipe.py": "import os\n"})
 
 
 @pytest.fixture
 def spec(redis: Redis, job_id: str) -> JobSpec:
     spec = recipe_spec(recipe=RECIPE.digest, recipe_args={"width": 8})
-    recipes.publish(redis, job_id, spec, RECIPE, "token")
+    recipes.publish(redis, job_id, spec, RECIPE, KEY)
     return spec
 
 
-def home(folder: Path, token: str = "") -> Path:
+def home(folder: Path, control_key: str = "") -> Path:
     folder.mkdir(exist_ok=True)
-    if token:
-        (folder / "token").write_text(token + "\n")
+    if control_key:
+        (folder / "control.pub").write_text(control_key + "\n")
     return folder
 
 
 def owners(tmp_path: Path) -> dict[str, Consent]:
-    here, there = home(tmp_path / "here", "token"), home(tmp_path / "there")
+    here, there = home(tmp_path / "here", KEY.public), home(tmp_path / "there")
     return {
         "of up": Consent.of(Settings(home=here, recipes=True)),
         "elsewhere": Consent.of(Settings(home=there, recipes=True)),
+        "elsewhere, by an invite": Consent.of(Settings(home=there, recipes=True, control_key=KEY.public)),
         "elsewhere, by name": Consent.of(Settings(home=there, recipe=RECIPE.digest)),
-        "of another control plane": Consent.of(Settings(home=home(tmp_path / "other", "another"), recipes=True)),
+        "of another control plane": Consent.of(
+            Settings(home=home(tmp_path / "other", SigningKey.new().public), recipes=True)
+        ),
         "not agreed": Consent.of(Settings(home=here)),
     }
 
@@ -50,11 +55,12 @@ def test_each_owner_lets_run_what_was_agreed(redis: Redis, job_id: str, spec: Jo
     assert offered == {
         "of up": ("*",),
         "elsewhere": (),
+        "elsewhere, by an invite": ("*",),
         "elsewhere, by name": (RECIPE.digest,),
         "of another control plane": ("*",),
         "not agreed": (),
     }
-    for name in ("of up", "elsewhere, by name"):
+    for name in ("of up", "elsewhere, by an invite", "elsewhere, by name"):
         assert found[name].require(redis, job_id, spec) == RECIPE
     told = {"elsewhere": "cannot tell", "of another control plane": "has not signed", "not agreed": "does not run"}
     for name, words in told.items():
@@ -68,17 +74,18 @@ def test_a_recipe_that_was_replaced_in_the_broker_runs_nowhere(
     """Whoever has the broker's password rewrites files, specification and signature."""
     replaced = JobSpec.model_validate(spec.model_dump(mode="json") | {"recipe": HOSTILE.digest})
     willing = [consent for name, consent in owners(tmp_path).items() if name in ("of up", "elsewhere, by name")]
-    rewritten: list[tuple[JobSpec, Bundle, str]] = [
-        (replaced, HOSTILE, "guessed"),
-        (spec, HOSTILE, "guessed"),
-        (JobSpec.model_validate(spec.model_dump(mode="json") | {"recipe_args": {"width": 9}}), RECIPE, "guessed"),
-        (recipe_spec(recipe=RECIPE.digest, recipe_facts={**FACTS, "initial": "sha256:" + "c" * 64}), RECIPE, "guessed"),
+    rewritten: list[tuple[JobSpec, Bundle]] = [
+        (replaced, HOSTILE),
+        (spec, HOSTILE),
+        (JobSpec.model_validate(spec.model_dump(mode="json") | {"recipe_args": {"width": 9}}), RECIPE),
+        (recipe_spec(recipe=RECIPE.digest, recipe_facts={**FACTS, "initial": "sha256:" + "c" * 64}), RECIPE),
     ]
     kept = redis.get(JobKeys(job_id).recipe_signature())
-    for number, (document, files, token) in enumerate(rewritten):
-        for signature in (recipes.signature(job_id, document, token), kept, ""):
-            redis.set(JobKeys(job_id).recipe(), files.content)
-            redis.set(JobKeys(job_id).recipe_signature(), signature or b"")
+    for number, (document, files) in enumerate(rewritten):
+        for signature in (None, kept, b""):
+            recipes.publish(redis, job_id, document, files, SigningKey.new())
+            if signature is not None:
+                redis.set(JobKeys(job_id).recipe_signature(), signature)  # type: ignore[arg-type]
             with pytest.raises(RecipeError, match=r"signed|not those"):
                 willing[0].require(redis, job_id, document)
             if number < 2:  # an owner who named a recipe trusts it with any arguments
@@ -100,7 +107,7 @@ def test_where_nothing_confines_recipes_they_run_only_if_the_owner_insists(
     redis: Redis, job_id: str, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(methods, "method", lambda: NONE)
-    asked = Consent.of(Settings(home=home(tmp_path, "token"), recipes=True))
+    asked = Consent.of(Settings(home=home(tmp_path, KEY.public), recipes=True))
     insists = Consent.of(Settings(home=tmp_path, recipes=True, unconfined=True))
     assert (asked.offered(), insists.offered()) == ((), ("*",))
     assert "runs no recipes: nothing here can confine them" in asked.told()[0] and "--unconfined" in asked.told()[0]

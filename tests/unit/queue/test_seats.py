@@ -10,12 +10,13 @@ from rq.exceptions import NoSuchJobError
 from rq.serializers import JSONSerializer
 
 from computeshare.queue.seats import FUNCTION, Seat, SeatJob
+from computeshare.runtime.signatures import SigningKey
 
 SEAT = Seat("0123456789ab", "job12345", 3, 2)
 
 
-def restore(data: bytes, **fields: bytes) -> SeatJob:
-    job = SeatJob(SEAT.id, connection=FakeRedis(), serializer=JSONSerializer)
+def restore(data: bytes, kind: type[SeatJob] = SeatJob, **fields: bytes) -> SeatJob:
+    job = kind(SEAT.id, connection=FakeRedis(), serializer=JSONSerializer)
     raw = {b"data": data, b"created_at": b"2026-01-01T00:00:00.000000Z", b"status": b"queued"}
     job.restore({**raw, **{name.encode(): value for name, value in fields.items()}})
     return job
@@ -63,6 +64,48 @@ def test_anything_else_is_no_seat(text: str) -> None:
 def test_any_other_call_is_refused(data: bytes) -> None:
     with pytest.raises(NoSuchJobError, match="refused RQ job"):
         restore(data)
+
+
+KEY, OTHER = SigningKey.new(), SigningKey.new()
+MINE = (SEAT.id, SEAT.worker, FUNCTION, [SEAT.id])
+
+
+def meta(key: SigningKey = KEY, about: tuple[Any, ...] = MINE) -> bytes:
+    return json.dumps({"signature": key.sign("seat", *about)}).encode()
+
+
+def test_a_seat_that_the_control_plane_has_signed_is_restored_without_its_meta() -> None:
+    job = restore(call(), SeatJob.of(SEAT.worker, KEY.public), origin=SEAT.worker.encode(), meta=meta())
+    assert list(job.args) == [SEAT.id] and job.meta == {}
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"signature": 7}',
+        b"[" * 100_000,
+        b'{"signature": "' + b"0" * 128 + b'"}',
+        meta(OTHER),
+        meta(about=("another", *MINE[1:])),
+        meta(about=(SEAT.id, "another", *MINE[2:])),
+        meta(about=(*MINE[:2], "os.system", [SEAT.id])),
+    ],
+)
+def test_a_seat_that_it_has_not_signed_is_refused(signed: bytes) -> None:
+    with pytest.raises(NoSuchJobError, match="not signed"):
+        restore(call(), SeatJob.of(SEAT.worker, KEY.public), origin=SEAT.worker.encode(), meta=signed)
+
+
+def test_a_seat_of_another_worker_is_refused_though_it_is_signed() -> None:
+    with pytest.raises(NoSuchJobError, match="not signed"):
+        restore(call(), SeatJob.of("another0", KEY.public), origin=SEAT.worker.encode(), meta=meta())
+    with pytest.raises(NoSuchJobError, match="not signed"):
+        restore(call(), SeatJob.of("another0", KEY.public), origin=b"another0", meta=meta())
+    with pytest.raises(NoSuchJobError, match="not signed"):
+        restore(call(), SeatJob.of("another0", ""), origin=SEAT.worker.encode())
 
 
 def test_callbacks_webhooks_and_the_like_are_dropped() -> None:

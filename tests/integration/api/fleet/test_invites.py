@@ -169,7 +169,9 @@ def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path,
     assert {name: value for name, value in given.items() if value} == {
         "redis_url": "rediss://b.example:6379",
         "queue": "mnist",
+        "control_key": settings.ensure_signing_key().public,
     }
+    assert (tmp_path / "control.key").stat().st_mode & 0o077 == 0
 
 
 def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Database) -> None:

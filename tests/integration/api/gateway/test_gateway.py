@@ -42,7 +42,9 @@ def test_an_invite_names_the_public_address_and_gives_no_broker(plane: Plane, tm
     assert made["url"] == f"https://home.example/join/{code}" and made["note"] is None
     sent = introduction("mac", code, SigningKey.new())
     answer = httpx2.post(f"{plane.url}/join/{code}", json=sent)
-    assert answer.json() == {"queue": "mnist", "redis_url": None, "gateway": "v1/gateway", "machine": made["id"]}
+    signs = (tmp_path / "plane" / "control.pub").read_text().strip()
+    way = {"redis_url": None, "gateway": "v1/gateway", "machine": made["id"]}
+    assert answer.json() == {"queue": "mnist", "control_key": signs, **way}
     assert urlsplit(redis_url).netloc not in answer.text
     for wrong in ({"name": "mac"}, {"name": "mac", "key": "k" * 32}, sent):  # of an earlier version; for another code
         other = httpx2.post(f"{plane.url}/join/{plane.invite()[1].rpartition('#')[2]}", json=wrong)

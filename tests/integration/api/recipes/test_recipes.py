@@ -15,6 +15,7 @@ from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue.recipes import is_signed
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import Bundle
 from tests.support.recipe_jobs import FACTS
@@ -105,10 +106,10 @@ def test_a_recipe_is_published_with_its_job_and_kept_while_the_job_lasts(
     client: TestClient, redis: Redis, added: str, initial: str, tmp_path: Path
 ) -> None:
     job_id = create(client, recipe_facts=FACTS | {"initial": initial}).json()["id"]
-    keys = JobKeys(job_id)
-    Courier(services_of(client).database, tmp_path / "artifacts", "secret").publish(redis, job_id)
+    keys, key = JobKeys(job_id), SigningKey.new()
+    Courier(services_of(client).database, tmp_path / "artifacts", key).publish(redis, job_id)
     assert redis.get(keys.recipe()) == Bundle(FILES).content
-    assert is_signed(redis, job_id, JobSpec.model_validate_json(redis.get(keys.spec()) or b""), "secret")
+    assert is_signed(redis, job_id, JobSpec.model_validate_json(redis.get(keys.spec()) or b""), key.public)
     refused = client.delete(f"/v1/recipes/{added}")
     assert refused.status_code == 409 and job_id in refused.json()["detail"]
     assert client.get("/v1/recipes").json()["items"][0]["jobs"] == 1

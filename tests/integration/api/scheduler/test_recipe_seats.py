@@ -80,7 +80,7 @@ def test_a_job_without_willing_workers_says_which_option_their_owners_must_give(
     first, second = online(redis, queue), online(redis, queue, recipes=(OTHER,))
     stage.turn()
     told = str(jobs.show(stage.job).reason)
-    option = f"start it with --recipe {RECIPE} or, where the control plane's token is, with --recipes"
+    option = f"start it with --recipes, or with --recipe {RECIPE}"
     assert f"mac-{first} runs no recipes: {option}" in told
     assert f"mac-{second} runs other recipes: {option}" in told
     assert not seats(database)

@@ -17,6 +17,7 @@ from computeshare.bundles.piece_server import PieceServer
 from computeshare.bundles.store import BundleStore
 from computeshare.errors import BundleError
 from computeshare.queue import Seat, recipes
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import Bundle
 from computeshare.transport.connections import connect
@@ -101,7 +102,7 @@ def test_a_seat_that_is_asked_to_leave_while_it_fetches_leaves(
     spec = recipe_spec(recipe=recipe.digest, recipe_facts=FACTS | {"initial": manifest.digest})
     stop, settings = threading.Event(), Settings(home=tmp_path / "home", recipe=recipe.digest)
     seat = SeatSession(redis, Seat("a" * 12, secrets.token_hex(4), 1, 1), spec, settings, stop)
-    recipes.publish(redis, seat.seat.job, spec, recipe, "token")
+    recipes.publish(redis, seat.seat.job, spec, recipe, SigningKey.new())
     shown = []
     tell = seat._tell_fetched
 

@@ -17,6 +17,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import Seat, recipes
 from computeshare.queue.seats import RECIPE_FAILED
 from computeshare.reducer.process import Reducer
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import MAIN, Bundle
 from computeshare.training.computation import LocalComputation
@@ -28,6 +29,7 @@ from tests.support.reducer_process import running, version_of
 from tests.support.rounds import events
 from tests.support.wait import wait_until
 
+KEY = SigningKey.new()
 FIELDS: dict[str, Any] = {"threads": 1, "micro_batch": 10, "rounds": 6, "checkpoint_every": 0, "evaluate_every": 0}
 
 
@@ -35,7 +37,7 @@ def made(folder: Path, text: str = CONVOLUTIONS, **fields: Any) -> RecipeJob:
     """A job for a recipe, whose initial state is in the bundles below `folder`, which is the home of an `up`."""
     job = recipe_job(text, folder, **FIELDS, **fields)
     initial = BundleStore(folder / "bundles").add(job.files.initial).digest
-    (folder / "token").write_text("token\n")
+    (folder / "control.pub").write_text(KEY.public)
     facts = job.spec.recipe_facts
     assert facts
     spec = job.spec.model_copy(update={"recipe_facts": facts.model_copy(update={"initial": initial})})
@@ -53,7 +55,7 @@ def seat(redis: Redis, job_id: str, spec: JobSpec, home: Path, number: int = 0) 
 def published(redis: Redis, job_id: str, job: RecipeJob, home: Path) -> Iterator[RoundStore]:
     """The job in the broker, with a reducer that has opened it."""
     store = RoundStore(redis, job_id)
-    recipes.publish(redis, job_id, job.spec, job.files.bundle, "token")
+    recipes.publish(redis, job_id, job.spec, job.files.bundle, KEY)
     store.publish(job.spec.model_dump_json())
     with running(Reducer(redis, home / "artifacts", home / "bundles", threading.Event())):
         if not job.spec.is_open:
@@ -121,7 +123,7 @@ def test_a_recipe_that_the_control_plane_has_not_signed_does_not_run(redis: Redi
     job = made(tmp_path, CONVOLUTIONS + f"\nopen({str(trace)!r}, 'w')\n")
     trace.unlink()  # written while the job was made, in this process
     with published(redis, job_id, job, tmp_path) as store:
-        redis.set(store.keys.recipe_signature(), recipes.signature(job_id, job.spec, "guessed"))
+        recipes.publish(redis, job_id, job.spec, job.files.bundle, SigningKey.new())
         for number in range(3):
             assert "has not signed" in seat(redis, job_id, job.spec, tmp_path, number).run("cpu")
         assert events(store, "joined") == [] and len(events(store, "unfit")) == 3
