@@ -1,10 +1,11 @@
 """The facts of a job's data set, found out when the job is created."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
+from sqlalchemy.orm import Session
 
 from api.errors import InvalidFields
 from computeshare.errors import DatasetError
@@ -23,6 +24,8 @@ class OwnDatasets(Protocol):
 
     def has_files(self, bundle: str) -> bool: ...
 
+    def free(self, session: Session, bundles: Iterable[str]) -> None: ...
+
 
 class NoOwnDatasets:
     """The data sets of a control plane that keeps none."""
@@ -35,6 +38,9 @@ class NoOwnDatasets:
 
     def has_files(self, bundle: str) -> bool:
         return False
+
+    def free(self, session: Session, bundles: Iterable[str]) -> None:
+        del session, bundles
 
 
 def completed(spec: JobSpec, data_dir: Path, own: OwnDatasets) -> JobSpec:

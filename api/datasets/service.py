@@ -1,7 +1,7 @@
 """Users' data sets: add, show, list, remove; and their facts, for jobs."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 from sqlalchemy import ColumnElement, func, select
@@ -20,6 +20,16 @@ from computeshare.types import ENDED
 
 MOST = 1000
 """The most data sets of a control plane."""
+MOST_JOBS = 50
+"""The most jobs that a data set's page names."""
+
+
+class UsingJob(NamedTuple):
+    """A job that uses a data set."""
+
+    id: str
+    title: str
+    status: str
 
 
 class Datasets:
@@ -88,9 +98,20 @@ class Datasets:
             record(session, "dataset.delete", name)
             session.delete(row)
             session.flush()
-            others = select(func.count()).select_from(Dataset).where(col(Dataset.bundle) == bundle)
-            if not session.scalar(others) and not session.scalar(select(func.count()).where(_trains_on(bundle))):
-                self._bundles.remove(bundle)  # within the transaction: no job can name it meanwhile
+            self.free(session, [bundle])
+
+    def free(self, session: Session, bundles: Iterable[str]) -> None:
+        """Remove those bundles from the disk that neither a data set nor a job names any more; within the transaction
+        that ended it, so that nobody can name them meanwhile.
+        """
+        for bundle in set(bundles) - named_bundles(session):
+            self._bundles.remove(bundle)
+
+    def jobs(self, name: str) -> Sequence[UsingJob]:
+        """The newest jobs that use a data set, those that are over, too."""
+        with self._database.read() as session:
+            query = select(Job).where(_trains_on(_find(session, name).bundle)).order_by(col(Job.created_ms).desc())
+            return [UsingJob(job.id, job.title, job.status) for job in session.scalars(query.limit(MOST_JOBS))]
 
     def facts(self, name: str) -> DatasetFacts | None:
         """A data set's facts; None: there is none."""
@@ -106,6 +127,15 @@ class Datasets:
     def has_files(self, bundle: str) -> bool:
         """Whether the files of a data set are here and complete."""
         return self._bundles.has(bundle)
+
+
+def named_bundles(session: Session) -> set[str]:
+    """The bundles that jobs and data sets name."""
+    spec: Any = col(Job.spec)
+    by_jobs = (spec["data"]["bundle"].as_string(), spec["recipe_facts"]["initial"].as_string())
+    found = {digest for row in session.execute(select(*by_jobs).distinct()) for digest in row}
+    found |= set(session.scalars(select(col(Dataset.bundle))))
+    return {digest for digest in found if digest}
 
 
 def _facts(request: DatasetRequest) -> DatasetFacts:

@@ -257,7 +257,9 @@ class Jobs:
         return answer
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that has ended, with its history and its checkpoints. Raises NotFound, Conflict."""
+        """Delete a job that has ended, with its history, its checkpoints, and the files that only it needed. Raises
+        NotFound, Conflict.
+        """
         with self._database.write() as session:
             job = find(session, job_id)
             if job.status not in ENDED:
@@ -270,6 +272,8 @@ class Jobs:
             self._before_delete(session)
             record(session, "job.delete", job_id, title=job.title)
             session.delete(job)
+            session.flush()
+            self._datasets.free(session, _bundles_of(job))
         shutil.rmtree(self._artifacts_dir / job_id, ignore_errors=True)  # if it fails, the outbox's `purge` repeats it
         self._wake()
 
@@ -340,6 +344,12 @@ def find(session: Session, job_id: str) -> Job:
     if job is None:
         raise NotFound(f"there is no job {job_id}")
     return job
+
+
+def _bundles_of(job: Job) -> list[str]:
+    """The bundles that a job names, which another release may have created."""
+    named = (job.spec.get("data") or {}).get("bundle"), (job.spec.get("recipe_facts") or {}).get("initial")
+    return [digest for digest in named if digest]
 
 
 def _has_recipe(session: Session, recipe: str) -> bool:

@@ -3,11 +3,9 @@
 import time
 
 import structlog
-from sqlalchemy import select
-from sqlmodel import col
 
 from api.database import Database
-from api.tables import Dataset, Job
+from api.datasets.service import named_bundles
 from computeshare.bundles.store import UNUSED_S, BundleStore
 
 EVERY_S = 3600.0
@@ -29,15 +27,9 @@ class UnusedBundles:
 
     def remove(self, unused_s: float = UNUSED_S) -> list[str]:
         """Remove the bundles that nobody names and nobody used for so many seconds; returns their digests."""
-        removed = self._bundles.remove_unnamed(self._named(), unused_s)
+        with self._database.read() as session:
+            named = named_bundles(session)
+        removed = self._bundles.remove_unnamed(named, unused_s)
         if removed:
             log.info("removed unused bundles", count=len(removed))
         return removed
-
-    def _named(self) -> set[str]:
-        spec = col(Job.spec)
-        by_jobs = (spec["data"]["bundle"].as_string(), spec["recipe_facts"]["initial"].as_string())
-        with self._database.read() as session:
-            found = {digest for row in session.execute(select(*by_jobs).distinct()) for digest in row}
-            found |= set(session.scalars(select(col(Dataset.bundle))))
-        return {digest for digest in found if digest}

@@ -8,6 +8,7 @@ import typer
 
 from computeshare.cli.connection import Home, JobId, Json, Url, Version
 from computeshare.client import ComputeShare
+from computeshare.errors import SpecError
 from computeshare.terminal.output import console, print_json
 
 
@@ -26,7 +27,13 @@ def generate(
 ) -> None:
     """Continue a text with a job's language model."""
     with ComputeShare(url, home=home) as cs, console(stderr=True).status("loading the model"):
-        model = cs.jobs.get(job_id).trained(version)
+        job = cs.jobs.get(job_id)
+        if job.spec["recipe"]:
+            raise SpecError(
+                "a recipe's model generates no text here: use it in Python (`job.module(recipe=...)`), or create a job "
+                "with the model gpt"
+            )
+        model = job.trained(version)
         characters = itertools.islice(model.generate(prompt, temperature, seed), tokens)
     if as_json:
         about = {"id": job_id, "version": model.version, "prompt": prompt}

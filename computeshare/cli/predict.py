@@ -16,21 +16,35 @@ from computeshare.terminal.output import console, percent, print_json
 def predict(
     job_id: JobId,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Images, of any size and mode.", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Images, of any size and mode; for a recipe, what its predict() reads.",
+            show_default=False,
+        ),
     ],
     version: Version = "latest",
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Most classes to print for each file.")] = 3,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
+            "runs its code here, with your rights.",
+        ),
+    ] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Classify image files with a job's model: the likeliest classes and their probabilities.
+    """Classify files with a job's model: the likeliest classes and their probabilities.
 
     A file that cannot be read is reported and the others are classified; the exit code is then 1.
     """
     screen = console(stderr=True)
     with ComputeShare(url, home=home) as cs, screen.status("loading the model"):
-        model = cs.jobs.get(job_id).trained(version)
+        model = cs.jobs.get(job_id).trained(version, recipe)
     items: list[dict[str, Any]] = []
     for file in files:
         try:

@@ -224,17 +224,20 @@ class Job:
         module = trained.module_of(task, weights.read(self._fetch(checkpoint)), self.spec["seed"])
         return trained.TrainedModel(checkpoint["version"], task, module)
 
-    def predict(self, *files: str | Path, top: int = 3, version: int | str = "latest") -> "list[list[Guess]]":
-        """Classify image files: for each file its likeliest classes, the likeliest first.
+    def predict(
+        self, *files: str | Path, top: int = 3, version: int | str = "latest", recipe: Chosen = None
+    ) -> "list[list[Guess]]":
+        """Classify files: for each file its likeliest classes, the likeliest first.
 
         Args:
-            files: images, of any size and mode.
+            files: images, of any size and mode; for a recipe, what its `predict` reads.
             top: most classes for each file.
             version: as for `load`.
-        Raises: InputError: a file cannot be read as an image. SpecError: the job trains no classifier of images; and as
-            `module`.
+            recipe: as for `module`.
+        Raises: InputError: a file cannot be read as an image. SpecError: the job trains no classifier of images, or a
+            recipe without `predict`; and as `module`.
         """
-        model = self.trained(version)
+        model = self.trained(version, recipe)
         return [model.guess(Path(file), top) for file in files]
 
     def export(

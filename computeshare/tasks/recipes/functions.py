@@ -17,7 +17,7 @@ from computeshare.tasks.recipes.bundle import MAIN
 CONFINED = "a confined recipe has no network, starts no programs, and uses no files but its own and its data"
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENETUNREACH, errno.ENOSYS})
 """How systems refuse what a confined process must not do."""
-REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics", "pretrained")
+REQUIRED, OPTIONAL = ("model", "data"), ("loss", "metrics", "pretrained", "predict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Functions:
     loss: Callable[..., Any] | None = None
     metrics: Callable[..., Any] | None = None
     pretrained: Callable[..., Any] | None = None
+    predict: Callable[..., Any] | None = None
 
     def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         """Call a function. Raises RecipeError with the line of the recipe that failed, and the cause."""
@@ -97,6 +98,7 @@ _FORMS = {
     "loss": "define loss(model, batch), which returns the mean loss over the batch",
     "metrics": "define metrics(model, batch), which returns a dict of sums over the batch",
     "pretrained": "define pretrained(model, **args), which loads weights into the module",
+    "predict": "define predict(model, file), which returns a dict of probabilities by class",
 }
 
 

@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 
 (found, *_) = entry_points(group="{group}", name="{name}")
 recipe = found.load()
-for name in ("model", "data", "loss", "metrics", "pretrained"):
+for name in ("model", "data", "loss", "metrics", "pretrained", "predict"):
     if hasattr(recipe, name):
         globals()[name] = getattr(recipe, name)
 '''

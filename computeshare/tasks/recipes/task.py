@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import default_collate
 
-from computeshare.errors import RecipeError
+from computeshare.errors import RecipeError, SpecError
 from computeshare.jobspec.sampling_plan import Seeds
 from computeshare.jobspec.tasks.facts import Metric
 from computeshare.tasks import modules
 from computeshare.tasks.base import CLASSES, PREDICTED, Batch, Better, Indices, SplitName, Task, tensors
 from computeshare.tasks.recipes import state_files
 from computeshare.tasks.recipes.functions import Functions, told
+from computeshare.tasks.usage import Guess
 
 
 class Scores(NamedTuple):
@@ -124,6 +125,19 @@ class RecipeTask(Task):
         del seed
         whole = self.open("train", Path())
         return RecipeSplit(whole.folder, _Repeated(whole.dataset, whole.count), samples)
+
+    def guess(self, module: nn.Module, file: Path, most: int) -> list[Guess]:
+        if self.functions.predict is None:
+            raise SpecError(
+                f"{self.name} does not say how to read a file: use its model in Python (`job.module(recipe=...)`), or "
+                "define predict(model, file), which returns a dict of probabilities by class, before you create a job"
+            )
+        with torch.inference_mode():
+            found = self.functions.call("predict", module, file)
+        if not isinstance(found, dict) or not all(isinstance(value, float | int) for value in found.values()):
+            raise RecipeError("predict() must return a dict of probabilities by class, such as {'robin': 0.9}")
+        guesses = [Guess(index, str(name), float(value)) for index, (name, value) in enumerate(found.items())]
+        return sorted(guesses, key=lambda one: -one.probability)[:most]
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         if self.functions.loss is None:

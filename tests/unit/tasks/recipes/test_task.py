@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from computeshare.errors import RecipeError
+from computeshare.errors import RecipeError, SpecError
 from computeshare.tasks.metrics import score
 from computeshare.tasks.modules import drawn_from, frozen_digest, layout_of, weights_of
 from computeshare.tasks.recipes import state_files
 from computeshare.tasks.recipes.functions import Functions, load
 from computeshare.tasks.recipes.task import RecipeTask
+from computeshare.tasks.usage import Guess
 
 INDICES = np.arange(4)
 
@@ -87,6 +88,22 @@ def test_a_classifier_without_functions_of_its_own_has_cross_entropy_and_accurac
     logits = instance.module(whole[0])
     assert found.loss == pytest.approx(functional.cross_entropy(logits, whole[1]).item(), rel=1e-6)
     assert found.metrics == {"accuracy": (logits.argmax(1) == whole[1]).double().mean().item()} and found.samples == 5
+
+
+def test_a_recipe_with_predict_classifies_files(tmp_path: Path) -> None:
+    def predict(module: nn.Module, file: Path) -> Any:
+        answers = {"owl": 0.2, "robin": float(file.read_text()), "wren": 0.1}
+        return answers if answers["robin"] > 0 else "robin"
+
+    functions = {"model": lambda: nn.Linear(3, 2), "data": lambda *_: [], "predict": predict}
+    mine, file = task(functions=functions), tmp_path / "bird"
+    file.write_text("0.7")
+    assert mine.guess(mine.module(0), file, 2) == [Guess(1, "robin", 0.7), Guess(0, "owl", 0.2)]
+    file.write_text("0")
+    with pytest.raises(RecipeError, match="must return a dict of probabilities"):
+        mine.guess(mine.module(0), file, 2)
+    with pytest.raises(SpecError, match=r"define predict\(model, file\)"):
+        task().guess(mine.module(0), file, 2)
 
 
 def test_a_loss_and_metrics_of_its_own_are_means_over_samples_in_the_score() -> None:
