@@ -32,6 +32,8 @@ from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.spec import JobSpec, fields_beside
 
 RETRY_AFTER_S = 2
+DEEPEST = 10
+"""The most parts of a field's place in an answer: a part of it that lies deeper is not named."""
 LONGEST = 4000
 """The most characters of a message in an answer: a message may repeat a part of the request."""
 
@@ -122,7 +124,7 @@ def _body_of(request: Request) -> type[BaseModel]:
 def _field_error(error: Mapping[str, Any], body: type[BaseModel]) -> dict[str, str]:
     place, *path = error["loc"] or ("body",)
     unreadable = error["type"] == "json_invalid"  # its path is the place in the text
-    parts = [] if unreadable else [_clean(str(part)) for part in path]
+    parts = [] if unreadable else [_clean(str(part)) for part in path[:DEEPEST]]
     message = _clean(str(error["msg"]).removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
         allowed = fields_beside(path[1:]) if path[:1] == ["spec"] else fields_beside(path, body)

@@ -26,12 +26,15 @@ from api.http.throttle import Throttle, network_of
 from computeshare.bundles.manifest import CONTENT_BYTES
 from computeshare.errors import ComputeShareError
 from computeshare.settings import EVERYWHERE
+from computeshare.tasks.recipes.bundle import MOST_BYTES
 from computeshare.transport.addresses import GATEWAY_PATH
 
 COOKIE = "computeshare"
 MAX_BODY_BYTES = 1024 * 1024
-LARGE_BODIES, LARGE_BODY_BYTES = "/v1/bundles", CONTENT_BYTES
-"""Routes whose bodies may be larger; each has a limit of its own."""
+JOB_BYTES = 8 << 20
+"""Of a body with a JobSpec: a recipe's facts name up to 20,000 tensors."""
+LARGE_BODIES = {"/v1/bundles": CONTENT_BYTES, "/v1/recipes": 8 * MOST_BYTES, "/v1/jobs": JOB_BYTES}
+"""The largest bodies of the routes below a path; each route has a limit of its own."""
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32_768
 FAILED = frozenset({401, 403, 404, 410})
 """Status codes that count as a failed try of a login key, an invite's code or a link's code."""
@@ -170,7 +173,7 @@ class Guard:
             text = f"send at most {MAX_HEADERS} headers, {MAX_HEADER_BYTES:,} bytes in total"
             raise problem(431, "Headers too large", text)
         path = request.scope["path"]  # not request.url's path, which the Host header can influence
-        limit = LARGE_BODY_BYTES if path.startswith(LARGE_BODIES) else MAX_BODY_BYTES
+        limit = next((most for start, most in LARGE_BODIES.items() if path.startswith(start)), MAX_BODY_BYTES)
         if _is_too_large(request.headers.get("content-length", "0"), limit):
             raise problem(413, "Request too large", f"send at most {limit:,} bytes")
 

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from api.deps import Cursor, ForksDep, HistoryDep, JobsDep, Limit, SubmissionsDep
+from api.http.security import JOB_BYTES
 from api.jobs.job_list import Chosen
 from api.schemas import (
     CheckpointList,
@@ -68,7 +69,7 @@ def _which(value: str) -> str:
 Which = Annotated[str, Path(max_length=64), AfterValidator(_which)]
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, max_body_size=JOB_BYTES)
 def create_job(spec: JobSpec, service: JobsDep, response: Response, key: IdempotencyKey = None) -> JobPublic:
     """Create a job; the scheduler gives it workers as they become free."""
     job = service.create(spec, key)
@@ -129,7 +130,7 @@ def retry_job(job_id: JobId, service: JobsDep) -> JobPublic:
     return service.retry(job_id)
 
 
-@router.post("/{job_id}/fork", status_code=201)
+@router.post("/{job_id}/fork", status_code=201, max_body_size=JOB_BYTES)
 def fork_job(
     job_id: JobId, request: ForkRequest, service: ForksDep, response: Response, key: IdempotencyKey = None
 ) -> JobPublic:

@@ -18,6 +18,8 @@ from computeshare.queue.seats import RECIPE_FAILED
 FAILURES = 3
 """How often a recipe fails, without a new version in between, before its job is given up: on as many workers, or at
 least once on every worker that could serve it."""
+LONGEST = 250
+"""Most characters of a failure in the sentence that ends its job."""
 PROGRESS = ("version", "folded", "retried", "resumed")
 """The types of events after which failures are counted anew."""
 EVENT = table(Event).c
@@ -125,9 +127,10 @@ def hopeless(
         enough = len(failed) >= FAILURES or (len(mine) >= FAILURES and workers and workers <= failed)
         if enough and not any(job_id == job.id for job_id, _ in working):
             last = mine[-1]
+            where, why = names.get(last.worker, last.worker), last.why[:LONGEST].rstrip(".")
             given_up[job.id] = (
-                f"The recipe failed on every worker that tried it ({len(failed)}), last on "
-                f"{names.get(last.worker, last.worker)}: {last.why.rstrip('.')}. Mend it, try it by `computeshare "
-                "recipes check --confined`, and create the job again or fork this one with the mended recipe"
+                f"The recipe failed on every worker that tried it ({len(failed)}), last on {where}: {why}. Mend it, "
+                "try it by `computeshare recipes check --confined`, and create the job again or fork this one with the "
+                "mended recipe"
             )
     return given_up

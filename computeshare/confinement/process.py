@@ -83,4 +83,6 @@ def _both(paths: Sequence[Path]) -> tuple[Path, ...]:
 def _environment(place: Path) -> dict[str, str]:
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"))
-    return {"PATH": path, "LANG": "C.UTF-8", "HOME": str(place), "TMPDIR": str(place), "USER": "recipe", **passed}
+    own = {"LANG": "C.UTF-8", "HOME": str(place), "TMPDIR": str(place), "USER": "recipe"}
+    own["JOBLIB_MULTIPROCESSING"] = "0"  # scikit-learn's helper warns that it finds no semaphores, else
+    return {"PATH": path, **own, **passed}

@@ -170,7 +170,10 @@ def _counted(names: tuple[str, ...]) -> tuple[str, ...]:
 def _parted(pair: Pair, by_class: bool, seed: int) -> dict[str, Pair]:
     count = len(pair["inputs"])
     if count < TEST_EVERY:
-        raise DatasetError(f"{count} samples are too few to set one in {TEST_EVERY} aside for the test")
+        raise DatasetError(
+            f"{count} samples are too few to set one in {TEST_EVERY} aside for the test: give at least {TEST_EVERY}, "
+            "or files named train and test"
+        )
     labels = pair["targets"].tolist() if by_class else [0] * count
     chosen = divided(range(count), labels, seed)
     return {split: {name: array[indices] for name, array in pair.items()} for split, indices in chosen.items()}

@@ -176,7 +176,10 @@ def _numbered(
         tested = [(path, label) for label, name in enumerate(names) for path in test.get(name, ())]
         return names, {"train": found, "test": tested}
     if len(found) < TEST_EVERY:
-        raise DatasetError(f"{len(found)} images are too few to set one in {TEST_EVERY} aside for the test")
+        raise DatasetError(
+            f"{len(found)} images are too few to set one in {TEST_EVERY} aside for the test: give at least "
+            f"{TEST_EVERY}, or folders train and test, each with a folder for each class"
+        )
     return names, divided(found, [label for _, label in found], seed)
 
 

@@ -137,7 +137,10 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     """A table of one job with a row for each fact, errors first."""
     rows: list[tuple[str, Any]] = [("Job", Text.assemble(plain(job["id"]), "  ", status(job)))]
     if job["error"]:
-        rows.append(("Error", Text("\n".join(map(plain, job["error"].splitlines())), "red")))
+        sentence, _, trace = job["error"].partition("\n\n")
+        rows.append(("Error", Text("\n".join(map(plain, sentence.splitlines())), "red")))
+        if trace:
+            rows.append(("Traceback", f"computeshare jobs logs {plain(job['id'])} --level error"))
     if job["reason"]:
         rows.append(("Reason", plain(job["reason"])))
     rows.append(("Name", title(job)))

@@ -598,13 +598,20 @@ def test_every_answer_carries_the_security_headers(path: str, authorization: str
 
 def test_large_body_is_refused_whether_its_length_is_told_or_not(client: TestClient) -> None:
     def chunks() -> Iterator[bytes]:
-        for _ in range(40):
+        for _ in range(140):
             yield b" " * 65536
 
-    for content in (b" " * (1024 * 1024 + 1), chunks()):
+    for content in (b" " * (8 * 1024 * 1024 + 1), chunks()):
         answer = client.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
         assert (answer.status_code, answer.headers["content-type"]) == (413, PROBLEM)
         assert "content-security-policy" in answer.headers
+
+
+def test_the_place_of_an_error_is_short_however_deep_it_lies(client: TestClient) -> None:
+    deep = '{"recipe": "sha256:", "recipe_args": {"a": ' + "[" * 150 + "Infinity" + "]" * 150 + "}}"
+    answer = client.post("/v1/jobs", content=deep, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert all(len(one["field"]) < 200 and len(one["pointer"]) < 200 for one in answer.json()["errors"])
 
 
 def test_a_value_for_none_of_several_kinds_is_one_error_of_its_field(client: TestClient, job: str) -> None:

@@ -83,6 +83,11 @@ def test_torch_computes_inside(by: Method, scratch: Path) -> None:
     assert run(by, scratch, program) == "sum 27000000.0\n"
 
 
+def test_joblib_is_silent(by: Method, scratch: Path) -> None:
+    program = "import warnings; warnings.simplefilter('always'); import joblib; print('imported')"
+    assert run(by, scratch, program) == "imported\n"
+
+
 def test_it_reads_the_readable_and_no_secret(by: Method, scratch: Path, home: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("data")

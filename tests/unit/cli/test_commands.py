@@ -157,6 +157,15 @@ def test_run_json_in_the_home_folder_is_enough(
     assert server.requests[0].headers["Authorization"] == "Bearer from-the-file"
 
 
+def test_a_failed_job_is_shown_with_its_sentence_and_where_its_traceback_is(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.on("GET /v1/jobs/ab12cd34", Answer(job(status="failed", error="it diverged\n\nTraceback: line 1\nline 2")))
+    assert run(app, ["jobs", "show", "ab12cd34"]) == 0
+    told = capsys.readouterr().out
+    assert "it diverged" in told and "computeshare jobs logs ab12cd34 --level error" in told and "line 1" not in told
+
+
 def test_token_prints_what_scripts_send(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["token"]) == 0
     assert capsys.readouterr().out == "secret\n"

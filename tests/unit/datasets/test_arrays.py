@@ -70,7 +70,7 @@ def test_targets_that_are_no_classes_are_for_recipes(tmp_path: Path, targets: di
         ({"y": Y}, "has no inputs"),
         ({"x": np.array([1j] * 20)}, "are complex128"),
         ({"x": np.full((20, 2), np.nan)}, "values that are no numbers"),
-        ({"x": X[:5]}, "too few"),
+        ({"x": X[:5]}, "too few .* give at least 10, or"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :3], "y_test": Y}, "differ in shape"),
     ],
 )

@@ -13,6 +13,7 @@ from api.main import create_app
 from api.publication.outbox import Courier
 from computeshare.bundles.store import BundleStore
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.recipe_facts import MOST_TENSORS
 from computeshare.protocol.keys import JobKeys
 from computeshare.queue.recipes import is_signed
 from computeshare.runtime.signatures import SigningKey
@@ -100,6 +101,15 @@ def test_a_job_needs_the_recipe_and_its_initial_state(client: TestClient, initia
     assert (made["title"], made["metric"], made["perplexity"]) == (f"recipe {DIGEST[7:15]}", "loss", None)
     found = client.get("/v1/jobs", params={"search": made["title"].upper()}).json()["items"]
     assert [one["id"] for one in found] == [made["id"]]
+
+
+def test_as_many_tensors_as_facts_may_name_fit_into_a_request(client: TestClient, added: str, initial: str) -> None:
+    name = "model.layers.{}.mlp.experts.{}.gate_projection_of_the_mixture.weight"
+    tensors = [
+        {"name": name.format(n % 100, n), "shape": [1, 1, 1, 1], "kind": "parameter"} for n in range(MOST_TENSORS)
+    ]
+    made = create(client, recipe_facts=FACTS | {"initial": initial, "tensors": tensors})
+    assert made.status_code == 201 and len(made.request.content) > 2_000_000
 
 
 def test_a_recipe_is_published_with_its_job_and_kept_while_the_job_lasts(
