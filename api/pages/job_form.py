@@ -18,10 +18,12 @@ from computeshare.jobspec.machine_needs import need_texts, parse_need
 from computeshare.jobspec.part import plain_errors
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.language_models import LANGUAGE_MODELS, GptArgs
+from computeshare.jobspec.tasks.own_data import is_own_name
 from computeshare.strategies.registry import DEFAULT, KINDS
 
 Document = dict[str, Any]
 STRATEGY, CODEC, MODEL_ARGS, MORE = "strategy.kind", "codec", "model_args", "more"
+RECIPE, ARGUMENTS = "recipe", "recipe_args"
 CHOSEN = "manual"
 """The form's other value of `codec` beside `auto`: use the two codec fields."""
 
@@ -58,6 +60,10 @@ OTHERS = FormField(
     lines=4,
 )
 """The last input, for all fields without an input of their own."""
+RECIPE_ARGUMENTS = FormField(
+    ARGUMENTS, "Recipe's arguments", "NAME=VALUE, each in a line of its own; values are JSON, else text", lines=3
+)
+"""The input below that of the recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,12 @@ def groups() -> Sequence[Group]:
     return tuple(
         Group(
             heading,
-            tuple(_form_field(one) for one in job_fields() if one.control and one.control.heading == heading),
+            tuple(
+                made
+                for one in job_fields()
+                if one.control and one.control.heading == heading
+                for made in ((_form_field(one), RECIPE_ARGUMENTS) if one.path == RECIPE else (_form_field(one),))
+            ),
             open=heading != controls.MORE,
         )
         for heading in controls.HEADINGS
@@ -131,6 +142,8 @@ def filled(values: Mapping[str, str]) -> Filled:
     if values.get(CODEC) == "auto":
         document[CODEC] = "auto"
     _tidy(document)
+    if recipe := values.get(RECIPE, "").strip():
+        _train(document, recipe)
     try:
         _merge(document, _more(values.get(MORE, "")))
     except ValueError as error:
@@ -140,7 +153,9 @@ def filled(values: Mapping[str, str]) -> Filled:
 
 def _read(one: FormField, text: str) -> Iterator[tuple[str, Any]]:
     """The dotted paths and values of an input's text. Raises ValueError."""
-    if one.is_needs:
+    if one.path == ARGUMENTS:
+        yield one.path, dict(_arguments(text))
+    elif one.is_needs:
         yield from ((f"{one.path}.{path}", value) for path, value in map(parse_need, listed(text)))
     else:
         yield one.path, _number(text) if one.step else listed(text) if one.is_list else text
@@ -156,9 +171,12 @@ def of_spec(spec: Mapping[str, Any]) -> dict[str, str]:
         value = found if found is not None else _get(spec, one.path)
         if one.path != CODEC and value is not None:
             listing = need_texts(value) if one.is_needs else value
+            if one.path == ARGUMENTS:
+                value = "\n".join(f"{name}={json.dumps(argument)}" for name, argument in value.items())
             values[one.path] = ", ".join(listing) if one.is_list or one.is_needs else str(value)
     values[CODEC] = "auto" if spec["codec"] == "auto" else CHOSEN
     rest.pop(CODEC, None)
+    rest.pop("recipe_facts", None)  # those of other arguments would be false
     if kept := _without_empty(rest):
         values[MORE] = json.dumps(kept, indent=2)
     return values
@@ -213,6 +231,27 @@ def _tidy(document: Document) -> None:
         if known:
             for name in [name for name in part if name != "name" and name not in known.arguments]:
                 del part[name]
+
+
+def _train(document: Document, recipe: str) -> None:
+    """Make the document's job train a recipe, in place of a model on a built-in data set: the form sends all inputs."""
+    for name in ("model", MODEL_ARGS, "input", "augment"):
+        document.pop(name, None)
+    if not is_own_name(document.get("dataset", "")):
+        document.pop("dataset", None)
+    document[RECIPE] = recipe
+
+
+def _arguments(text: str) -> Iterator[tuple[str, Any]]:
+    """The names and values in the input of a recipe's arguments. Raises ValueError."""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise ValueError(f"{line[:50]!r} is no argument: write NAME=VALUE, for example width=256")
+        try:
+            yield name.strip(), json.loads(value)
+        except (ValueError, RecursionError):
+            yield name.strip(), value.strip()
 
 
 def _more(text: str) -> Document:

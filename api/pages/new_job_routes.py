@@ -10,15 +10,18 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from redis.exceptions import RedisError
 
 from api.datasets.service import Datasets
-from api.deps import DatasetsDep, FleetDep, JobsDep
+from api.deps import DatasetsDep, FleetDep, JobsDep, RecipesDep
 from api.errors import Conflict, InvalidFields
 from api.fleet.service import Fleet
 from api.jobs.service import Jobs, fingerprint_of
 from api.pages import job_form
 from api.pages.job_routes import shown_as
 from api.pages.page_response import PageRoute, ViewsDep, missing, render
+from api.recipes.service import Recipes
 from computeshare.errors import BrokerError, SettingsError
 from computeshare.jobspec.spec import JobSpec
+from computeshare.jobspec.tasks.recipes import PACKAGE
+from computeshare.tasks.recipes import packages
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, route_class=PageRoute)
 
@@ -42,6 +45,7 @@ class Parts:
     jobs: Jobs
     fleet: Fleet
     datasets: Datasets
+    recipes: Recipes
 
     def with_own_data(self, filled: job_form.Filled) -> job_form.Filled:
         """The form with the facts of the user's own data set, or with an error that says why it cannot be used."""
@@ -60,8 +64,8 @@ class Parts:
         return {"model": {"images": "resnet20", "text": "gpt"}.get(facts.kind, "mlp")}
 
 
-def _parts(jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep) -> Parts:
-    return Parts(jobs, fleet, datasets)
+def _parts(jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep, recipes: RecipesDep) -> Parts:
+    return Parts(jobs, fleet, datasets, recipes)
 
 
 PartsDep = Annotated[Parts, Depends(_parts)]
@@ -129,6 +133,10 @@ def _form(
     spec = filled.spec
     context: dict[str, Any] = {
         "groups": job_form.groups(),
+        "recipes": {
+            **{one.digest: f"{one.name or 'recipe'} ({one.digest[7:15]})" for one in parts.recipes.list().items},
+            **{PACKAGE + name: f"{name}, of the package {one.release}" for name, one in packages.installed().items()},
+        },
         "others": job_form.OTHERS,
         "filled": filled,
         "wrong": job_form.wrong(filled),

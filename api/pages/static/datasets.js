@@ -1,4 +1,4 @@
-// The page of data sets: removes them over REST.
+// The pages of data sets: remove them over REST.
 
 import { ask } from "./asking.js";
 
@@ -11,7 +11,7 @@ async function remove() {
   problem.textContent = "";
   try {
     await ask("DELETE", `/v1/datasets/${encodeURIComponent(doomed)}`);
-    location.reload();
+    location.assign("/datasets");
   } catch (error) {
     problem.textContent = `The request failed: ${error.message}`;
   }

@@ -3,6 +3,7 @@
 import { replaceParts } from "./live.js";
 
 const PAUSE_MS = 250;
+const OF_MODELS = ["model", "augment"]; // which a recipe has itself
 const form = document.getElementById("new");
 let timer = null;
 let asked = 0;
@@ -12,6 +13,10 @@ function showKinds() {
     const { value } = form.elements[name];
     for (const field of form.querySelectorAll(`[data-${owners}]`)) field.hidden = !field.dataset[owners].split(" ").includes(value);
   }
+  const hasRecipe = Boolean(form.elements.recipe.value);
+  for (const name of OF_MODELS) form.elements[name].closest(".field").hidden = hasRecipe;
+  if (hasRecipe) for (const field of form.querySelectorAll("[data-models]")) field.hidden = true;
+  form.elements.recipe_args.closest(".field").hidden = !hasRecipe;
   for (const name of ["codec.up", "codec.down"]) form.elements[name].closest(".field").hidden = form.elements.codec.value === "auto";
 }
 

@@ -5,6 +5,7 @@ import pytest
 from api.pages import job_form
 from api.pages.job_form import CHOSEN, CODEC, MORE, STRATEGY
 from computeshare.jobspec.spec import JobSpec
+from tests.support.recipe_jobs import recipe_spec
 
 
 def test_the_form_as_it_is_first_shown_makes_a_job() -> None:
@@ -52,6 +53,28 @@ def test_a_clone_asks_for_the_same_job_again(name: str) -> None:
     found = job_form.filled(job_form.of_spec(spec.model_dump(mode="json")))
     assert not found.errors
     assert found.spec == spec
+
+
+RECIPE = "sha256:" + "a1" * 32
+
+
+def test_a_chosen_recipe_takes_the_place_of_the_model_and_of_a_built_in_data_set() -> None:
+    values = job_form.of_defaults() | {"recipe": RECIPE, "recipe_args": "width=128\nkind = wide\n\nsizes=[1, 2]"}
+    values |= {"augment": "flip"}
+    found = job_form.filled(values)
+    assert found.spec == JobSpec(recipe=RECIPE, recipe_args={"width": 128, "kind": "wide", "sizes": [1, 2]}, epochs=5)
+    own = job_form.filled(values | {"dataset": "birds"})
+    assert own.spec and (own.spec.dataset, own.spec.model) == ("birds", None)
+    assert "write NAME=VALUE" in job_form.filled(values | {"recipe_args": "width"}).errors["recipe_args"]
+
+
+def test_a_clone_of_a_recipes_job_has_its_arguments_and_is_tried_anew() -> None:
+    arguments = {"width": 128, "kind": "wide", "sizes": [1, 2]}
+    spec = recipe_spec(recipe_args=arguments, rounds=7)
+    values = job_form.of_spec(spec.model_dump(mode="json"))
+    assert values["recipe_args"] == 'width=128\nkind="wide"\nsizes=[1, 2]'
+    found = job_form.filled(values)
+    assert found.spec == spec.model_copy(update={"recipe_facts": None})
 
 
 def test_fields_of_other_strategies_and_of_other_optimizers_are_left_out() -> None:
