@@ -48,7 +48,7 @@ def test_samples_are_shown_a_job_is_begun_and_a_data_set_removed(site: Site, ope
     expect(page.get_by_role("heading", name="tones", level=1)).to_be_visible()
     expect(page.get_by_role("row", name="train 27")).to_be_visible()
     expect(page.get_by_text("Classes: dunkel, grau, wei\u00df")).to_be_visible()
-    expect(page.locator("img")).to_have_count(24)
+    expect(page.locator(".gallery img")).to_have_count(24)
     expect(page.get_by_text("No job has trained on it yet.")).to_be_visible()
     assert problems(page) == []
     picture(page, "dataset", whole=True)
