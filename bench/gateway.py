@@ -25,6 +25,7 @@ from api.database import Database
 from api.fleet.invites import Introduction, InviteService
 from bench.report import Cell, Part, Table, markdown
 from computeshare.codecs.messages import PART_BYTES
+from computeshare.protocol.keys import JobKeys
 from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import Forwarder, GatewayAccess
 from computeshare.transport.machine_key import MachineKey
@@ -32,7 +33,10 @@ from computeshare.transport.wire import Wire
 from computeshare.up.embedded_broker import EmbeddedBroker, free_port
 from computeshare.worker.invite import introduction
 
-BYTES, PINGS, KEY = 45_000_000, 500, "bench:gateway"
+BYTES, PINGS = 45_000_000, 500
+JOB = JobKeys("bench")
+Way = tuple[Redis, str]
+"""A client, and the key of a hash that it may write."""
 NGINX = """
 daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.log; worker_processes 1;
 events {{ worker_connections 1024; }}
@@ -60,13 +64,13 @@ def main() -> None:
         certify(folder)
         broker = EmbeddedBroker.start(folder / "broker.log")
         stack.callback(broker.stop)
-        ways = {"direct TCP": Redis.from_url(_tcp(broker.url), socket_timeout=60)}
+        ways: dict[str, Way] = {"direct TCP": (Redis.from_url(_tcp(broker.url), socket_timeout=60), "bench")}
         if server := shutil.which("redis-server"):
             ways["direct TLS"] = stack.enter_context(broker_over_tls(server, folder))
         ways["gateway"] = stack.enter_context(through_gateway(folder, broker.url, None))
         if options.nginx:
             ways["gateway, TLS by nginx"] = stack.enter_context(through_gateway(folder, broker.url, "nginx"))
-        rounds = [{name: measure(redis) for name, redis in ways.items()} for _ in range(options.pairs)]
+        rounds = [{name: measure(*way) for name, way in ways.items()} for _ in range(options.pairs)]
     rows: list[list[Cell]] = [
         [name, *(statistics.median(one[name][at] for one in rounds) for at in range(3))] for name in ways
     ]
@@ -112,19 +116,19 @@ def running(command: list[str], folder: Path, ready: Callable[[], object], **env
 
 
 @contextmanager
-def broker_over_tls(server: str, folder: Path) -> Iterator[Redis]:
+def broker_over_tls(server: str, folder: Path) -> Iterator[Way]:
     """A Redis server with TLS, and a client of it."""
     port = str(free_port())
     files = ["--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem")]
     command = [server, "--port", "0", "--tls-port", port, *files, "--tls-auth-clients", "no", "--save", ""]
     redis = Redis.from_url(f"rediss://127.0.0.1:{port}?ssl_cert_reqs=none", socket_timeout=60)
     with running(command, folder, redis.ping), redis:
-        yield redis
+        yield redis, "bench"
 
 
 @contextmanager
-def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterator[Redis]:
-    """A gateway in a process of its own, a forwarder here, and a client of that."""
+def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterator[Way]:
+    """A gateway in a process of its own, a forwarder here, and a client of that, with a key that it may write."""
     home = folder / f"home-{proxy}"
     database = Database(f"sqlite:///{home / 'computeshare.db'}")
     database.migrate()
@@ -136,6 +140,9 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
     pem = (folder / "cert.pem").read_text() if proxy else ""
     url = f"https://localhost:{front}" if proxy else f"http://127.0.0.1:{port}"
     access = GatewayAccess(f"{url}/v1/gateway", made.id, key, pem)
+    worker = f"{made.id}bench"
+    with connect(broker_url) as direct:
+        direct.hset(JOB.seats(), worker, f"{worker}-bench-0-1")
     with ExitStack() as stack:
         forwarder = stack.enter_context(Forwarder(access))
         redis = stack.enter_context(Redis.from_url(forwarder.redis_url, socket_timeout=60))
@@ -146,11 +153,11 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
         environment = {"COMPUTESHARE_REDIS_URL": broker_url, "COMPUTESHARE_HOME": str(home)}
         own = [sys.executable, "-m", "api.gateway.process", "--port", str(port)]
         stack.enter_context(running(own, folder, redis.ping, **environment))
-        yield redis
+        yield redis, JOB.inner(f"{worker}:{'0' * 32}")
     database.close()
 
 
-def measure(redis: Redis) -> tuple[float, float, float]:
+def measure(redis: Redis, key: str) -> tuple[float, float, float]:
     """MB/s up and down of a message in parts, as updates are sent, and the milliseconds of a PING."""
     blob = os.urandom(BYTES)
     parts = [memoryview(blob)[at : at + PART_BYTES] for at in range(0, BYTES, PART_BYTES)]
@@ -158,9 +165,9 @@ def measure(redis: Redis) -> tuple[float, float, float]:
     wire = Wire(redis, stall_s=30)
     wire.exchange([("PING",)])
     began = time.perf_counter()
-    wire.exchange([("HSET", KEY, str(at), part) for at, part in enumerate(parts)])
+    wire.exchange([("HSET", key, str(at), part) for at, part in enumerate(parts)])
     sent = time.perf_counter()
-    wire.exchange([("HGET", KEY, str(at)) for at in range(len(parts))], into=rooms)
+    wire.exchange([("HGET", key, str(at)) for at in range(len(parts))], into=rooms)
     received = time.perf_counter()
     assert b"".join(rooms) == blob
     times = []
@@ -168,7 +175,7 @@ def measure(redis: Redis) -> tuple[float, float, float]:
         asked = time.perf_counter()
         wire.exchange([("PING",)])
         times.append(time.perf_counter() - asked)
-    wire.exchange([("DEL", KEY)])
+    wire.exchange([("UNLINK", key)])
     wire.close()
     return BYTES / (sent - began) / 1e6, BYTES / (received - sent) / 1e6, 1000 * statistics.median(times)
 

@@ -13,7 +13,10 @@ from api.broker import Broker
 from api.database import Database
 from api.gateway.broker_stream import BrokerStream
 from api.gateway.challenge import ANSWER_S, is_proven
+from api.gateway.commands.access import Access
+from api.gateway.commands.filter import CommandFilter
 from api.gateway.machines import Machine, Machines
+from api.gateway.refusals import Refusals
 from api.gateway.relay import REVOKED, SLOW, STALL_S, Receive, Send, relay
 from api.gateway.traffic import Traffic
 from api.http.throttle import Throttle, network_of
@@ -69,11 +72,12 @@ class Gateway:
     """Answers WebSocket connections only. Each carries one connection to the broker, as binary messages.
 
     A machine names its id and proves by a signature that it holds the key. The gateway logs in to the broker itself, so
-    that machines learn neither the broker's address nor a password.
+    that machines learn neither the broker's address nor a password, and passes on only what a worker of theirs needs.
     """
 
-    def __init__(self, machines: Machines, traffic: Traffic, limits: Limits | None = None) -> None:
+    def __init__(self, machines: Machines, traffic: Traffic, access: Access, limits: Limits | None = None) -> None:
         self._machines, self._traffic, self._limits = machines, traffic, limits or Limits()
+        self._access, self.refusals = access, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
         self._open: set[_Open] = set()
         self._asked = 0  # connections whose machines are still to prove who they are
@@ -110,8 +114,10 @@ class Gateway:
             if self._watch is None or self._watch.done():
                 self._watch = asyncio.create_task(self._look_after())
             await send({"type": "websocket.send", "text": ADMITTED})
-            count = partial(self._traffic.add, connection.machine.id)
-            code = await relay(receive, send, broker, count, connection.cut, self._limits.stall_s)
+            machine = connection.machine
+            count = partial(self._traffic.add, machine.id)
+            commands = CommandFilter(machine.id, self._access, partial(self.refusals.note, machine.id, machine.name))
+            code = await relay(receive, send, broker, commands, count, connection.cut, self._limits.stall_s)
         finally:
             broker.abort()
         await _close(send, code)
@@ -179,7 +185,7 @@ class Gateway:
 
 def gateway_of(settings: Settings, database: Database, broker: Broker) -> Gateway:
     """A gateway to the broker that these settings name."""
-    return Gateway(Machines(database, settings.resolve_redis_url), Traffic(broker.client))
+    return Gateway(Machines(database, settings.resolve_redis_url), Traffic(broker.client), Access(broker.client))
 
 
 async def _close(send: Send, code: int, reason: str = "") -> None:

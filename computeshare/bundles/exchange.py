@@ -62,11 +62,13 @@ def fetch(
     only: Sequence[str] = (),
     goes_on: Callable[[], bool] = lambda: True,
     progress: Callable[[Fetched], object] = lambda _: None,
+    worker: str = "",
 ) -> None:
     """Fetch the files of a bundle, or those whose paths start with one of `only`, as far as they are not in the store.
 
     Waits while the broker is away, and while another process on this machine fetches the bundle. `progress` is called
-    at the beginning and after each piece.
+    at the beginning and after each piece. `worker` is the id of the worker that fetches, if one does: machines may
+    fetch for their own workers alone.
 
     Raises: Interrupted: `goes_on` returned False; what was fetched stays. BundleError: the control plane has no such
         bundle, sends nothing for `SILENT_S` or damaged pieces, or the files cannot be stored here.
@@ -77,7 +79,7 @@ def fetch(
             if not goes_on():
                 raise Interrupted("the files are not wanted any more")
             try:
-                with store.fetching(digest), closing(Exchange(redis, digest, goes_on)) as exchange:
+                with store.fetching(digest), closing(Exchange(redis, digest, goes_on, worker)) as exchange:
                     _fetch(exchange, store, only, progress)
             except BlockingIOError:
                 time.sleep(LONGEST_PAUSE_S / 4)
@@ -127,12 +129,13 @@ class _Answers:
 class Exchange:
     """Reads pieces of one bundle from the broker."""
 
-    def __init__(self, redis: Redis, digest: str, goes_on: Callable[[], bool]) -> None:
+    def __init__(self, redis: Redis, digest: str, goes_on: Callable[[], bool], worker: str = "") -> None:
         self.digest = digest
         self.wire = Wire(redis, interrupt=lambda: not self._is_over and not goes_on())
         self._is_over = self._is_linked = False
-        self._name = secrets.token_hex(8)
+        self._name = f"{worker}-{secrets.token_hex(8)}"
         self._turn = 0
+        self._damaged: Counter[str] = Counter()
 
     def close(self) -> None:
         """Take back what this process wants, and close the connection."""
@@ -156,7 +159,8 @@ class Exchange:
 
     def get(self, pieces: Mapping[str, int], put: Put) -> None:
         """Read pieces, by their names and largest sizes, and `put` each. Raises Interrupted, BundleError."""
-        left, answers, damaged = dict(pieces), _Answers(), Counter[str]()
+        left, answers = dict(pieces), _Answers()
+        self._damaged = Counter[str]()
         room = memoryview(bytearray(max(left.values(), default=0)))
         heard_at = time.monotonic()
         while left:
@@ -178,7 +182,7 @@ class Exchange:
                 except PieceDamaged as error:
                     data = error
             if piece and isinstance(data, Exception):
-                self._doubt(piece, data, damaged)
+                self._doubt(piece, data)
             if time.monotonic() - heard_at > SILENT_S:
                 raise BundleError(
                     f"the control plane has sent no data for {SILENT_S:.0f} s: see that it runs (computeshare up)"
@@ -189,7 +193,7 @@ class Exchange:
         error, or None.
         """
         self._turn += 1
-        value = " ".join((str(self._turn), self.digest, *wanted))
+        value = " ".join((str(self._turn), self.digest, *("!" * bool(self._damaged[one]) + one for one in wanted)))
         ready = keys.bundle_ready(self._name)
         read: list[Any] = [("GET", keys.bundle_piece(piece))] if piece else []
         ask: list[Any] = [
@@ -198,7 +202,7 @@ class Exchange:
             ("LPUSH", keys.BUNDLE_ASKED, 1),
             ("LTRIM", keys.BUNDLE_ASKED, 0, 0),
             ("EXPIRE", keys.BUNDLE_ASKED, KEYS_LIFE_S),
-            ("SMEMBERS", keys.BUNDLE_OFFERS),
+            ("SMEMBERS", keys.bundle_offers(self.digest.removeprefix(DIGEST))),
             ("LPOP", ready) if piece else ("BLPOP", ready, WAIT_S),
         ]
         commands = [*read, *ask]
@@ -215,17 +219,15 @@ class Exchange:
             answers.hear(told if piece else told[1])
         return replies[0] if piece else None
 
-    def _doubt(self, piece: str, error: Exception, damaged: "Counter[str]") -> None:
-        """Delete a damaged piece, so that it is sent again. Raises BundleError: it was damaged too often."""
-        damaged[piece] += 1
+    def _doubt(self, piece: str, error: Exception) -> None:
+        """Want a damaged piece again. Raises BundleError: it was damaged too often."""
+        self._damaged[piece] += 1
         log.warning("a damaged piece is fetched again", piece=piece, error=str(error))
-        if damaged[piece] == MOST_DAMAGED:
+        if self._damaged[piece] == MOST_DAMAGED:
             raise BundleError(
                 f"piece {piece[:12]} of bundle {self.digest[:19]} arrived damaged {MOST_DAMAGED} times: somebody with "
                 "access to the broker changes what is sent, or its memory is faulty"
             )
-        with suppress(*_AWAY):
-            self.wire.exchange([("UNLINK", keys.bundle_piece(piece))])
 
 
 def _names(values: Collection[bytes]) -> set[str]:

@@ -3,7 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import structlog
@@ -25,31 +26,43 @@ QUIET_S = 60.0
 """Seconds after which a process that has not written again what it wants is taken to be gone."""
 SLOW_S = 10.0
 """Seconds after which a piece makes room for others: whoever began to read it reads on, others ask again."""
+CHECKED_S = 1.0
+"""Seconds before a doubted piece in the broker is compared with its name again."""
 MOST_WANTING, LONGEST_WANT = 1000, 1000
+DOUBTED = "!"
+"""Stands before a piece that arrived damaged."""
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a process wants next of a bundle; `raw` is how it says so, anew each time."""
+    """What a process wants next of a bundle; `raw` is how it says so, anew each time. It got the `doubted` pieces
+    damaged.
+    """
 
     raw: bytes
     digest: str
     pieces: tuple[str, ...]
+    doubted: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, raw: bytes) -> "Want | None":
         """None: this is none."""
         _, digest, *pieces = (*raw[:LONGEST_WANT].decode(errors="replace").split(), "", "")
         pieces = [piece for piece in pieces if piece][:AHEAD]
+        doubted = frozenset(piece[1:] for piece in pieces if piece.startswith(DOUBTED))
+        pieces = [piece.removeprefix(DOUBTED) for piece in pieces]
         is_hex = all(len(piece) == 64 and set(piece) <= set("0123456789abcdef") for piece in pieces)
-        return cls(raw, digest, tuple(pieces)) if is_hex and digest.startswith(DIGEST) else None
+        return cls(raw, digest, tuple(pieces), doubted) if is_hex and digest.startswith(DIGEST) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Offer:
     size: int
     since: float
+    digests: set[str] = field(default_factory=set)
+    """Of the bundles for which the piece was wanted."""
+    checked_at: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -87,15 +100,17 @@ class PieceServer:
         wants = self._wants(redis)
         wanted = dict(self._in_turn(wants))
         self._refresh(redis, wanted)
+        self._check(redis, {piece for want in wants.values() for piece in want.doubted})
         heads = {want.pieces[0] for want in wants.values()}
         put = 0
         for piece, process in wanted.items():
             if piece in self._offers:
+                self._show(redis, wants[process].digest, piece)
                 continue
             try:
                 size = self._size(wants[process].digest, piece)
                 if self._make_room(redis, size, heads, piece in heads):
-                    self._put(redis, piece, self._read(wants[process].digest, piece))
+                    self._put(redis, wants[process].digest, piece)
                     self._processes[process].served_at = self._clock()
                     put += size
             except BundleError as error:
@@ -106,9 +121,21 @@ class PieceServer:
 
     def _clear(self, redis: Redis) -> None:
         """Delete the pieces that another control plane has put there."""
-        left: Any = redis.smembers(keys.BUNDLE_OFFERS)
-        redis.unlink(keys.BUNDLE_OFFERS, *[keys.bundle_piece(piece.decode(errors="replace")) for piece in left])
+        for pattern in (keys.bundle_offers("*"), keys.bundle_piece("*")):
+            for key in redis.scan_iter(pattern, count=1000):
+                redis.unlink(key)
         self._began = True
+
+    def _check(self, redis: Redis, doubted: Collection[str]) -> None:
+        """Delete the doubted pieces that are damaged in the broker."""
+        for piece in doubted:
+            offer = self._offers.get(piece)
+            if offer is None or self._clock() - offer.checked_at < CHECKED_S:
+                continue
+            offer.checked_at = self._clock()
+            found: Any = redis.get(keys.bundle_piece(piece))
+            if sha256(found or b"").hexdigest() != piece:
+                self._delete(redis, [piece])
 
     def _wants(self, redis: Redis) -> dict[str, Want]:
         """What each process wants that is there."""
@@ -144,7 +171,8 @@ class PieceServer:
         pipeline = redis.pipeline(transaction=False)
         for piece in (pieces := list(self._offers)):
             pipeline.expire(keys.bundle_piece(piece), PIECE_LIFE_S)
-        pipeline.expire(keys.BUNDLE_OFFERS, PIECE_LIFE_S)
+        for digest in {digest for offer in self._offers.values() for digest in offer.digests}:
+            pipeline.expire(keys.bundle_offers(digest), PIECE_LIFE_S)
         for piece, is_there in zip(pieces, pipeline.execute(), strict=False):
             if not is_there:
                 self._delete(redis, [piece])
@@ -161,18 +189,26 @@ class PieceServer:
             self._delete(redis, [yielding.pop(0)])
         return True
 
-    def _put(self, redis: Redis, piece: str, data: bytes) -> None:
+    def _put(self, redis: Redis, digest: str, piece: str) -> None:
+        data = self._read(digest, piece)
         redis.set(keys.bundle_piece(piece), data, ex=PIECE_LIFE_S)
         self._offers[piece] = _Offer(len(data), self._clock())
-        redis.sadd(keys.BUNDLE_OFFERS, piece)
-        redis.expire(keys.BUNDLE_OFFERS, PIECE_LIFE_S)
+        self._show(redis, digest, piece)
+
+    def _show(self, redis: Redis, digest: str, piece: str) -> None:
+        """Name a piece that is there to all who want the bundle."""
+        bundle = digest.removeprefix(DIGEST)
+        if bundle not in self._offers[piece].digests:
+            self._offers[piece].digests.add(bundle)
+            redis.sadd(keys.bundle_offers(bundle), piece)
+            redis.expire(keys.bundle_offers(bundle), PIECE_LIFE_S)
 
     def _delete(self, redis: Redis, pieces: list[str]) -> None:
         if pieces:
             redis.unlink(*map(keys.bundle_piece, pieces))
-            redis.srem(keys.BUNDLE_OFFERS, *pieces)
-            for piece in pieces:
-                del self._offers[piece]
+        for piece in pieces:
+            for digest in self._offers.pop(piece).digests:
+                redis.srem(keys.bundle_offers(digest), piece)
 
     def _tell(self, redis: Redis, wants: dict[str, Want]) -> None:
         """Tell each process which of the pieces that it wants are there."""

@@ -68,7 +68,7 @@ class Surroundings:
         """The broker's report. Raises SettingsError if no broker is known, and the connection's errors."""
         joined = last_joined(self.settings)
         with joined.broker_url() as url, connect(url, retries=0) as redis:
-            info: dict[str, Any] = dict(redis.info())
+            info: dict[str, Any] = {**redis.info("server"), **redis.info("memory")}
             times_s = [_timed(redis.ping) for _ in range(_PINGS)]
             return BrokerReport(joined.shown, info, statistics.median(times_s), _release(redis))
 

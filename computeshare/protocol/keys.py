@@ -28,13 +28,12 @@ TEXT_REQUESTS = "cs:text-requests"
 """list: ids of requests for text from a job's language model, which evaluators take; expires."""
 
 BUNDLE_WANTS = "cs:bundle-wants"
-"""hash: a process that fetches a bundle to `turn digest piece...`, the pieces that it wants next; expires."""
+"""hash: a process that fetches a bundle to `turn digest piece...`, the pieces that it wants next, with `!` before one
+that it got damaged; expires.
+"""
 
 BUNDLE_ASKED = "cs:bundle-asked"
 """list: one element when somebody wants pieces of a bundle, to wake the control plane; expires."""
-
-BUNDLE_OFFERS = "cs:bundle-offers"
-"""set: names of the pieces that the control plane has put into the broker; expires."""
 
 GATEWAY_TRAFFIC = "cs:gateway-traffic"
 """hash: `MACHINE:up` and `MACHINE:down` to the bytes that gateways carried for a machine; the control plane removes a
@@ -84,6 +83,13 @@ def text_answer(request_id: str) -> str:
     return f"cs:text-answer:{request_id}"
 
 
+def bundle_offers(digest: str) -> str:
+    """set: names of the pieces of a bundle that the control plane has put into the broker; expires. `digest` is that of
+    the bundle, in hex.
+    """
+    return f"cs:bundle-offers:{digest}"
+
+
 def bundle_piece(piece: str) -> str:
     """string: a piece of a bundle, while somebody wants it; expires."""
     return f"cs:bundle-piece:{piece}"
@@ -119,9 +125,9 @@ class JobKeys:
         """hash: worker to its measurements (JSON), from which the reducer chooses the codecs of a job with `auto`."""
         return self._key("measured")
 
-    def probe(self, session: str) -> str:
+    def probe(self, worker: str) -> str:
         """string: arbitrary bytes with which a worker measures its link; expires after a minute."""
-        return self._key("probe", session)
+        return self._key("probe", worker)
 
     def origin(self) -> str:
         """string: token of the checkpoint that a forked job starts from; without it, a job starts from its seed."""
@@ -166,7 +172,9 @@ class JobKeys:
         return self._key("state", token)
 
     def staged(self, nonce: str) -> str:
-        """hash: a message not yet submitted or committed, part by part; expires."""
+        """hash: a message not yet submitted or committed, part by part; expires. The nonce begins with its sender: a
+        worker's is `WORKER:SUBMISSION:MICRO_BATCH`.
+        """
         return self._key("staged", nonce)
 
     def update(self, token: str, micro_batch: int) -> str:
@@ -208,11 +216,13 @@ class JobKeys:
         return self._key("recent")
 
     def handed(self) -> str:
-        """list: ended sessions whose inner optimizer state another worker may take over."""
+        """list: ended sessions, each as `WORKER:SESSION`, whose inner optimizer state another worker may take over."""
         return self._key("handed")
 
     def inner(self, session: str) -> str:
-        """hash: the inner optimizer state that a session handed over, in pieces; expires after a day."""
+        """hash: the inner optimizer state that a session, `WORKER:SESSION`, handed over or takes over, in pieces;
+        expires after a day.
+        """
         return self._key("inner", session)
 
     def suspects(self) -> str:

@@ -112,12 +112,12 @@ class WorkerSession:
 
     def put_probe(self, data: Blob) -> None:
         """Send arbitrary bytes, for the caller to time the upload."""
-        self._channel.exchange([["SET", self.keys.probe(self.session_id), data, "EX", PROBED_S]])
+        self._channel.exchange([["SET", self.keys.probe(self.worker_id), data, "EX", PROBED_S]])
 
     def take_probe(self) -> None:
         """Read the bytes of `put_probe` back and delete them."""
-        self._channel.exchange([["GET", self.keys.probe(self.session_id)]])
-        self._channel.exchange([["UNLINK", self.keys.probe(self.session_id)]])
+        self._channel.exchange([["GET", self.keys.probe(self.worker_id)]])
+        self._channel.exchange([["UNLINK", self.keys.probe(self.worker_id)]])
 
     def report(self, measured: str) -> None:
         """Store this worker's measurements (JSON)."""
@@ -239,17 +239,19 @@ class WorkerSession:
 
     def hand_over(self, state: Sequence[Blob]) -> None:
         """Store the inner optimizer state of this worker's replica for a worker that joins later."""
-        self._channel.stage({self.keys.inner(self.session_id): seal(state)}, HANDED_S)
-        self._channel.exchange([["RPUSH", self.keys.handed(), self.session_id]])
+        self._channel.stage({self.keys.inner(self._own): seal(state)}, HANDED_S)
+        self._channel.exchange([["RPUSH", self.keys.handed(), self._own]])
 
     def take_over(self) -> Blob | None:
         """Take an inner state that another session handed over, exclusively; None if there is none.
 
         Raises CodecError: the state is damaged.
         """
-        while (session_id := self._channel.exchange([["LPOP", self.keys.handed()]])[0]) is not None:
-            key = self.keys.inner(session_id.decode())
-            if state := self._channel.load_sealed(key):
+        key = self.keys.inner(self._own)
+        while (handed := self._channel.exchange([["LINDEX", self.keys.handed(), 0]])[0]) is not None:
+            session = handed.decode()
+            given = {"handed_inner_key": self.keys.inner(session), "inner_key": key, "session": session}
+            if self._scripts.call("take_over", self.keys, **given) and (state := self._channel.load_sealed(key)):
                 self._channel.exchange([["UNLINK", key]])
                 return state
         return None
@@ -296,8 +298,13 @@ class WorkerSession:
         told = dict(pairs(fields))
         return told[b"token"].decode() if b"token" in told else None
 
+    @property
+    def _own(self) -> str:
+        """This session's name among those of all workers."""
+        return f"{self.worker_id}:{self.session_id}"
+
     def _staged(self, nonce: str, micro_batch: int) -> str:
-        return self.keys.staged(f"{nonce}:{micro_batch}")
+        return self.keys.staged(f"{self.worker_id}:{nonce}:{micro_batch}")
 
     def _submission(self, token: str, nonce: str, updates: Sequence[Update], report: dict[str, Any]) -> Command:
         about = {"micro_batches": [micro_batch for micro_batch, _, _ in updates], **report}

@@ -129,7 +129,7 @@ def list_workers(redis: Redis) -> list[WorkerInfo]:
     now_ms = seconds * 1000 + microseconds // 1000
     workers, dead = [], []
     for worker_id, values, ttl in zip(ids, answers[::2], answers[1::2], strict=True):
-        if ttl > ALIVE_MS:  # the broker's clock was set back
+        if ttl > ALIVE_MS or ttl == -1:  # the broker's clock was set back, or the worker set no limit
             redis.pexpire(keys.worker(worker_id), ALIVE_MS, lt=True)
         worker = _read(worker_id, values, now_ms - ALIVE_MS + max(0, ttl)) if values else None
         if worker:

@@ -16,6 +16,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from computeshare.protocol.keys import JobKeys
+from computeshare.queue.rq_keys import RqKeys
 from computeshare.runtime.signatures import SigningKey, is_signed
 from computeshare.types import JOB_ID
 
@@ -180,7 +181,7 @@ class SeatQueue:
         """End a seat: dequeue it, or kill its process if it has started (order a graceful end first)."""
         self._queue(seat.worker).remove(seat.id)
         payload = json.dumps({"command": "stop-job", "job_id": seat.id})
-        self.redis.publish(f"rq:pubsub:{seat.worker}", payload)
+        self.redis.publish(RqKeys(seat.worker).channel(), payload)
 
     def forget(self, seat: Seat) -> None:
         """Delete everything in Redis about a finished seat."""

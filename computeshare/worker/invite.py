@@ -44,6 +44,11 @@ class Joined:
     control_key: str = ""
 
     @property
+    def machine(self) -> str:
+        """The id that the control plane gave to this machine; empty without a gateway."""
+        return self.gateway.machine if self.gateway else ""
+
+    @property
     def shown(self) -> str:
         """The address of the gateway or of the broker, without secrets."""
         return self.gateway.url if self.gateway else without_secret(self.redis_url)

@@ -71,12 +71,15 @@ def worker_info(
     max_memory_bytes: int = 0,
     labels: Mapping[str, str] | None = None,
     recipes: tuple[str, ...] = (),
+    machine: str = "",
 ) -> WorkerInfo:
-    """A description of this machine as a worker, with a new random id."""
+    """A description of this machine as a worker, with a new random id, which begins with the id that the control plane
+    gave to this machine.
+    """
     found = devices.look(device)
     versions = {package: metadata.version(package) for package in ("torch", "torchvision", "numpy")}
     return WorkerInfo(
-        id=secrets.token_hex(6),
+        id=machine + secrets.token_hex(6),
         name=name,
         device=found.described,
         queues=queues,
@@ -316,8 +319,10 @@ def command(
     for sentence in consent.told():
         log.warning(sentence)
     queues = tuple(queue or [joined.queue or "default"])
-    worker = worker_info(str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered())
-    worker = replace(worker, confinement=consent.confinement)
+    described = worker_info(
+        str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered(), joined.machine
+    )
+    worker = replace(described, confinement=consent.confinement)
     resting = {"only_on_power": only_on_power, "battery_stop": battery_stop, "battery_start": battery_start}
     allowed = {"max_up": settings.max_up, "max_memory": settings.max_memory, "cache": settings.cache}
     limits = Limits(**allowed, **resting, nice=settings.nice, hours=hours or [])

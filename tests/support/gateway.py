@@ -6,15 +6,28 @@ from typing import Any
 
 import httpx2
 import pytest
+from redis import Redis
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as websocket
 
 from api.gateway.app import Gateway
+from computeshare.protocol.keys import JobKeys
 from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.transport.forwarder import ADMITTED, GatewayAccess
 from computeshare.worker.invite import join
+
+HEX = "0123456789abcdef" * 2
+"""A session's or a submission's id."""
+JOB = "someone"
+
+
+def seated(redis: Redis, machine: str, job_id: str = JOB) -> tuple[str, JobKeys]:
+    """A worker of a machine that has a seat in a job, and the job's keys."""
+    worker, keys = f"{machine}work", JobKeys(job_id)
+    redis.hset(keys.seats(), worker, f"{worker}-{job_id}-0-1")
+    return worker, keys
 
 
 class Plane:

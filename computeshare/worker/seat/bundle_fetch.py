@@ -26,6 +26,7 @@ def fetched(
     goes_on: Callable[[], bool],
     progress: Callable[[Fetched], object],
     only: Sequence[str] = (),
+    worker: str = "",
 ) -> Iterator[None]:
     """Have bundles on this machine within the block, and keep them from being removed to make room for others.
 
@@ -49,6 +50,6 @@ def fetched(
     with ExitStack() as kept:
         for digest in digests:
             kept.enter_context(store.using(digest))
-            fetch(redis, store, digest, only, goes_on, tell)
+            fetch(redis, store, digest, only, goes_on, tell, worker)
             before = last
         yield

@@ -147,6 +147,7 @@ class SeatSession:
                     self._goes_on,
                     self._tell_fetched,
                     () if self.spec.recipe else (TRAINING_FILES,),
+                    self.seat.worker,
                 )
             )
             log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)

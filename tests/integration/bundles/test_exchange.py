@@ -365,7 +365,9 @@ def test_what_nobody_wants_any_more_leaves_the_broker(redis: Redis, origin: Bund
     server = PieceServer(origin, clock=lambda: now[0])
     want(redis, "w", manifest.digest, *pieces)
     server.serve(redis)
-    assert in_broker(redis) == set(pieces) and redis.smembers(keys.BUNDLE_OFFERS) == {one.encode() for one in pieces}
+    assert in_broker(redis) == set(pieces) and redis.smembers(keys.bundle_offers(manifest.digest[7:])) == {
+        one.encode() for one in pieces
+    }
     assert all(0 < redis.ttl(keys.bundle_piece(piece)) <= 60 for piece in pieces)  # type: ignore[operator]
     want(redis, "w", manifest.digest, pieces[1])
     server.serve(redis)

@@ -139,6 +139,11 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('is_after(found[#found][1], redis.call("HGET", taken_key, "upto") or "0-0")', "true"),
         ('redis.call("HSET", taken_key, "upto", found[#found][1])', ""),
     ],
+    "take_over": [
+        ('if redis.call("LREM", handed_key, 0, session) == 0 then return 0 end', ""),
+        ('if redis.call("EXISTS", handed_inner_key) == 0 then return 0 end', ""),
+        ('redis.call("RENAME", handed_inner_key, inner_key)', ""),
+    ],
     "finish": [
         ('if redis.call("EXISTS", round_key) == 0 then return 0 end', ""),
     ],

@@ -20,7 +20,7 @@ from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import Backoff, Forwarder, GatewayAccess
 from computeshare.transport.wire import Wire
 from tests.support import sample
-from tests.support.gateway import Plane
+from tests.support.gateway import Plane, seated
 from tests.support.reverse_proxy import ReverseProxy
 from tests.support.wait import wait_until
 from tests.support.websocket_frames import dialled, frame, handshake, upgraded
@@ -68,17 +68,18 @@ def test_pings_keep_an_idle_connection_and_without_them_it_is_opened_again(
 def test_large_messages_pass_a_proxy_that_buffers_and_again_after_it_cut_everything(
     plane: Plane, tmp_path: Path, redis: Redis
 ) -> None:
-    _, access = plane.joined(tmp_path)
+    machine, access = plane.joined(tmp_path)
+    worker, keys = seated(redis, machine)
     blob = random.Random(SEED).randbytes(45_000_000)
     with proxy_of(plane) as proxy, Forwarder(behind(plane, access, proxy)) as forwarder:
         far = connect(forwarder.redis_url)
         wire, room = Wire(far), bytearray(len(blob))
-        wire.exchange([("SET", "gateway:behind", blob, "EX", 60)])
-        assert redis.get("gateway:behind") == blob
+        wire.exchange([("SET", keys.probe(worker), blob, "EX", 60)])
+        assert redis.get(keys.probe(worker)) == blob
         proxy.cut_all()
         assert far.ping()
         wire = Wire(far)
-        assert wire.exchange([("GET", "gateway:behind")], into=[room]) and room == blob
+        assert wire.exchange([("GET", keys.probe(worker))], into=[room]) and room == blob
         wire.close()
         far.close()
 

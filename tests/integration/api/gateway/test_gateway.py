@@ -17,6 +17,7 @@ from websockets.sync.client import connect as websocket
 from api.gateway.app import Limits
 from api.gateway.relay import REVOKED, SLOW
 from computeshare.errors import SettingsError
+from computeshare.queue.rq_keys import RqKeys
 from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.transport.connections import by_loopback, connect, is_next_door
@@ -24,7 +25,7 @@ from computeshare.transport.forwarder import Forwarder, GatewayAccess
 from computeshare.transport.machine_key import MachineKey
 from computeshare.transport.wire import Wire
 from computeshare.worker.invite import Joined, introduction, join
-from tests.support.gateway import Plane, refusal
+from tests.support.gateway import Plane, refusal, seated
 from tests.support.wait import wait_until
 from tests.support.websocket_frames import frame, upgraded
 
@@ -68,24 +69,25 @@ def test_a_machine_keeps_its_access_and_nobody_else_can_use_the_code(plane: Plan
 def test_redis_py_and_the_wire_use_the_socket_as_a_broker(plane: Plane, tmp_path: Path, redis_url: str) -> None:
     machine, access = plane.joined(tmp_path)
     blob = os.urandom(45_000_000)
-    with Forwarder(access) as forwarder, connect(forwarder.redis_url) as redis:
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url) as redis, connect(redis_url) as direct:
+        worker, keys = seated(direct, machine)
         path = Path(urlsplit(forwarder.redis_url).path)
         assert path.parent.stat().st_mode & 0o777 == 0o700
         assert not is_next_door(redis) and by_loopback(redis) is redis  # so that what goes up is compressed
         assert redis.ping()
         wire, room = Wire(redis), bytearray(len(blob))
-        wire.exchange([("SET", "gateway:blob", blob, "EX", 60)])
-        assert wire.exchange([("GET", "gateway:blob")], into=[room]) and room == blob
-        with connect(redis_url) as direct:
-            assert direct.get("gateway:blob") == blob
-        told = threading.Event()
+        wire.exchange([("SET", keys.probe(worker), blob, "EX", 60)])
+        assert wire.exchange([("GET", keys.probe(worker))], into=[room]) and room == blob
+        assert direct.get(keys.probe(worker)) == blob
+        told, channel = threading.Event(), RqKeys(worker).channel()
         subscription = redis.pubsub()
-        subscription.subscribe(**{"gateway:channel": lambda _: told.set()})
+        subscription.subscribe(**{channel: lambda _: told.set()})
         thread = subscription.run_in_thread(sleep_time=0.01)
-        assert redis.publish("gateway:channel", "x") == 1 and told.wait(5)
+        assert direct.publish(channel, "x") == 1 and told.wait(5)
         thread.stop()
         thread.join()
         wire.close()
+        assert redis.ping()
         wait_until(lambda: plane.gateway.connections[machine] >= 1)
     assert not path.parent.exists()
     wait_until(lambda: plane.gateway.connections[machine] == 0)
@@ -173,9 +175,11 @@ def test_connections_are_limited_for_a_machine_and_in_all(plane: Plane, tmp_path
 def test_a_peer_that_reads_nothing_is_cut_and_holds_little_memory(plane: Plane, tmp_path: Path, redis: Redis) -> None:
     machine, access = plane.joined(tmp_path)
     plane.gateway._limits = Limits(stall_s=0.5)
-    redis.set("gateway:large", bytes(40_000_000), ex=60)
+    worker, keys = seated(redis, machine)
+    redis.set(keys.probe(worker), bytes(40_000_000), ex=60)
     raw = upgraded(access)
-    raw.sendall(frame(b"*2\r\n$3\r\nGET\r\n$13\r\ngateway:large\r\n"))
+    key = keys.probe(worker).encode()
+    raw.sendall(frame(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)))
     wait_until(lambda: plane.gateway.connections[machine] == 1)
     wait_until(lambda: plane.gateway.connections[machine] == 0)  # although it is never read
     raw.close()

@@ -279,6 +279,31 @@ def test_an_accepted_micro_batch_is_leased_by_nobody_any_more(store: RoundStore,
     assert store.redis.exists(store.keys.leases(), store.keys.backups()) == 0
 
 
+# Inner states
+
+
+def test_an_inner_state_is_taken_over_once_and_by_its_name_alone(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    first, second, third = join("a"), join("b"), join("c")
+    keys = reducer.keys
+    first.hand_over([b"state of a"])
+    redis.hset(keys.inner("b:kept"), "0", "not handed over")
+    taken = {"handed_inner_key": keys.inner("b:kept"), "inner_key": keys.inner("c:x"), "session": "b:kept"}
+    assert reducer.scripts.call("take_over", keys, **taken) == 0
+    assert redis.exists(keys.inner("b:kept")) and not redis.exists(keys.inner("c:x"))
+    assert bytes(second.take_over() or b"").endswith(b"state of a")
+    assert third.take_over() is None and redis.llen(keys.handed()) == 0
+
+
+def test_an_inner_state_that_has_expired_is_passed_over(redis: Redis, reducer: ReducerSession, join: Join) -> None:
+    first, second, third = join("a"), join("b"), join("c")
+    first.hand_over([b"gone"])
+    second.hand_over([b"state of b"])
+    redis.delete(reducer.keys.inner(f"{first.worker_id}:{first.session_id}"))
+    assert bytes(third.take_over() or b"").endswith(b"state of b")
+
+
 # Answers
 
 

@@ -271,7 +271,7 @@ def test_what_is_staged_is_kept_with_its_lease(reducer: ReducerSession, join: Jo
     session = join("a")
     lease(session, ZERO)
     session.stage("nonce", 0, 0, b"part")
-    key = reducer.keys.staged("nonce:0")
+    key = reducer.keys.staged(f"{session.worker_id}:nonce:0")
     reducer.redis.expire(key, 5)
     assert session.extend([0]) == "running" and reducer.redis.ttl(key) == 5
     assert session.extend([0], "nonce") == "running" and int(reducer.redis.ttl(key)) > 500  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def submit(outbox: UpdateQueue) -> str:
 
 def staged(reducer: ReducerSession, outbox: UpdateQueue, unit: int) -> set[int]:
     """The parts of a unit's update that have arrived."""
-    names: Any = reducer.redis.hkeys(reducer.keys.staged(f"{outbox.nonce}:{unit}"))
+    names: Any = reducer.redis.hkeys(reducer.keys.staged(f"{outbox._session.worker_id}:{outbox.nonce}:{unit}"))
     return set(map(int, names))
 
 
@@ -187,7 +187,7 @@ def test_parts_that_the_broker_lost_cost_the_lease_and_no_more(
         take(outbox, layout, unit, vector)
     outbox.drop()
     outbox._goes_ahead = True
-    reducer.redis.unlink(reducer.keys.staged(f"{outbox.nonce}:0"))
+    reducer.redis.unlink(reducer.keys.staged(f"{outbox._session.worker_id}:{outbox.nonce}:0"))
     take(outbox, layout, 1, VECTORS[1])
     receipt = outbox.submit(str(ZERO), {}, None)
     assert receipt.outcome == "accepted" and [part.micro_batch for part in parts(reducer)] == [1]

@@ -1,0 +1,260 @@
+"""The commands that a machine may send, as data: everything else is refused. Pure.
+
+Each line is a command with the form of every argument; what follows `|` may come any number of times. `<worker>` is a
+worker of this machine, `<job>` a job in which that worker (or, where none is named, one of the machine's workers) has
+a seat, `<digest>` a bundle that such a job names. Scripts are in `scripts`.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from computeshare.bundles.exchange import KEYS_LIFE_S, WAIT_S
+from computeshare.protocol import keys
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.worker_session import HANDED_S, PROBED_S, STAGED_S
+from computeshare.queue.roster import ALIVE_MS
+from computeshare.queue.rq_keys import SUSPENDED, WORKERS, RqKeys, RqSeatKeys
+from computeshare.runtime.signatures import SIGNATURE_BYTES
+from computeshare.tasks.recipes.bundle import MOST_BYTES
+from computeshare.types import JOB_ID
+
+JOB, RQ, SEAT = JobKeys("<job>"), RqKeys("<worker>"), RqSeatKeys("<seat>")
+STAGED, INNER, PROBE = JOB.staged("<staged>"), JOB.inner("<inner>"), JOB.probe("<worker>")
+WEIGHTS, DELTA, NEWS = JOB.weights("<token>"), JOB.delta("<token>"), JOB.news("<token>")
+RUNNING, FINISHED, FAILED = RQ.registries()
+EXECUTION = SEAT.execution("<hex>")
+
+PERMITTED = f"""
+PING
+ECHO <text>
+HELLO <2-or-3>
+CLIENT SETINFO LIB-NAME <word>
+CLIENT SETINFO LIB-VER <word>
+CLIENT SETNAME <worker>
+CLIENT INFO
+INFO <section>
+MULTI
+EXEC
+DISCARD
+UNWATCH
+
+GET {keys.RELEASE}
+GET {keys.orders("<worker>")}
+SADD {keys.WORKERS} <worker>
+HSET {keys.worker("<worker>")} | <description> <short>
+PEXPIRE {keys.worker("<worker>")} {ALIVE_MS}
+DEL {keys.worker("<worker>")}
+
+GET {JOB.spec()}
+GETRANGE {JOB.recipe()} 0 {MOST_BYTES}
+GETRANGE {JOB.recipe_signature()} 0 {2 * SIGNATURE_BYTES}
+HGET {JOB.round()} snapshot
+LRANGE {JOB.chain()} 0 -1
+XREAD BLOCK <milliseconds> STREAMS {JOB.versions()} <stream-id>
+HGET {WEIGHTS} <number>
+HMGET {WEIGHTS} | <number>
+HGET {DELTA} <number>
+HMGET {DELTA} | <number>
+HMGET {NEWS} | <number>
+HSET {JOB.measured()} <worker> <short>
+SET {PROBE} <large> EX {PROBED_S}
+GET {PROBE}
+UNLINK {PROBE}
+UNLINK {STAGED} | {STAGED}
+HSET {STAGED} | <number> <large>
+EXPIRE {STAGED} {STAGED_S}
+LINDEX {JOB.handed()} 0
+RPUSH {JOB.handed()} <inner>
+UNLINK {INNER}
+HSET {INNER} | <number> <large>
+EXPIRE {INNER} {HANDED_S}
+HLEN {INNER}
+HSTRLEN {INNER} <number>
+HGET {INNER} <number>
+
+HSET {keys.BUNDLE_WANTS} <reader> <want>
+HDEL {keys.BUNDLE_WANTS} <reader>
+EXPIRE {keys.BUNDLE_WANTS} {KEYS_LIFE_S}
+LPUSH {keys.BUNDLE_ASKED} 1
+LTRIM {keys.BUNDLE_ASKED} 0 0
+EXPIRE {keys.BUNDLE_ASKED} {KEYS_LIFE_S}
+SMEMBERS {keys.bundle_offers("<digest>")}
+GET {keys.bundle_piece("<piece>")}
+LPOP {keys.bundle_ready("<reader>")}
+BLPOP {keys.bundle_ready("<reader>")} {WAIT_S}
+DEL {keys.bundle_ready("<reader>")}
+
+EXISTS {SUSPENDED}
+SUBSCRIBE {RQ.channel()}
+UNSUBSCRIBE
+UNSUBSCRIBE {RQ.channel()}
+SADD {WORKERS} {RQ.worker()}
+SREM {WORKERS} {RQ.worker()}
+SADD {RQ.workers()} {RQ.worker()}
+SREM {RQ.workers()} {RQ.worker()}
+EXISTS {RQ.worker()}
+HEXISTS {RQ.worker()} <rq-field>
+HGET {RQ.worker()} <rq-field>
+HGETALL {RQ.worker()}
+HSET {RQ.worker()} | <rq-field> <short>
+HINCRBY {RQ.worker()} <rq-field> 1
+HINCRBYFLOAT {RQ.worker()} <rq-field> <number>
+EXPIRE {RQ.worker()} <number>
+DEL {RQ.worker()}
+SADD {RQ.executions()} <seat>:<hex>
+SREM {RQ.executions()} | <seat>:<hex>
+SCARD {RQ.executions()}
+SMEMBERS {RQ.executions()}
+EXPIRE {RQ.executions()} <number>
+DEL {RQ.executions()}
+BLMOVE {RQ.queue()} {RQ.intermediate()} LEFT RIGHT <number>
+LMOVE {RQ.queue()} {RQ.intermediate()} LEFT RIGHT
+LREM {RQ.queue()} 1 <word>
+LREM {RQ.intermediate()} 1 <word>
+EXISTS {SEAT.job()}
+HGET {SEAT.job()} <rq-field>
+HGETALL {SEAT.job()}
+HSET {SEAT.job()} | <rq-field> <short>
+PERSIST {SEAT.job()}
+EXPIRE {SEAT.job()} <number>
+WATCH {SEAT.dependents()}
+SMEMBERS {SEAT.dependents()}
+EXPIRE {SEAT.dependents()} <number>
+EXPIRE {SEAT.dependencies()} <number>
+XADD {SEAT.results()} MAXLEN ~ 10 * | <rq-field> <short>
+PERSIST {SEAT.results()}
+EXPIRE {SEAT.results()} <number>
+ZADD {SEAT.executions()} <number> <hex>
+ZADD {SEAT.executions()} XX <number> <hex>
+ZREM {SEAT.executions()} | <hex>
+EXPIRE {SEAT.executions()} <number>
+HSET {EXECUTION} | <rq-field> <short>
+HGETALL {EXECUTION}
+EXPIRE {EXECUTION} <number>
+DEL {EXECUTION}
+ZADD {RUNNING} <number> <seat>:<hex>
+ZADD {RUNNING} XX <number> <seat>:<hex>
+ZREM {RUNNING} | <seat>:<hex>
+ZADD {FINISHED} <number> <seat>
+ZADD {FAILED} <number> <seat>
+ZREM {FAILED} <seat>
+"""
+FIELDS = (
+    "name|device|queues|versions|memory_bytes|max_memory_bytes|host|pid|seat|state|protocol|resting|labels|recipes"
+    "|confinement|packages|power"
+)
+RQ_FIELDS = (
+    "birth|created_at|current_job|current_job_working_time|data|death|description|ended_at|enqueued_at|exc_info"
+    "|exc_string|execution_ended_at|execution_id|execution_started_at|failed_job_count|failure_callback_name"
+    "|failure_ttl|group_id|hostname|id|ip_address|job_id|last_heartbeat|meta|origin|pid|python_version|queues|result"
+    "|result_ttl|return_value|shutdown_requested_date|started_at|state|status|stopped_callback_name"
+    "|success_callback_name|successful_job_count|timeout|total_working_time|type|version|worker_name"
+)
+WORKER = r"(?P<worker>[a-z0-9]{12,32})"
+FORMS = {
+    "worker": WORKER,
+    "job": rf"(?P<job>{JOB_ID.pattern})",
+    "seat": rf"{WORKER}-{JOB_ID.pattern}-[0-9]{{1,4}}-[0-9]{{1,9}}",
+    "staged": rf"{WORKER}:[0-9a-f]{{32}}:[0-9]{{1,15}}",
+    "inner": rf"{WORKER}:[0-9a-f]{{32}}",
+    "reader": rf"{WORKER}-[0-9a-f]{{16}}",
+    "want": r"[0-9]{1,15} sha256:(?P<digest>[0-9a-f]{64})(?: !?[0-9a-f]{64}){0,4}",
+    "digest": r"(?P<digest>[0-9a-f]{64})",
+    "piece": r"[0-9a-f]{64}",
+    "hex": r"[0-9a-f]{32}",
+    "token": r"[0-9]{1,18}\.[0-9]{1,18}\.[0-9a-f]{16}",
+    "number": r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,3})?",
+    "milliseconds": r"[1-9][0-9]{0,4}",
+    "stream-id": r"[0-9]{1,20}-[0-9]{1,20}",
+    "2-or-3": r"[23]",
+    "section": r"server|memory",
+    "word": r"[!-~]{1,200}",
+    "text": r"[\s\S]{0,1000}",
+    "short": r"[\s\S]{0,65536}",
+    "large": r"[\s\S]*",
+    "description": FIELDS,
+    "rq-field": RQ_FIELDS,
+}
+LARGE = "<large>"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a command presumes: workers that are the machine's, jobs in which it has a seat, bundles of such jobs."""
+
+    workers: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
+    digests: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of `PERMITTED`."""
+
+    words: tuple[re.Pattern[bytes], ...]
+    tail: tuple[re.Pattern[bytes], ...]
+    head: int
+    """With how many arguments the command is decided on; all the others may be large. 0: with all."""
+
+    def needs(self, arguments: Sequence[bytes], count: int) -> Needs | None:
+        """What the command presumes, whose first arguments are given and which has `count`; None: it is another."""
+        more = count - len(self.words)
+        if more < 0 or (more and not self.tail) or (self.tail and more % len(self.tail)):
+            return None
+        forms = self.words[: self.head] if self.head else self._forms(count)
+        if len(arguments) != (self.head or count):
+            return None
+        return needs_of(forms, arguments)
+
+    def _forms(self, count: int) -> Iterator[re.Pattern[bytes]]:
+        yield from self.words
+        for place in range(count - len(self.words)):
+            yield self.tail[place % len(self.tail)]
+
+
+def needs_of(forms: Iterable[re.Pattern[bytes]], arguments: Iterable[bytes]) -> Needs | None:
+    """What arguments of these forms presume; None: they have other forms."""
+    found: dict[str, set[str]] = {"worker": set(), "job": set(), "digest": set()}
+    for form, argument in zip(forms, arguments, strict=True):
+        if (match := form.fullmatch(argument)) is None:
+            return None
+        for name, value in match.groupdict().items():
+            found[name].add(value.decode())
+    return Needs(*(frozenset(found[name]) for name in ("worker", "job", "digest")))
+
+
+@functools.cache
+def pattern(word: str) -> re.Pattern[bytes]:
+    """The form of an argument in which `<...>` stands for a form of `FORMS`."""
+    parts = re.split(r"<([\w-]+)>", word)
+    return re.compile(
+        "".join(f"(?:{FORMS[part]})" if at % 2 else re.escape(part) for at, part in enumerate(parts)).encode()
+    )
+
+
+@functools.cache
+def rules() -> dict[bytes, tuple[Rule, ...]]:
+    """The rules of `PERMITTED` by the commands' names."""
+    found: dict[bytes, list[Rule]] = {}
+    for line in filter(None, map(str.strip, PERMITTED.splitlines())):
+        front, _, behind = line.partition("|")
+        words, tail = front.split(), behind.split()
+        head = words.index(LARGE) if LARGE in words else len(words) if LARGE in tail else 0
+        rule = Rule(tuple(map(pattern, words)), tuple(map(pattern, tail)), head)
+        found.setdefault(words[0].encode(), []).append(rule)
+    return {name: tuple(some) for name, some in found.items()}
+
+
+def is_enough(arguments: list[bytes]) -> bool:
+    """Whether a command can be decided on with these arguments, since large ones follow."""
+    some = rules().get(arguments[0].upper(), ())
+    return any(rule.head == len(arguments) and needs_of(rule.words[1 : rule.head], arguments[1:]) for rule in some)
+
+
+def needs(arguments: Sequence[bytes], count: int) -> Needs | None:
+    """What a command presumes; None: no machine may send it."""
+    upper = (arguments[0].upper(), *arguments[1:])
+    found = (rule.needs(upper, count) for rule in rules().get(upper[0], ()))
+    return next((one for one in found if one is not None), None)

@@ -1,0 +1,227 @@
+"""An invited machine reaches its own workers and the jobs in which these have seats, and nothing else of the broker."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from websockets.exceptions import ConnectionClosed
+
+from api.gateway.refusals import Refusals
+from computeshare.bundles.exchange import Exchange, _Answers
+from computeshare.bundles.piece_server import PieceServer
+from computeshare.jobspec.spec import JobSpec
+from computeshare.protocol import handshake, keys
+from computeshare.protocol.job_log import tell
+from computeshare.protocol.keys import JobKeys
+from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.scripts import Scripts
+from computeshare.protocol.worker_session import Waiting, WorkerSession
+from computeshare.queue import Orders, Seat, WorkerInfo, read_orders, recipes, register, unregister
+from computeshare.queue.seats import SeatQueue
+from computeshare.runtime.log_lines import Writer
+from computeshare.settings import Settings
+from computeshare.transport.connections import connect
+from computeshare.transport.forwarder import Forwarder, GatewayAccess
+from computeshare.transport.wire import Wire
+from computeshare.up import embedded_broker
+from computeshare.up.embedded_broker import EmbeddedBroker
+from tests.integration.api.gateway.hostile import NONCE, OURS, PROBES, THEIRS, Scene, staged_data
+from tests.support.gateway import Plane
+from tests.support.requirements import lacking
+from tests.support.rounds import PLAN, ZERO, opened, take_seat
+from tests.support.served_api import serving
+
+INFO = WorkerInfo("", "x", "cpu", ("mnist",), {}, 1, "host", 1)
+SPEC = JobSpec(dataset="digits", model="mlp")
+BYSTANDING = ("cs:gateway-traffic", "cs:control", "cs:release", "cs:workers", "cs:evaluator")
+"""Keys that the control plane changes meanwhile."""
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def stage(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Plane, Redis, GatewayAccess, Scene]]:
+    """A gateway before a real broker, a machine that has joined, and others' things in the broker."""
+    folder = tmp_path_factory.mktemp("confinement")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "redis":
+            server = shutil.which("redis-server") or lacking("no redis-server")
+            patch.setattr(embedded_broker, "find_server", lambda: server)
+        broker = EmbeddedBroker.start(folder / "broker.log")
+    patch.setattr(PieceServer, "serve", lambda *_: 0)  # which would take wants and answers away
+    settings = Settings(home=folder / "plane", redis_url=broker.url, public_url="https://home.example")
+    with serving(settings) as (url, app), connect(broker.url, retries=0) as redis:
+        plane = Plane(url, app, settings)
+        plane.gateway.refusals = Refusals(10_000)
+        machine, access = plane.joined(folder / "home")
+        scene = Scene(f"{machine}work", "feedbeefwork", JobKeys("mine"), JobKeys("other"), Scripts(redis))
+        store = RoundStore(redis, "mine")
+        store.publish('{"bundle": "sha256:' + "1" * 64 + '"}')
+        opened(redis, store, PLAN.round(0))
+        for worker, session, seat in ((scene.worker, OURS, scene.seat), (scene.victim, THEIRS, scene.their_seat)):
+            assert take_seat(WorkerSession(redis, "mine", worker, session), seat) == "running"
+        staged_data(redis, scene)
+        yield plane, redis, access, scene
+    patch.undo()
+    broker.stop()
+
+
+def held(redis: Redis) -> dict[bytes, Any]:
+    """All that is in the broker, but for what the control plane changes meanwhile."""
+    return {key: redis.dump(key) for key in redis.scan_iter(count=1000) if key.decode() not in BYSTANDING}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_hostile_operation_is_refused_and_changes_nothing(stage: Any, name: str) -> None:
+    plane, redis, access, scene = stage
+    commands = PROBES[name](scene)
+    before, refused = held(redis), plane.gateway.refusals.counts[scene.worker[:8]]
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        wire = Wire(far)
+        *replies, last = wire.exchange([*commands, ["PING"]], raise_errors=False)
+        assert last == b"PONG", "the replies are in step"
+        errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+        assert errors and any("REFUSED" in str(error) for error in errors), replies
+        assert name == "a transaction" or len(errors) == len(replies)
+        wire.close()
+    assert held(redis) == before
+    assert redis.sismember(keys.JOBS, "mine")
+    assert plane.gateway.refusals.counts[scene.worker[:8]] > refused
+
+
+def test_what_is_in_a_refused_transaction_is_not_done(stage: Any) -> None:
+    _, _, access, scene = stage
+    key = scene.mine.probe(scene.worker)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        commands = [["MULTI"], ["SET", key, b"x", "EX", 60], ["DEL", scene.mine.spec()], ["EXEC"], ["GET", key]]
+        _, _, refused, done, found = Wire(far).exchange(commands, raise_errors=False)
+    assert (
+        "REFUSED" in str(refused) and "EXECABORT" in type(done).__name__.upper() + str(done).upper() and found is None
+    )
+
+
+def test_a_machine_without_a_seat_reaches_no_job(stage: Any, tmp_path: Path) -> None:
+    plane, redis, _, scene = stage
+    machine, access = plane.joined(tmp_path)
+    stranger = Scene(f"{machine}work", scene.victim, scene.mine, scene.other, scene.scripts)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        for command in (["GET", scene.mine.spec()], stranger.call("join"), stranger.call("log")):
+            [reply] = Wire(far).exchange([command], raise_errors=False)
+            assert "no seat in this job" in str(reply)
+        redis.hset(scene.mine.seats(), stranger.worker, stranger.seat)
+        assert Wire(far).exchange([["GET", scene.mine.spec()]]) == [redis.get(scene.mine.spec())]
+        redis.hdel(scene.mine.seats(), stranger.worker)
+
+
+def test_inline_commands_and_what_is_no_resp_end_the_connection(stage: Any) -> None:
+    plane, _, access, _ = stage
+    for wrong in (
+        b"PING\r\n",
+        b"FLUSHALL\r\n",
+        b"*1\r\n+PING\r\n",
+        b"*0\r\n",
+        b"*-1\r\n",
+        b"*01\r\n$4\r\nPING\r\n",
+        b"*99999\r\n",
+    ):
+        with plane.open(access) as link:
+            link.send(wrong)
+            with pytest.raises(ConnectionClosed) as end:
+                link.recv(5)
+            assert end.value.rcvd is not None and end.value.rcvd.code == 1002
+
+
+def test_a_machine_that_goes_on_is_cut_off_and_logged_once_a_second(
+    stage: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plane, _, access, _ = stage
+    kept, plane.gateway.refusals = plane.gateway.refusals, Refusals(5)
+    try:
+        with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+            with pytest.raises(RedisError) as end:
+                for _ in range(20):
+                    with pytest.raises(ResponseError, match="REFUSED"):
+                        far.flushall()
+            assert isinstance(end.value, RedisConnectionError)
+    finally:
+        plane.gateway.refusals = kept
+    assert 1 <= capfd.readouterr().err.count("refused what a machine sent") <= 3
+
+
+def test_a_machine_that_is_banned_as_one_worker_is_banned_as_every_other(stage: Any, tmp_path: Path) -> None:
+    plane, redis, _, scene = stage
+    machine, access = plane.joined(tmp_path)
+    first, second = (
+        Scene(f"{machine}{name}", scene.victim, scene.mine, scene.other, scene.scripts) for name in ("one1", "two2")
+    )
+    for each in (first, second):
+        redis.hset(scene.mine.seats(), each.worker, each.seat)
+    redis.hset(scene.mine.banned(), first.worker, "bad updates")
+    try:
+        with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+            assert Wire(far).exchange([first.call("join")])[0][0] == b"banned"
+            assert Wire(far).exchange([second.call("join")])[0][0] == b"banned"
+    finally:
+        redis.hdel(scene.mine.banned(), first.worker)
+        redis.hdel(scene.mine.seats(), first.worker, second.worker)
+
+
+def test_a_machine_has_no_more_than_sixteen_workers_at_a_time(stage: Any, tmp_path: Path) -> None:
+    plane, _, _, _ = stage
+    machine, access = plane.joined(tmp_path)
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        ids = [f"{machine}{number:04}" for number in range(17)]
+        replies = Wire(far).exchange([["GET", keys.orders(one)] for one in ids], raise_errors=False)
+    assert replies[:16] == [None] * 16 and "16 other workers" in str(replies[16])
+
+
+def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
+    """Each thing that a worker ever does with the broker, by the classes with which it does them."""
+    plane, redis, _, _ = stage
+    machine, access = plane.joined(tmp_path)
+    worker, seat = f"{machine}abcdef", f"{machine}abcdef-fresh-0-1"
+    store = RoundStore(redis, "fresh")
+    store.publish('{"bundle": "sha256:' + "7" * 64 + '"}')
+    reducer = opened(redis, store, PLAN.round(0))
+    reducer.redis.rpush(reducer.keys.chain(), str(ZERO))
+    SeatQueue(redis).enqueue(Seat.parse(seat))
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        handshake.check(far, "worker")
+        register(far, replace(INFO, id=worker))
+        assert read_orders(far, worker) == Orders()
+        rounds, session = RoundStore(far, "fresh"), WorkerSession(far, "fresh", worker, OURS)
+        assert rounds.spec() and recipes.is_signed(far, "fresh", SPEC, "token") is False
+        session.put_probe(bytes(1_000_000))
+        session.take_probe()
+        session.report("{}")
+        assert session.join(seat, {"name": "x"}) == "running"
+        found, grant = session.pull(str(ZERO), 1)
+        assert found == [b"weights 0"] and grant.answer == "leased"
+        session.follow("", str(ZERO), 1)
+        session.stage(NONCE, grant.micro_batches[0], 0, bytes(2_000_000))
+        assert session.extend(grant.micro_batches, NONCE) == "running"
+        session.unstage(NONCE, grant.micro_batches)
+        updates = [(unit, [b"update"], 0.5) for unit in grant.micro_batches]
+        receipt = session.submit(str(ZERO), NONCE, updates, {}, and_wait=Waiting(10, 1))
+        assert receipt.outcome == "accepted" and session.waited(str(ZERO)).answer in ("leased", "wait")
+        assert session.wait(10) is None and session.wait_for(str(ZERO), Waiting(10, 1)).answer in ("leased", "wait")
+        session.doubt(str(ZERO), again=False)
+        session.hand_over([b"inner state"])
+        assert bytes(session.take_over() or b"").endswith(b"inner state") and session.take_over() is None
+        assert rounds.append("unfit", {"worker": worker, "session": OURS, "reason": "x", "name": "x", "device": "x"})
+        tell(far, "fresh", Writer(worker, "x"), event="a line")
+        assert redis.xlen(store.keys.logs()) == 1
+        session.leave("done")
+        rounds.remove_worker(worker, "its process died")
+        exchange = Exchange(far, "sha256:" + "7" * 64, lambda: True, worker)
+        assert exchange._exchange("8" * 64, ["9" * 64], memoryview(bytearray(1)), _Answers()) is None
+        exchange.close()
+        assert dict(far.info("server")) and dict(far.info("memory"))
+        unregister(far, worker)
+    assert plane.gateway.refusals.counts[machine] == 0
