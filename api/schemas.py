@@ -140,6 +140,11 @@ class JobPublic(_Answer):
     )
     weights_sha256: str | None
     parameters: int | None
+    epsilon: float | None = Field(
+        description="of the differential privacy of the newest version's training samples, at the job's "
+        "`privacy.delta`; null without `privacy`, or above 1000"
+    )
+    epsilon_total: float | None = Field(description="the same for the job's last version")
     forked_from: ForkedFrom | None = Field(description="null for a job that started from its seed")
     chosen: str | None = Field(description="why its codecs or precision were chosen; null unless one was auto")
     samples_per_s: float = Field(

@@ -98,6 +98,11 @@ def duration(seconds: float) -> str:
     return f"{left} s"
 
 
+def epsilon(value: float | None) -> str:
+    """A privacy loss, which is None where it is too large to mean anything."""
+    return "above 1,000" if value is None else f"{value:.3g}"
+
+
 def ago(seconds: float) -> str:
     """The time since a moment: 2 s ago, 3 min ago."""
     left = max(0, int(seconds))

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import secrets
 import shutil
 import string
@@ -29,6 +30,7 @@ from api.stored_specs import plan_of
 from api.tables import ACTIVE, CheckpointRow, Event, IdempotencyKey, Job, Outbox, Recipe, SeatRow, WorkerStat
 from computeshare.jobspec.catalog import catalog, lacking_packages
 from computeshare.jobspec.documents.fields import editable
+from computeshare.jobspec.privacy import Privacy
 from computeshare.jobspec.spec import JobSpec
 from computeshare.jobspec.tasks.facts import perplexity
 from computeshare.jobspec.tasks.recipes import PACKAGE
@@ -473,6 +475,7 @@ def _public(row: Any) -> JobPublic:
         priority=job.priority,
         epochs_total=-(-job.rounds_total // plan_of(job.spec).rounds_per_epoch),
         workers=0 if job.status in ENDED else workers,
+        **_epsilons(job),
         reducer=about if job.reducer_host else None,
         created_at=job.created_ms,
         started_at=job.started_ms,
@@ -484,6 +487,15 @@ def _public(row: Any) -> JobPublic:
         updated_at=job.updated_ms,
         last_event_id=last_event_id,
     )
+
+
+def _epsilons(job: Job) -> dict[str, float | None]:
+    """`epsilon` and `epsilon_total` of a job."""
+    if not job.spec.get("privacy"):
+        return {"epsilon": None, "epsilon_total": None}
+    privacy, epoch = Privacy.model_validate(job.spec["privacy"]), plan_of(job.spec).rounds_per_epoch
+    so_far, in_all = (privacy.epsilon(-(-rounds // epoch)) for rounds in (job.version, job.rounds_total))
+    return {"epsilon": so_far if so_far < math.inf else None, "epsilon_total": in_all if in_all < math.inf else None}
 
 
 def _left_s(job: Job) -> float | None:

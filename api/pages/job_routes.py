@@ -23,6 +23,7 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse,
 
 PARTS = {
     "notes": "parts/notes.html",
+    "privacy": "parts/privacy.html",
     "actions": "parts/actions.html",
     "menu-actions": "parts/menu.html",
     "state": "parts/state.html",

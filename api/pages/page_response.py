@@ -100,6 +100,7 @@ def _environment() -> Environment:
         text_format.count,
         text_format.done,
         text_format.duration,
+        text_format.epsilon,
         text_format.ledger_line,
         text_format.loss,
         text_format.moment,

@@ -101,6 +101,8 @@ class Job:
     best_loss = Field[float | None]()
     durable_version = Field[int]()
     weights_sha256 = Field[str | None]()
+    epsilon = Field[float | None]()
+    epsilon_total = Field[float | None]()
     samples_per_s = Field[float]()
     bytes_up = Field[int]()
     bytes_down = Field[int]()

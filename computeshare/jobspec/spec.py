@@ -19,6 +19,7 @@ from computeshare.jobspec.early_stop import Stop
 from computeshare.jobspec.machine_needs import Needs
 from computeshare.jobspec.optimizer_spec import OptimizerSpec, changing
 from computeshare.jobspec.part import Part, error_at, missing
+from computeshare.jobspec.privacy import Privacy
 from computeshare.jobspec.sampling_plan import Plan, Round, held_out
 from computeshare.jobspec.schedule import CONSTANT, EVERY_STEP_ALIKE, Decay, Schedule, StepRules
 from computeshare.jobspec.tasks import hugging_face, own_data
@@ -218,6 +219,10 @@ class JobSpec(Part):
         description="decay per version of an exponential moving average of the weights, which is scored and downloaded "
         "instead of the weights themselves; for example 0.999; 0: none",
     )
+    privacy: Privacy | None = Field(
+        None,
+        description="differential privacy of the training samples: workers clip and blur their gradients; null: none",
+    )
     label_smoothing: Annotated[float, Control(OPTIMIZER)] = Field(
         0, ge=0, lt=1, title="Label smoothing", description="share of each label spread evenly over all classes"
     )
@@ -396,6 +401,11 @@ class JobSpec(Part):
             raise error_at(
                 "JobSpec", ("stop", "patience"), "needs the best version's checkpoint: set keep.best above 0"
             )
+        if self.privacy and not strategy.may_be_private:
+            raise error_at("JobSpec", "privacy", "needs a strategy whose workers send gradients: choose sync or async")
+        if self.privacy and self.task.has_buffers:
+            message = "covers gradients only, and batch normalisation has averages besides: choose a model without it"
+            raise error_at("JobSpec", "privacy", message)
         if self.micro_batch % self.accumulate:
             message = (
                 f"must divide micro_batch ({self.micro_batch}), so that all pieces have the same number of samples"

@@ -218,7 +218,9 @@ class RoundHandler:
     def _event(
         self, base: RoundState, token: Token, sha256: str, parts: list[Received], samples: list[int]
     ) -> dict[str, Any]:
-        loss = sum(part.loss * count for part, count in zip(parts, samples, strict=True)) / sum(samples)
+        loss = None
+        if not self.job.spec.privacy:  # whose workers tell no losses
+            loss = sum(part.loss * count for part, count in zip(parts, samples, strict=True)) / sum(samples)
         counted = [[part.micro_batch, part.worker, count] for part, count in zip(parts, samples, strict=True)]
         epoch = base.version // self.job.plan.rounds_per_epoch
         event: dict[str, Any] = {"token": str(token), "version": token.version, "base": str(base.token)}

@@ -351,6 +351,8 @@ def _remembered(spec: JobSpec) -> str | None:
         return f"what each worker still owed of those before (codec {spec.codecs.up})"
     if spec.strategy.keeps_inner:
         return "the inner states that workers kept"
+    if spec.privacy:
+        return "the noise of its workers (privacy)"
     return None
 
 

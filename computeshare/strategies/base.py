@@ -79,6 +79,9 @@ class Strategy(Part):
         Raises: ValidationError, ValueError: it does not.
         """
 
+    may_be_private: ClassVar[bool] = False
+    """Whether the job may have `privacy`: workers send a gradient for each unit, and keep no state of samples."""
+
     # The plan of a round
 
     takes_any: ClassVar[bool] = False

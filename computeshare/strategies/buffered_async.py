@@ -8,10 +8,10 @@ from pydantic import Field
 
 from computeshare.jobspec.controls import ROUND, Control
 from computeshare.jobspec.sampling_plan import Plan, Round
-from computeshare.jobspec.staleness import Weighting, weight
 from computeshare.strategies.averages import Mean
 from computeshare.strategies.base import LARGEST_ROUND, Contributions
 from computeshare.strategies.robust import RobustStrategy
+from computeshare.strategies.staleness import Weighting, weight
 from computeshare.types import Vector
 
 
@@ -22,6 +22,7 @@ class AsyncStrategy(RobustStrategy):
     """
 
     suits: ClassVar[str] = "for fast and slow machines together"
+    may_be_private: ClassVar[bool] = True
     instead: ClassVar[Mapping[str, str]] = {"micro_batches_per_round": "set strategy.buffer instead"}
     units_from: ClassVar[str] = "strategy.buffer"
     takes_any: ClassVar[bool] = True

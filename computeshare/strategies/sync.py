@@ -14,6 +14,7 @@ class SyncStrategy(RobustStrategy):
     """
 
     suits: ClassVar[str] = "same result as on one machine"
+    may_be_private: ClassVar[bool] = True
 
     kind: Literal["sync"] = "sync"
     quorum: float = Field(

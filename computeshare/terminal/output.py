@@ -163,6 +163,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Submissions", submissions(job)),
         ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
         ("Weights", plain(job["weights_sha256"] or NOTHING)),
+        *([("Privacy", privacy(job))] if job["spec"].get("privacy") else []),
         ("Spec", plain(json.dumps({name: value for name, value in job["spec"].items() if name not in _FOUND}))),
     ]
     table = Table.grid(padding=(0, 2))
@@ -171,6 +172,13 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
     for name, value in rows:
         table.add_row(name, Text(value) if isinstance(value, str) else value)
     return table
+
+
+def privacy(job: Job) -> str:
+    """What a private job's differential privacy has come to."""
+    values = (job.get("epsilon"), job.get("epsilon_total"))
+    so_far, in_all = ("above 1,000" if value is None else f"{value:.3g}" for value in values)
+    return f"epsilon {so_far} so far, {in_all} at the end, delta {job['spec']['privacy']['delta']:g}"
 
 
 def best(job: Job | ComparedJob) -> str:

@@ -15,8 +15,7 @@ from computeshare.jobspec.sampling_plan import Plan
 from computeshare.tasks.base import Batch, TaskInstance, channels_last
 from computeshare.tasks.modules import entries
 from computeshare.tensors.layout import Layout, Weights
-from computeshare.training.compilation import compile_module, compiler, undo
-from computeshare.training.execution import PLAIN, Execution
+from computeshare.training.execution import PLAIN, Execution, compile_module, compiler, undo
 from computeshare.training.work_units import Compilation, Take, Update
 from computeshare.types import Precision, Vector
 

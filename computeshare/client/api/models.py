@@ -88,6 +88,8 @@ class Job(TypedDict):
     best_loss: NotRequired[float | None]
     durable_version: int
     weights_sha256: str | None
+    epsilon: NotRequired[float | None]
+    epsilon_total: NotRequired[float | None]
     samples_per_s: float
     reducer: NotRequired[Reducer | None]
     forked_from: NotRequired[ForkedFrom | None]

@@ -41,6 +41,11 @@ class TaskSpec(ABC):
         return self.facts.train
 
     @property
+    def has_buffers(self) -> bool:
+        """Whether the model has averages that are trained without gradients, as batch normalisation has."""
+        return False
+
+    @property
     def bundles(self) -> tuple[str, ...]:
         """The digests of the files that workers need. Raises as `facts`."""
         return ()

@@ -79,6 +79,10 @@ class ImageTask(TaskSpec):
         return self.images.train
 
     @property
+    def has_buffers(self) -> bool:
+        return catalog().models[self.model].batch_norm
+
+    @property
     def bundles(self) -> tuple[str, ...]:
         return (self.data.bundle,) if self.data else ()
 

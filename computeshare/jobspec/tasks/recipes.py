@@ -103,6 +103,10 @@ class RecipeTask(TaskSpec):
         return self.recipe_facts.layout
 
     @property
+    def has_buffers(self) -> bool:
+        return self.layout.buffers > 0
+
+    @property
     def bundles(self) -> tuple[str, ...]:
         return (self.recipe_facts.initial, *((self.data.bundle,) if self.data else ()))
 

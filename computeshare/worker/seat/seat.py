@@ -33,6 +33,7 @@ from computeshare.runtime.log_lines import Writer
 from computeshare.runtime.processes import configure_logging, hostname, keep_freed_memory, spare_the_collector
 from computeshare.settings import Settings
 from computeshare.tasks.recipes.bundle import Bundle
+from computeshare.training.private_replica import PrivateReplica
 from computeshare.training.work_units import AnyReplica, Computation, kind_with
 from computeshare.transport.connections import by_loopback, connect, is_next_door, when_there_is_room
 from computeshare.transport.rate_limit import Pacer, parse_rate
@@ -184,6 +185,8 @@ class SeatSession:
         feedback = feedback_of(CODECS[codecs.up], layout)
         encoder = UpdateEncoder(CODECS[codecs.up], layout, feedback, compress=not is_next_door(self.redis))
         replica, outbox = computation.replica(self.spec), UpdateQueue(self.session, encoder)
+        if self.spec.privacy:
+            replica = PrivateReplica(replica, self.spec.privacy, layout)
         self._tell_compilation(replica)
         inbox = Inbox(self.session, codecs.down, layout, replica.room)
         self.status.is_loaded = True

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from computeshare.jobspec.staleness import Weighting
 from computeshare.strategies.averages import Mean, mean
 from computeshare.strategies.base import Contributions
 from computeshare.strategies.buffered_async import AsyncStrategy
 from computeshare.strategies.local import LocalStrategy
+from computeshare.strategies.staleness import Weighting
 from computeshare.strategies.sync import SyncStrategy
 
 RNG = np.random.default_rng(0)

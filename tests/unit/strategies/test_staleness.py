@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from computeshare.jobspec.staleness import Weighting, weight
+from computeshare.strategies.staleness import Weighting, weight
 
 
 @pytest.mark.parametrize(
