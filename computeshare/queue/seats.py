@@ -31,7 +31,6 @@ _FIELDS = frozenset(
         "description",
         "ended_at",
         "enqueued_at",
-        "exc_info",
         "failure_ttl",
         "last_heartbeat",
         "origin",
@@ -102,7 +101,10 @@ class SeatJob(Job):
             log.warning("refused a seat that the control plane of this worker has not signed for it", seat=self._id)
             raise NoSuchJobError(f"refused RQ job {self._id}: it is not signed for this worker")
         kept.pop(b"result", None)
-        return super().restore(kept)
+        try:
+            return super().restore(kept)
+        except Exception as error:  # RQ raises many kinds for dates, numbers and names that are none
+            raise NoSuchJobError(f"refused RQ job {self._id}: its fields cannot be read ({error})") from error
 
     def _is_meant(self, raw_data: Mapping[bytes, bytes]) -> bool:
         origin = raw_data.get(b"origin", b"").decode(errors="replace")

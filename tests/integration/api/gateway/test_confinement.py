@@ -1,11 +1,14 @@
 """An invited machine reaches its own workers and the jobs in which these have seats, and nothing else of the broker."""
 
+import json
 import shutil
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -23,6 +26,7 @@ from computeshare.protocol.round_store import RoundStore
 from computeshare.protocol.scripts import Scripts
 from computeshare.protocol.worker_session import Waiting, WorkerSession
 from computeshare.queue import Orders, Seat, WorkerInfo, read_orders, recipes, register, unregister
+from computeshare.queue.rq_keys import RqSeatKeys
 from computeshare.queue.seats import SeatQueue
 from computeshare.runtime.log_lines import Writer
 from computeshare.settings import Settings
@@ -225,3 +229,29 @@ def test_a_worker_may_do_all_that_it_needs(stage: Any, tmp_path: Path) -> None:
         assert dict(far.info("server")) and dict(far.info("memory"))
         unregister(far, worker)
     assert plane.gateway.refusals.counts[machine] == 0
+
+
+@pytest.mark.parametrize("what", ["a function", "callbacks", "data that inflate", "an error that inflates", "no date"])
+def test_what_a_machine_writes_into_its_own_rq_job_runs_nowhere(stage: Any, tmp_path: Path, what: str) -> None:
+    """The control plane reads these hashes, too: whoever may write one must not make it run or unpack anything."""
+    _, redis, access, scene = stage
+    mark, seat = tmp_path / "ran", Seat.parse(scene.seat)
+    call = ["computeshare.worker.seat.seat.serve", None, [scene.seat], {}]
+    if what == "a function":
+        call = ["os.system", None, [f"touch {mark}"], {}]
+    data = b"[" + bytes(60_000_000) if what == "data that inflate" else json.dumps(call).encode()
+    fields = {"data": zlib.compress(data), "status": "failed", "origin": seat.worker}
+    if what == "callbacks":
+        fields |= {"success_callback_name": "os.system", "stopped_callback_name": "os.system"}
+    if what == "an error that inflates":
+        fields["exc_info"] = zlib.compress(bytes(60_000_000))
+    if what == "no date":
+        fields["created_at"] = "yesterday"
+    with Forwarder(access) as forwarder, connect(forwarder.redis_url, retries=0) as far:
+        assert far.hset(RqSeatKeys(scene.seat).job(), mapping=fields)  # type: ignore[arg-type]
+    before = psutil.Process().memory_info().rss
+    seats = SeatQueue(redis)
+    assert seats.state([seat]) == {scene.seat: "failed"}
+    seats.forget(seat)
+    assert not mark.exists() and not redis.exists(RqSeatKeys(scene.seat).job())
+    assert psutil.Process().memory_info().rss - before < 30_000_000
