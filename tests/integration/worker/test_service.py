@@ -6,8 +6,10 @@ import httpx2
 import pytest
 import typer
 
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
 from computeshare.terminal.command import run
+from computeshare.worker.invite import introduction
 from computeshare.worker.process import command
 from tests.support.served_api import serving
 
@@ -24,5 +26,6 @@ def test_the_link_in_an_invited_workers_service_lets_nobody_in_any_more(
         link = httpx2.post(f"{url}/v1/invites", json={"queue": "mnist"}, headers=headers).json()["url"]
         assert run(app, ["--join", link, "--home", str(home), "--print-service", "systemd"]) == 0
         assert f"--join {link} --home {home}" in capsys.readouterr().out
-        assert "was already used" in httpx2.post(link, json={"name": "thief"}).json()["detail"]
+        thief = introduction("thief", link.rpartition("/")[2], SigningKey.new())
+        assert "was already used" in httpx2.post(link, json=thief).json()["detail"]
         assert run(app, ["--join", link, "--home", str(home), "--print-service", "systemd"]) == 0  # as it starts again

@@ -15,6 +15,8 @@ from api.access.caller import OWNER, current
 from api.database import Database, now_ms
 from api.tables import WorkerStat
 from computeshare.queue import WorkerInfo, register
+from computeshare.runtime.signatures import SigningKey
+from computeshare.worker.invite import introduction
 from tests.support.routes import filled, routes
 from tests.support.webhook_receiver import receiving
 
@@ -93,8 +95,13 @@ class Story:
         self.does("DELETE /v1/workers/{worker}", "worker.remove")
         made = self.does("POST /v1/invites", "invite.create", keep="invite_id", json={"queue": "q"}).json()
         self.values["code"] = made["url"].rpartition("/")[2]
-        services(self.client).invites._broker_url = lambda: "rediss://broker.example"
-        self.does("POST /join/{code}", "invite.use", json={"name": "mac", "key": "k" * 16})
+        services(self.client).invites.public_url = "https://home.example"
+        key, new = SigningKey.new(), SigningKey.new().public
+        self.does("POST /join/{code}", "invite.use", json=introduction("mac", self.values["code"], key))
+        self.values["machine_id"] = made["id"]
+        change = {"public_key": new, "signature": key.sign("rotate", made["id"], new)}
+        self.does("POST /join/machines/{machine_id}/key", "machine.key", json=change)
+        self.does("POST /join/machines/{machine_id}/key", json=change)
         self.does("DELETE /v1/invites/{invite_id}", "invite.withdraw")
         self.does("POST /v1/webhooks", "webhook.create", keep="webhook_id", json={"url": self.hook_url})
         self.does("PATCH /v1/webhooks/{webhook_id}", "webhook.edit", json={"new_secret": True})

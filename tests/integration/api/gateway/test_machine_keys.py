@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import typer
 from redis import Redis
 from sqlalchemy import update
 from websockets.exceptions import ConnectionClosed
@@ -18,9 +19,11 @@ from api.gateway.app import Limits
 from api.gateway.relay import REVOKED, SLOW
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.runtime.signatures import SigningKey
+from computeshare.terminal.command import run
 from computeshare.transport.connections import connect
 from computeshare.transport.forwarder import ADMITTED, Forwarder, GatewayAccess
-from computeshare.worker.invite import replace_key
+from computeshare.worker.invite import join, replace_key
+from computeshare.worker.process import command
 from tests.support.gateway import Plane, refusal
 from tests.support.wait import wait_until
 
@@ -140,6 +143,26 @@ def test_a_replaced_key_opens_nothing_and_running_workers_use_the_new_one(plane:
     assert httpx2.post(url, json=replayed).status_code == 404
     entries = plane.owner.get("/v1/audit", params={"action": "machine.key"}).json()["items"]
     assert [(one["subject"], one["actor"]) for one in entries] == [(machine, "an invited machine")] * 2
+
+
+def test_the_worker_replaces_its_key_by_a_flag(
+    plane: Plane, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMPUTESHARE_REDIS_URL", raising=False)
+    app = typer.Typer()
+    app.command()(command)
+    _, access = plane.joined(tmp_path / "far")
+    old = access.key.current()
+    assert run(app, ["--rotate-key", "--home", str(tmp_path / "far")]) == 0
+    told = capsys.readouterr()
+    assert "accepts this machine's new key" in told.out
+    assert not [key for key in (old, access.key.current()) if key._text() in told.out + told.err]
+    assert refusal(lambda: plane.open(access, old))[0] == REVOKED
+    near = tmp_path / "near"
+    plane.app.state.services.invites.public_url = None
+    join(plane.invite()[1], "mac", near)
+    assert run(app, ["--rotate-key", "--home", str(near)]) == 2
+    assert "has no key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["answer lost", "request lost"])
