@@ -308,6 +308,10 @@ class WorkerPublic(_Answer):
     job_share: float | None = Field(description="fraction of all samples counted in that job, 0 to 1")
     share: float = Field(description="fraction of all samples counted in the last hour, 0 to 1")
     samples_per_s: float
+    bytes_up: int | None = Field(
+        description="bytes that machines of this name have sent through gateways; null: none joined by one"
+    )
+    bytes_down: int | None = Field(description="bytes that they have received")
     refused: str | None = Field(
         description="why the worker gets no seats (a different version of ComputeShare), and what to do"
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,18 @@ from api.access.audit import Action, record
 from api.broker import Broker
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
+from api.gateway import traffic
 from api.scheduler.eligibility import excluded
 from api.scheduler.machines import MACHINE, last_hour, remember, samples_counted
 from api.scheduler.seat_writer import seats_wanted
 from api.schemas import PowerPublic, QueuedJobPublic, QueueList, QueuePublic, WorkerList, WorkerPublic
 from api.stored_specs import refusal_of, spec_of
-from api.tables import ACTIVE, Job, Machine, SeatRow, WorkerStat
+from api.tables import ACTIVE, Invite, Job, Machine, SeatRow, WorkerStat
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.queue import Seat, WorkerInfo, list_workers
 from computeshare.types import ENDED
+
+NOTHING = (None, None)
 
 
 class Fleet:
@@ -85,7 +88,8 @@ class Fleet:
         """The stored machines by worker id, and the figures of all workers; `there` holds the online workers."""
         with self._database.read() as session:
             rows = {row.worker: row for row in session.scalars(select(Machine))}
-            return rows, _Figures.of(session, list(rows.values()), there, now_ms())
+            sums = traffic.sums(self._broker.client)
+            return rows, _Figures.of(session, list(rows.values()), there, sums, now_ms())
 
     def _decide(self, worker_id: str, action: Action, again: bool = False, **values: int | None) -> Any:
         """Store a decision about a worker, adding the worker's row if the dispatcher has not yet; returns the row.
@@ -116,7 +120,8 @@ class Fleet:
 @dataclass(frozen=True, slots=True)
 class _Figures:
     """Figures of workers from the database: samples per second now, samples in the last hour, samples by job and worker
-    and by job (of jobs that have not ended), and the reasons why a worker gets no seat in a job.
+    and by job (of jobs that have not ended), the reasons why a worker gets no seat in a job, and the bytes that
+    machines of a name have sent and received through gateways.
     """
 
     rates: dict[str, float]
@@ -124,9 +129,17 @@ class _Figures:
     counted: dict[tuple[str, str], int]
     by_job: dict[str, int]
     left_out: dict[str, list[str]]
+    moved: dict[str, tuple[int, int]]
 
     @classmethod
-    def of(cls, session: Session, machines: Sequence[Machine], there: Sequence[WorkerInfo], now: int) -> "_Figures":
+    def of(
+        cls,
+        session: Session,
+        machines: Sequence[Machine],
+        there: Sequence[WorkerInfo],
+        sums: Mapping[str, int],
+        now: int,
+    ) -> "_Figures":
         rate = func.sum(col(WorkerStat.samples_per_s))
         query = select(col(WorkerStat.worker), rate).join(Job, col(Job.id) == col(WorkerStat.job_id))
         query = query.where(col(WorkerStat.left_ms).is_(None), col(Job.status) == "running")
@@ -143,13 +156,24 @@ class _Figures:
         out = excluded(session.connection(), there, now)
         for (job_id, worker), why in out.reasons.items():
             left_out[worker].append(f"Job {job_id}: {why}")
-        return cls(rates, hour, counted, dict(by_job), left_out)
+        return cls(rates, hour, counted, dict(by_job), left_out, _moved(session, sums))
 
     def share(self, worker: str) -> float:
         return self.hour.get(worker, 0) / max(1, sum(self.hour.values()))
 
     def job_share(self, job_id: str | None, worker: str) -> float | None:
         return self.counted.get((job_id, worker), 0) / max(1, self.by_job.get(job_id, 0)) if job_id else None
+
+
+def _moved(session: Session, sums: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Bytes sent and received through gateways, by the name of the machine. `sums`: as `traffic.sums`."""
+    found: dict[str, tuple[int, int]] = {}
+    query = select(col(Invite.id), col(Invite.worker)).where(col(Invite.gateway), col(Invite.worker).is_not(None))
+    for invite_id, worker in session.execute(query):
+        name = worker or ""
+        up, down = found.get(name, (0, 0))
+        found[name] = up + sums.get(f"{invite_id}:up", 0), down + sums.get(f"{invite_id}:down", 0)
+    return found
 
 
 def _gone(rows: Sequence[Machine], there: Sequence[WorkerInfo]) -> list[Machine]:
@@ -193,6 +217,8 @@ def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> Worke
         job_share=figures.job_share(job_id, worker.id),
         share=figures.share(worker.id),
         samples_per_s=figures.rates.get(worker.id, 0.0),
+        bytes_up=figures.moved.get(worker.name, NOTHING)[0],
+        bytes_down=figures.moved.get(worker.name, NOTHING)[1],
         refused=worker.refusal,
         drained=bool(row and row.drained_ms),
         leaving=bool(row and row.dismissed_ms),
@@ -225,6 +251,8 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
         job_share=None,
         share=figures.share(row.worker),
         samples_per_s=0.0,
+        bytes_up=figures.moved.get(row.name, NOTHING)[0],
+        bytes_down=figures.moved.get(row.name, NOTHING)[1],
         refused=None,
         drained=row.drained_ms is not None,
         leaving=row.dismissed_ms is not None,

@@ -1,6 +1,7 @@
 """The gateway behind a real server, with a real broker: who gets in, what passes, who is cut."""
 
 import os
+import secrets
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from websockets.sync.client import connect as websocket
 from api.gateway.app import Limits
 from api.gateway.relay import REVOKED, SLOW
 from computeshare.errors import SettingsError
+from computeshare.queue import WorkerInfo, register
 from computeshare.queue.rq_keys import RqKeys
 from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import Settings
@@ -97,6 +99,28 @@ def test_redis_py_and_the_wire_use_the_socket_as_a_broker(plane: Plane, tmp_path
         return bool(shown["bytes_up"] > len(blob) and shown["bytes_down"] > len(blob) and shown["gateway"])
 
     wait_until(counted)
+
+
+def test_the_list_of_workers_says_what_a_joined_machine_has_sent_and_received(
+    plane: Plane, tmp_path: Path, redis_url: str
+) -> None:
+    machine, access = plane.joined(tmp_path)
+    blob = os.urandom(100_000)
+    with connect(redis_url) as direct:
+        for name in ("anna's mac", "beside the broker"):
+            register(direct, WorkerInfo(secrets.token_hex(6), name, "cpu", ("mnist",), {}, 1, "host", 1))
+        worker, keys = seated(direct, machine)
+        with Forwarder(access) as forwarder, connect(forwarder.redis_url) as redis:
+            redis.set(keys.probe(worker), blob, ex=60)
+            assert redis.get(keys.probe(worker)) == blob
+
+    def moved() -> dict[str, tuple[int | None, int | None]]:
+        found = plane.owner.get("/v1/workers").json()["items"]
+        return {one["name"]: (one["bytes_up"], one["bytes_down"]) for one in found}
+
+    wait_until(lambda: min(each or 0 for each in moved()["anna's mac"]) > len(blob))
+    assert moved()["beside the broker"] == (None, None)
+    assert "↑&nbsp;10" in plane.owner.get("/workers", headers={"Accept": "text/html"}).text
 
 
 def test_wrong_ids_are_refused_and_then_slowed_down(plane: Plane, tmp_path: Path) -> None:
