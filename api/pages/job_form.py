@@ -53,6 +53,7 @@ class FormField:
         return self.path.replace(".", "-").replace("_", "-")
 
 
+RECIPE_HINT = "your own model, data and loss; computeshare jobs create --recipe PATH adds one"
 OTHERS = FormField(
     MORE,
     "Other fields (JSON)",
@@ -109,8 +110,9 @@ def _form_field(one: JobField) -> FormField:
     choices = ("auto", CHOSEN) if one.path == CODEC else one.choices
     if choices and one.default is None:
         choices = ("", *choices)
+    hint = RECIPE_HINT if one.path == RECIPE else one.description
     models = LANGUAGE_MODELS if one.path.startswith(f"{MODEL_ARGS}.") else ()
-    shown = (one.path, one.title, one.description, choices, step, one.kinds, one.control.lines)
+    shown = (one.path, one.title, hint, choices, step, one.kinds, one.control.lines)
     return FormField(*shown, models, one.type == "list", one.type == "needs")
 
 

@@ -9,6 +9,7 @@ from computeshare.bundles.source import Progress
 from computeshare.client.api.address import NoServer
 from computeshare.client.api.calls import Client
 from computeshare.client.bundles.datasets import Datasets
+from computeshare.client.bundles.recipe_upload import name_of
 from computeshare.client.bundles.uploads import upload
 from computeshare.client.jobs import Jobs
 from computeshare.client.weights import WeightsCache
@@ -80,7 +81,8 @@ class ComputeShare:
 
         Raises: RecipeError: it cannot be read. NoServer, Problem.
         """
-        return self.client.recipes.create(bundle.read(Path(source)).files, name)["digest"]
+        files = bundle.read(Path(source)).files
+        return self.client.recipes.create(files, name or name_of(source))["digest"]
 
     def __enter__(self) -> Self:
         return self

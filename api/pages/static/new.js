@@ -15,6 +15,8 @@ function showKinds() {
   }
   const hasRecipe = Boolean(form.elements.recipe.value);
   for (const name of OF_MODELS) form.elements[name].closest(".field").hidden = hasRecipe;
+  const { dataset } = form.elements; // of data sets, a recipe reads the user's own alone
+  if (hasRecipe && !dataset.selectedOptions[0].closest("optgroup")) dataset.value = "";
   if (hasRecipe) for (const field of form.querySelectorAll("[data-models]")) field.hidden = true;
   form.elements.recipe_args.closest(".field").hidden = !hasRecipe;
   for (const name of ["codec.up", "codec.down"]) form.elements[name].closest(".field").hidden = form.elements.codec.value === "auto";

@@ -151,7 +151,7 @@ class SeatSession:
                     self.seat.worker,
                 )
             )
-            log.info("loading", job=self.seat.job, model=self.spec.model, dataset=self.spec.dataset)
+            log.info("loading", job=self.seat.job, model=self.spec.model or self.spec.recipe, dataset=self.spec.dataset)
             started = time.perf_counter()
             computation = resources.enter_context(contextlib.closing(self._open(device_name, recipe)))
             self.device = computation.device
@@ -242,7 +242,9 @@ class SeatSession:
             if status == "running":
                 self.joined = True
                 codecs = {"up": self.spec.codecs.up, "down": self.spec.codecs.down}
-                log.info("joined", job=self.seat.job, model=self.spec.model, device=self.device, **codecs)
+                log.info(
+                    "joined", job=self.seat.job, model=self.spec.model or self.spec.recipe, device=self.device, **codecs
+                )
                 return
             if status == "banned":
                 raise _Ended("this worker is banned from the job: too many of its updates were refused")

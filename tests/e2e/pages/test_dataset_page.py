@@ -1,4 +1,4 @@
-"""The page of users' data sets: samples of each kind, a new job on one, removing one."""
+"""The pages of users' data sets and the form's choice of recipes: samples of each kind, a new job, removing one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from computeshare import ComputeShare
 from tests.support.browser import Site, in_every_window, picture, problems
 from tests.support.own_images import make_images
+from tests.support.recipes import NOISE
 
 pytestmark = pytest.mark.e2e
 
@@ -60,3 +61,20 @@ def test_samples_are_shown_a_job_is_begun_and_a_data_set_removed(site: Site, ope
     expect(page.get_by_label("Data set")).to_have_value("tones")
     expect(page.locator("#made")).to_contain_text("parameters")
     picture(page, "new-own")
+
+
+def test_a_stored_recipe_is_chosen_in_the_form_with_its_arguments(site: Site, opened: Any, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NOISE + "def model(width=4): return nn.Linear(144, width)\n")
+    with ComputeShare(site.url, site.services.token) as cs:
+        digest = cs.create_recipe(tmp_path / "net.py")
+    page = opened("/new")
+    expect(page.get_by_label("Recipe's arguments")).to_be_hidden()
+    page.get_by_label("Recipe", exact=True).select_option(digest)
+    expect(page.get_by_label("Model", exact=True)).to_be_hidden()
+    expect(page.get_by_label("Data set")).to_have_value("")
+    page.get_by_label("Recipe's arguments").fill("width")
+    expect(page.locator("#recipe-args-error")).to_contain_text("write NAME=VALUE")
+    page.get_by_label("Recipe's arguments").fill("width=8")
+    expect(page.locator("#made")).to_contain_text("the recipe is tried first")
+    expect(page.locator("#ways")).to_contain_text('"width": 8')
+    assert problems(page) == []
