@@ -32,7 +32,7 @@ from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past
 from api.scheduler.seat_writer import place
 from api.scheduler.shortage import shortages
 from api.stored_specs import refusal_of, spec_of
-from api.tables import ACTIVE, JOB, WORKER, Event, table
+from api.tables import ACTIVE, JOB, TELLING, WORKER, Event, table
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
 from computeshare.protocol import handshake
@@ -199,14 +199,17 @@ class Dispatcher:
                 no_room=published[job.id].no_room,
                 evaluator=now - self._evaluators_seen[_evaluator_of(job)] <= STARTING_MS,
                 is_recipe=bool(job.spec.get("recipe")),
-                unscored=self._unscored(job.id) if is_finished(job, published[job.id]) else None,
+                unscored=self._unscored(job.id)
+                if job.spec.get("recipe") or is_finished(job, published[job.id])
+                else None,
             )
             for job in stored.jobs
         }
 
     def _unscored(self, job_id: str) -> str | None:
         """Why a job's newest attempt to score a version failed; None if it did not."""
-        query = select(EVENT.type, EVENT.data).where(EVENT.job_id == job_id, EVENT.type.in_(("scored", "unscored")))
+        query = select(EVENT.type, EVENT.data).where(EVENT.job_id == job_id, TELLING)
+        query = query.where(EVENT.type.in_(("scored", "unscored")))
         with self._database.engine.connect() as connection:
             last = connection.execute(query.order_by(EVENT.id.desc()).limit(1)).first()
         return str(last.data["error"]).rstrip(".") if last and last.type == "unscored" else None

@@ -35,7 +35,7 @@ class Situation:
     is_recipe: bool = False
     """The job trains a recipe."""
     unscored: str | None = None
-    """Why the last attempt to score a version failed, if so; told where all rounds are done."""
+    """Why the last attempt to score a version failed, if so."""
 
 
 def reason(situation: Situation, refused: str | None = None) -> str | None:
@@ -67,5 +67,6 @@ def reason(situation: Situation, refused: str | None = None) -> str | None:
         (not situation.opened, "A reducer is preparing the first weights"),
         (not situation.working, "Workers are loading the model and the data"),
         (not situation.evaluator, f"Training continues, but {absent} to score versions: {start}"),
+        (situation.unscored, f"Training continues, but a version cannot be scored: {situation.unscored}"),
     )
     return next((text for applies, text in causes if applies), None)

@@ -136,3 +136,21 @@ def test_a_new_version_forgives_earlier_failures(stage: Stage, redis: Redis, que
             failed += 1
             stage.advance()
     assert failed > 3 and jobs.show(stage.job).status == "running"
+
+
+def test_a_recipe_that_cannot_be_scored_says_so_while_it_trains(
+    stage: Stage, redis: Redis, queue: str, jobs: Jobs
+) -> None:
+    worker = online(redis, queue, recipes=("*",))
+    stage.turn()
+    for seat in seats(stage.database, "issued"):
+        stage.feed.send("joined", worker=worker, session=seat.id, seat=seat.id, name="mac", device="cpu")
+        set_rq_status(redis, seat.id, "started")
+    Projector(stage.database).step(redis)
+    redis.hset(JobKeys(stage.job).round(), "status", "running")
+    with stage.database.writing() as connection:
+        event = {"job_id": stage.job, "type": "unscored", "at_ms": 1, "data": {"version": 1, "error": "LINE 7"}}
+        connection.execute(insert(table(Event)).values(event))
+    online(redis, queue, worker=worker, recipes=("*",))
+    stage.turn()
+    assert "a version cannot be scored: LINE 7" in str(jobs.show(stage.job).reason)

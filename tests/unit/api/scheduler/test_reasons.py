@@ -25,6 +25,7 @@ def test_a_job_that_advances_has_no_reason() -> None:
         (replace(FINE, finished=True, evaluator=False), "no evaluator is running to score the last version"),
         (replace(FINE, evaluator=False), "computeshare-evaluator"),
         (replace(FINE, finished=True, unscored="no memory"), "cannot be scored: no memory. It is tried again"),
+        (replace(FINE, unscored="no memory"), "Training continues, but a version cannot be scored: no memory"),
         (
             replace(FINE, finished=True, evaluator=False, is_recipe=True),
             "no evaluator that runs recipes is running to score the last version: start computeshare-evaluator --rec",
