@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 import secrets
 import shutil
 import string
@@ -21,6 +20,7 @@ from api.access.audit import Action, record
 from api.access.caller import author
 from api.database import Database, now_ms
 from api.dataset_facts import NoOwnDatasets, OwnDatasets
+from api.epsilon import epsilon
 from api.errors import Conflict, InvalidFields, KeyReused, NotFound
 from api.jobs.cursors import next_cursor, page
 from api.jobs.job_list import ORDERS, Chosen
@@ -494,8 +494,8 @@ def _epsilons(job: Job) -> dict[str, float | None]:
     if not job.spec.get("privacy"):
         return {"epsilon": None, "epsilon_total": None}
     privacy, epoch = Privacy.model_validate(job.spec["privacy"]), plan_of(job.spec).rounds_per_epoch
-    so_far, in_all = (privacy.epsilon(-(-rounds // epoch)) for rounds in (job.version, job.rounds_total))
-    return {"epsilon": so_far if so_far < math.inf else None, "epsilon_total": in_all if in_all < math.inf else None}
+    so_far, in_all = (epsilon(privacy, -(-rounds // epoch)) for rounds in (job.version, job.rounds_total))
+    return {"epsilon": so_far, "epsilon_total": in_all}
 
 
 def _left_s(job: Job) -> float | None:
