@@ -1,11 +1,11 @@
 """Compares LoRA with full fine-tuning of a language model: bytes that travel, and the loss after equal samples.
 
-    python -m bench.lora --pretrain 500 --rounds 200 --base /tmp/base
+    python -m bench.lora --pretrain 1000 --rounds 80 --base /tmp/base
 
-Pre-trains a GPT of 10.7 M parameters (bytes of tinyshakespeare) with a plain loop into the folder `--base`, unless it
-is there. Then jobs fine-tune it on Python's own source code with two workers: all weights by `sync`, the adapters of
-examples/recipes/lora by `sync` and by `local`. The last part measures in one process how much it costs `local` to
-average the factors A and B of an adapter apart instead of their product.
+Pre-trains a GPT of 10.7 M parameters (bytes of the source code of Python's library) with a plain loop into the folder
+`--base`, unless it is there. Then jobs fine-tune it on torch's source code with two workers: all weights by `sync`, the
+adapters of examples/recipes/lora by `sync` and by `local`. The last part measures in one process how much it costs
+`local` to average the factors A and B of an adapter apart instead of their product.
 """
 
 import argparse
@@ -60,15 +60,15 @@ def pretrained(model, base):
     model.load_state_dict(AutoModelForCausalLM.from_pretrained(base).state_dict())
 """
 """A recipe that trains all weights, on the same data."""
-TEXT_BYTES, TEST_BYTES = 1_000_000, 60_000
+PRETRAIN_BYTES, TEXT_BYTES, TEST_BYTES = 8_000_000, 1_000_000, 60_000
 REPLICAS, STEPS = 4, 25
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True, help="folder of the pre-trained model")
-    parser.add_argument("--pretrain", type=int, default=500, help="steps, of 24 windows each")
-    parser.add_argument("--rounds", type=int, default=200, help=f"of {ROUND} micro-batches of {BATCH} windows")
+    parser.add_argument("--pretrain", type=int, default=1000, help="steps, of 16 windows each")
+    parser.add_argument("--rounds", type=int, default=80, help=f"of {ROUND} micro-batches of {BATCH} windows")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--lr", type=float, default=2e-3, help="of the adapters")
     parser.add_argument("--full-lr", type=float, default=3e-4, help="of full fine-tuning")
@@ -93,12 +93,12 @@ def pretrain(base: Path, steps: int) -> None:
 
     library: Any = transformers
     torch.manual_seed(0)
-    ids = torch.tensor(list((Settings().data_dir / "tinyshakespeare" / "input.txt").read_bytes()))
+    ids = torch.tensor(list(source_code(Path(sysconfig.get_path("stdlib")), PRETRAIN_BYTES)))
     model = library.AutoModelForCausalLM.from_config(library.AutoConfig.for_model(**CONFIG))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.99), weight_decay=0.1)
-    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-4, total_steps=steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
     for step in range(steps):
-        starts = torch.randint(len(ids) - BLOCK - 1, (24,))
+        starts = torch.randint(len(ids) - BLOCK - 1, (16,))
         windows = torch.stack([ids[start : start + BLOCK + 1] for start in starts])
         loss = nats(model, windows)
         optimizer.zero_grad()
@@ -130,17 +130,24 @@ class Scene:
         (self.recipes["full"] / "recipe.py").rename(self.recipes["full"] / "adapters.py")
         (self.recipes["full"] / "recipe.py").write_text(FULL)
         self.text.mkdir()
-        sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-        content = b"".join(source.read_bytes() for source in sources)
-        (self.text / "train.txt").write_bytes(ascii_only(content[:TEXT_BYTES]))
-        (self.text / "test.txt").write_bytes(ascii_only(content[-TEST_BYTES:]))
+        content = source_code(Path(torch.__file__).parent, TEXT_BYTES + TEST_BYTES)
+        (self.text / "train.txt").write_bytes(content[:TEXT_BYTES])
+        (self.text / "test.txt").write_bytes(content[-TEST_BYTES:])
 
     def ids(self, split: str) -> Tensor:
         return torch.tensor(list((self.text / f"{split}.txt").read_bytes()))
 
 
-def ascii_only(content: bytes) -> bytes:
-    return bytes(byte for byte in content if byte < 128)
+def source_code(folder: Path, most: int) -> bytes:
+    """The first `most` bytes of a package's Python files without tests, in ASCII."""
+    left_out = {"site-packages", "test", "tests"}
+    content = bytearray()
+    for path in sorted(folder.rglob("*.py")):
+        if not left_out & {*path.relative_to(folder).parts}:
+            content += bytes(byte for byte in path.read_bytes() if byte < 128)
+        if len(content) >= most:
+            break
+    return bytes(content[:most])
 
 
 def jobs(scene: Scene, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -22,10 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 HERE = Path(__file__).parent
 
 
-def model(rank=8, alpha=16):
-    """The model that config.json describes, with adapters in its attention layers."""
+def model(rank=8, alpha=16, targets="all-linear"):
+    """The model that config.json describes, with adapters in all linear layers but the last, or in those named."""
     base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(HERE))
-    return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha))
+    return get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets))
 
 
 def pretrained(model, base):
