@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from computeshare.errors import SettingsError, Unreachable
+from computeshare.runtime.signatures import SigningKey
 from computeshare.settings import RunFile, Settings
 from computeshare.worker.invite import join, last_joined
 from tests.support.http_answers import Answer, FakeServer
@@ -36,6 +37,20 @@ def test_a_worker_finds_its_broker_by_setting_by_run_file_and_where_it_joined_la
     RunFile(url="http://h", redis_url="redis://running").write(settings.run_path)
     assert broker_url(settings) == "redis://running"
     assert broker_url(settings.model_copy(update={"redis_url": "redis://set"})) == "redis://set"
+
+
+def test_a_worker_knows_the_key_of_the_control_plane_whose_broker_it_uses(server: FakeServer, tmp_path: Path) -> None:
+    here, theirs, given = (SigningKey.new().public for _ in range(3))
+    home = Settings(home=tmp_path, redis_url=None)
+    server.on("POST /join/a", Answer({"redis_url": FIRST, "queue": "mnist", "control_key": theirs}))
+    join(f"{server.url}/join/a", "mac", tmp_path)
+    (tmp_path / "control.pub").write_text(here + "\n")
+    assert last_joined(home).control_key == theirs
+    RunFile(url="http://h", redis_url="redis://running").write(home.run_path)
+    assert last_joined(home).control_key == here
+    named = home.model_copy(update={"redis_url": "redis://another"})
+    assert last_joined(named).control_key == ""  # that broker may be another control plane's
+    assert last_joined(named.model_copy(update={"control_key": given})).control_key == given
 
 
 @pytest.mark.parametrize("kept", ["", "[]", "{}", "{"])
