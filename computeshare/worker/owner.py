@@ -93,6 +93,7 @@ def _rows(one: WorkerStatus, now: float) -> list[tuple[str, str]]:
         ("recipe", f"{one.job.recipe}, {confined}" if one.job and one.job.recipe else ""),
         ("recipes", f"{agreed}, {confined}" if agreed else "none run here: only models that ComputeShare knows"),
         ("limits", _limits(one.limits)),
+        ("upgrades", "installs the control plane's version when its own does not fit" if one.upgrades else ""),
         ("traffic", f"sent {size(one.moved.bytes_up)}, received {size(one.moved.bytes_down)} since its start"),
         ("process", f"{one.pid} (id {one.id}), on {one.device}, since {begun}"),
     ]

@@ -167,6 +167,7 @@ def serve(
         log.info("worker ready", id=worker.id, name=worker.name, device=worker.device, queues=queues)
         try:
             given = {"redis_url": redis_url, "link": link, "face": face, "exit_code": heartbeat.exit_code}
+            given["stays"] = lambda: status.upgrades and heartbeat.refusal is not None
             make = partial(_rq_worker, redis, worker, SeatJob.of(worker.id, control_key), **given)
             _take_seats(heartbeat, make, leaving, leave)
         finally:
@@ -326,7 +327,7 @@ def command(
     resting = {"only_on_power": only_on_power, "battery_stop": battery_stop, "battery_start": battery_start}
     allowed = {"max_up": settings.max_up, "max_memory": settings.max_memory, "cache": settings.cache}
     limits = Limits(**allowed, **resting, nice=settings.nice, hours=hours or [])
-    status = status_of(worker, joined, limits)
+    status = status_of(worker, joined, limits).model_copy(update={"upgrades": settings.upgrade})
     try:
         with joined.broker_url(_end_refused) as url:
             serve(url, worker, minder, settings.home, status, settings.control_key)

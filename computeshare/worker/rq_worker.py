@@ -57,12 +57,14 @@ class SeatWorker(SpawnWorker):
         link: SeatLink | None = None,
         face: Face | None = None,
         exit_code: Callable[[], int] = lambda: 0,
+        stays: Callable[[], bool] = lambda: False,
         **named: Any,
     ) -> None:
         named = {"job_class": SeatJob} | named | {"serializer": JSONSerializer, "job_monitoring_interval": 5}
         super().__init__(*arguments, **named)
         self.shown_name = shown_name
         self.redis_url, self.link, self.face, self.exit_code = redis_url, link or SeatLink(), face, exit_code
+        self.stays = stays
 
     @property
     def should_run_maintenance_tasks(self) -> bool:
@@ -143,10 +145,10 @@ class SeatWorker(SpawnWorker):
         raise SystemExit
 
     def _end_soon(self) -> None:
-        """End this process soon, even if the broker cannot be reached."""
+        """End this process soon, even if the broker cannot be reached; not while it `stays`, to be upgraded."""
         asked = threading.Event()
         asked.set()
-        end_soon_after(asked, last=self.face.close if self.face else None, code=self.exit_code)
+        end_soon_after(asked, self.stays, last=self.face.close if self.face else None, code=self.exit_code)
 
     def _say(self, text: str) -> None:
         if self.face:

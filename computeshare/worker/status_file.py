@@ -80,6 +80,8 @@ class WorkerStatus(BaseModel):
     confinement: str = ""
     """By what recipes are confined."""
     limits: Limits = Limits()
+    upgrades: bool = False
+    """Whether it installs the control plane's version when its own does not fit."""
     moved: Moved = Moved()
     """By this process."""
 

@@ -13,8 +13,9 @@ import typer
 from structlog.testing import capture_logs
 
 from computeshare.terminal.command import run
-from computeshare.worker import process
+from computeshare.worker import process, rq_worker
 from computeshare.worker.process import _take_seats, command
+from computeshare.worker.rq_worker import SeatWorker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -78,3 +79,16 @@ def test_a_password_among_the_flags_is_warned_of(url: str, warned: bool, monkeyp
     assert served == [url]
     assert ["set COMPUTESHARE_REDIS_URL instead" in line["event"] for line in lines] == [True] * warned
     assert "hunter2" not in str(lines)
+
+
+def test_a_worker_that_is_to_be_upgraded_is_not_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signal handler ends the process soon otherwise, in the middle of the installation."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(rq_worker, "end_soon_after", lambda _, busy, **__: given.update(busy=busy))
+    upgrading = [True]
+    worker = SeatWorker.__new__(SeatWorker)  # a constructed one asks its broker
+    worker.face, worker.exit_code, worker.stays = None, lambda: 0, lambda: upgrading[0]
+    worker._end_soon()
+    assert given["busy"]() is True
+    upgrading[0] = False
+    assert given["busy"]() is False
