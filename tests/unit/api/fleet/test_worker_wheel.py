@@ -19,8 +19,8 @@ from api.fleet.worker_wheel import CONTROL_PLANE_ONLY, EXTRAS, FILE, build, comm
 from computeshare import __version__
 
 ROOT = Path(__file__).resolve().parents[4]
-OF_OTHERS = {"annotated_types", "pydantic_core", "huggingface_hub", "triton"}
-"""Packages that come with pydantic, with the extra `hf`, and with torch."""
+OF_OTHERS = {"annotated_types", "pydantic_core", "huggingface_hub", "scipy", "triton"}
+"""Packages that come with pydantic, with the extra `hf`, with scikit-learn and with torch."""
 
 
 @pytest.fixture(scope="module")
