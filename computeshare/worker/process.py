@@ -61,6 +61,9 @@ from computeshare.worker.status_file import Limits, StatusFile, WorkerStatus, be
 
 HASTE_S = 1.0
 """Seconds to wait for the broker's answer when the machine is about to sleep."""
+FLEETING = frozenset({".cache", "archive-v0"})
+"""Folders in which uvx and `pipx run` make environments."""
+TO_KEEP = "install the worker with uv tool install or pipx install, and print the service file with that one"
 log = structlog.get_logger()
 
 
@@ -157,8 +160,11 @@ def serve(
     file.write()
     try:
         shake_hands(impatient, worker, leaving)
-    except BaseException:
+    except BaseException as end:
+        code = heartbeat.exit_code()
         file.remove()
+        if isinstance(end, SystemExit):
+            sys.exit(code)
         raise
     with shown(link, lambda: minder.resting) as face:
         heartbeat.start()
@@ -301,6 +307,8 @@ def command(
         return
     if print_service:  # an invite has been taken up by now: its link lets nobody in any more
         sys.stdout.write(_service(print_service, context))
+        if FLEETING & set(Path(sys.prefix).parts):
+            print(f"warning: {sys.prefix} may be removed at any time: {TO_KEEP}", file=sys.stderr)
         if not joined:
             _warn_where_no_broker_is_known(settings)
         return

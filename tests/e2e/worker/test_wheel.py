@@ -62,6 +62,23 @@ def test_it_joins_by_an_invite_and_trains_a_job_to_its_end(plane: ControlPlane, 
     try:
         job = plane.finish(plane.create(**{**DIGITS_MLP, "queue": "wheel", "rounds": 40}))
         assert job["bytes_up"] > 0 and job["accuracy"] > 0.5
+
+        def owner(*words: str) -> str:
+            ask = [str(python.with_name(program)), *words, "--home", str(tmp_path)]
+            return subprocess.run(ask, env=kept, capture_output=True, text=True, check=True, timeout=120).stdout
+
+        def shown() -> Any:
+            (one,) = json.loads(owner("status", "--json"))["workers"]
+            return one["job"] and one["job"]["name"] == "birds" and one
+
+        long = {"queue": "wheel", "name": "birds", "rounds": 100_000, "evaluate_every": 0}
+        job_id = plane.create(**{**DIGITS_MLP, **long})
+        one = plane.until("its status", shown)
+        assert one["job"]["id"] == job_id and one["state"] == "busy" and one["moved"]["bytes_up"] > 0
+        assert (one["control_plane"], one["invite"]) == (f"http://127.0.0.1:{PORT}/v1/gateway", made["id"])
+        assert owner("stop").startswith("stopped ") and worker.wait(5) == 6
+        plane.http.post(f"/v1/jobs/{job_id}/cancel")
     finally:
-        worker.terminate()
-        assert worker.wait(20) == 0, (tmp_path / "worker.log").read_text()
+        worker.kill()
+        said = (tmp_path / "worker.log").read_text()
+    assert "no sign of life" not in said and "broker away" not in said

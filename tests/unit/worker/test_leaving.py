@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,3 +93,17 @@ def test_a_worker_that_is_to_be_upgraded_is_not_ended_meanwhile(monkeypatch: pyt
     assert given["busy"]() is True
     upgrading[0] = False
     assert given["busy"]() is False
+
+
+@pytest.mark.parametrize(
+    ("prefix", "warned"), [("/home/a/.cache/uv/archive-v0/x", True), ("/home/a/.local/share/uv/tools/x", False)]
+)
+def test_a_service_of_an_environment_that_may_be_removed_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, prefix: str, warned: bool
+) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    monkeypatch.setattr(sys, "prefix", prefix)
+    address = ["--redis-url", "redis://broker.example:6379/0"]
+    assert run(app, [*address, "--home", str(tmp_path), "--print-service", "systemd"]) == 0
+    assert ("uv tool install" in capsys.readouterr().err) is warned
