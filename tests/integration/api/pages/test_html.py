@@ -325,6 +325,17 @@ def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None
     assert len(pages.services.jobs.list().items) == 2
 
 
+def test_the_form_says_when_one_bad_machine_could_spoil_the_job(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = {"dataset": "digits", "model": "mlp", "queue": "lab", "micro_batches_per_round": "3", "micro_batch": "479"}
+    assert "can spoil this job" not in pages.client.post("/new/check", data=filled).text
+    monkeypatch.setattr(pages.services.invites, "have_joined", lambda queue: queue == "lab")
+    assert "can spoil this job" in pages.client.post("/new/check", data=filled).text
+    assert "can spoil this job" not in pages.client.post("/new/check", data=filled | {"queue": "mine"}).text
+    robust = filled | {"workers.min": "3", "more": '{"strategy": {"combine": "median"}}'}
+    checked = pages.client.post("/new/check", data=robust).text
+    assert "rounds of 1,437 samples" in checked and "can spoil this job" not in checked
+
+
 def test_a_form_with_something_wrong_in_a_closed_panel_comes_back_with_that_open(pages: Pages) -> None:
     assert '<details class="panel"><summary><h2>More' in pages.get("/new")
     filled = {"dataset": "digits", "model": "mlp", "rounds": "5"}
