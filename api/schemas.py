@@ -163,6 +163,8 @@ class JobPublic(_Answer):
     residual_resets: int = Field(
         description="times that a worker joined a running job with an empty error-feedback residual (codec topk up)"
     )
+    audited: int = Field(description="updates that a second machine computed as well, and that were compared")
+    confirmed: int = Field(description="audited updates that were the same bits")
     bytes_up: int
     bytes_down: int
     created_at: Instant

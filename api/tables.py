@@ -118,6 +118,9 @@ class Job(_Traffic, table=True):
 
     reassigned: int = 0
     residual_resets: int = 0
+    audited: int = 0
+    confirmed: int = 0
+    """Of the audited updates, those that a second machine computed to the same bits."""
     folded: int = 0
     """Submissions that the counts by outcome include and that have no row: the reducer summed them up (`fold.lua`)
     because too many came while no control plane stored them."""

@@ -66,9 +66,7 @@ class Parts:
         return {"model": {"images": "resnet20", "text": "gpt"}.get(facts.kind, "mlp")}
 
 
-def _parts(
-    jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep, recipes: RecipesDep, invites: InvitesDep
-) -> Parts:
+def _parts(jobs: JobsDep, fleet: FleetDep, datasets: DatasetsDep, recipes: RecipesDep, invites: InvitesDep) -> Parts:
     return Parts(jobs, fleet, datasets, recipes, invites)
 
 

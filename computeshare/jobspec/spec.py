@@ -256,6 +256,14 @@ class JobSpec(Part):
         "convolutions on a GPU; without effect on a CPU",
     )
     workers: WorkerRange = WorkerRange()
+    audit: Annotated[float, Control(MACHINES)] = Field(
+        0,
+        ge=0,
+        le=1,
+        title="Audits",
+        description="share of the units that a second machine of the same kind computes as well, so that machines that "
+        "send wrong updates are found and banned; for example 0.02; 0: none",
+    )
     requires: Annotated[Needs | None, Control(MACHINES, change="active")] = Field(
         None,
         title="Required of a worker",
@@ -411,10 +419,26 @@ class JobSpec(Part):
                 f"must divide micro_batch ({self.micro_batch}), so that all pieces have the same number of samples"
             )
             raise error_at("JobSpec", "accumulate", message)
+        if self.audit and (why := self._not_repeatable()):
+            raise error_at(
+                "JobSpec", "audit", f"cannot compare two machines' updates, because {why}, or set audit to 0"
+            )
         if self.plan.units_per_round > LARGEST_ROUND:
             raise error_at(
                 "JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}"
             )
+
+    def _not_repeatable(self) -> str | None:
+        """Why two machines of one kind may send different updates for a unit, and the remedy; None: they do not."""
+        if self.strategy.keeps_inner:
+            return "each worker keeps an inner optimizer's state: set strategy.inner_state to restart"
+        if self.strategy.takes_any:
+            return f"strategy {self.strategy.kind} computes units on different versions: choose another strategy"
+        if self.privacy:
+            return "privacy adds new noise each time: leave privacy out"
+        if self.codec == "auto" or CODECS[self.codec.up].residual:
+            return "error feedback of codec topk, which auto may choose, differs by worker: set another codec"
+        return None
 
     def _shared_out(self) -> None:
         """Raises ValidationError: the job would wait for more workers than a round has work for."""

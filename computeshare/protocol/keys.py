@@ -177,7 +177,7 @@ class JobKeys:
         """
         return self._key("staged", nonce)
 
-    def update(self, token: str, micro_batch: int) -> str:
+    def update(self, token: str, micro_batch: int | str) -> str:
         """hash: the accepted update of a micro-batch, part by part; kept until the state of the resulting version is
         stored.
         """
@@ -228,6 +228,26 @@ class JobKeys:
     def suspects(self) -> str:
         """hash of the current round: micro-batch to the workers that sent non-finite values for that micro-batch."""
         return self._key("suspects")
+
+    def kinds(self) -> str:
+        """hash: worker to the digest of its machine's kind, as it said when it joined."""
+        return self._key("kinds")
+
+    def audits(self) -> str:
+        """hash of the current round: leases on what a second machine computes as well, in the form of `leases`."""
+        return self._key("audits")
+
+    def copies(self) -> str:
+        """hash of the current round: micro-batch to the record of the second machine's update, as in `received`."""
+        return self._key("copies")
+
+    def copy(self, token: str, micro_batch: int) -> str:
+        """hash: the second machine's update of a micro-batch, part by part; kept until it was compared."""
+        return self.update(token, f"{micro_batch}:copy")
+
+    def disputes(self) -> str:
+        """hash of the current round: micro-batch to the workers that sent different updates, each with its digest."""
+        return self._key("disputes")
 
     def strikes(self) -> str:
         """hash: worker to its number of refused submissions."""

@@ -1,7 +1,7 @@
 """A reducer's side of the round protocol: claim, open, gather, refuse, commit."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from itertools import chain
@@ -15,7 +15,7 @@ from computeshare.errors import CodecError
 from computeshare.jobspec.sampling_plan import Round
 from computeshare.protocol.channel import AT_ONCE_BYTES, Channel, Messages, pairs, staging
 from computeshare.protocol.limits import MEASUREMENT_BYTES
-from computeshare.protocol.refusal import Fault, Received, Suspicion, refuse
+from computeshare.protocol.refusal import BANNING_STRIKES, AuditRecords, Fault, Received, Suspicion, refuse
 from computeshare.protocol.round_store import FIELDS, RoundState, RoundStore, numbers_in, numbers_text
 from computeshare.protocol.terms import DEFAULTS, Terms
 from computeshare.protocol.versions.history import VersionHistory
@@ -143,7 +143,7 @@ class ReducerSession(RoundStore):
         return 1000 * int(now[0]) + int(now[1]) / 1000
 
     def updates(
-        self, wanted: Sequence[tuple[str, int]], parts: range, into: Sequence[Blob | None] | None = None
+        self, wanted: Sequence[tuple[str, int | str]], parts: range, into: Sequence[Blob | None] | None = None
     ) -> list[Message | CodecError | None]:
         """Read `parts` of the messages of accepted updates. A part that was never sent is None; None stands in for a
         message without any of the parts, a CodecError for a message longer than its buffer.
@@ -159,7 +159,7 @@ class ReducerSession(RoundStore):
         """Whether Redis holds any part of an accepted micro-batch's message."""
         return bool(self.redis.exists(self.keys.update(base, micro_batch)))
 
-    def _asked(self, wanted: Sequence[tuple[str, int]], parts: range) -> list[Command]:
+    def _asked(self, wanted: Sequence[tuple[str, int | str]], parts: range) -> list[Command]:
         return [["HMGET", self.keys.update(*one), *parts] for one in wanted]
 
     def counted(self, state: RoundState) -> list[tuple[str, int]]:
@@ -195,6 +195,7 @@ class ReducerSession(RoundStore):
         k = self.keys
         token: Any = str(state.token) if state else self.redis.hget(k.round(), "token")
         dropped = [k.leases(), k.backups(), k.received(), k.free(), k.suspects(), k.full(), k.recent(), k.chain()]
+        dropped += [k.audits(), k.copies(), k.disputes()]
         there = (bytes(key).decode() for key in self.redis.scan_iter(k.pattern(), count=1000))
         dropped += [key for key in there if key.startswith(k.messages())]
         return bool(self.scripts.call("discard", k, token=token or "", fence=self.fence, dropped_keys=dropped))
@@ -202,6 +203,33 @@ class ReducerSession(RoundStore):
     def refuse(self, token: Token, part: Received, reason: str, fault: Fault) -> Suspicion:
         """Take back an accepted micro-batch whose update failed the checks, and reopen the round if it was closed."""
         return refuse(self.scripts, self.keys, self.fence, token, part, reason, fault)
+
+    def audits(self) -> AuditRecords:
+        """The current round's updates that a second machine computed as well. Raises DamagedRound."""
+        return AuditRecords.read(self.redis, self.keys)
+
+    def close_audit(self, token: Token, unit: int) -> None:
+        """Forget a unit's second update, and the dispute about it."""
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.hdel(self.keys.copies(), str(unit))
+        pipeline.hdel(self.keys.disputes(), str(unit))
+        pipeline.unlink(self.keys.copy(str(token), unit))
+        pipeline.execute()
+
+    def dispute(self, token: Token, part: Received, parties: Mapping[str, str]) -> bool:
+        """Take back an update that a second machine contradicts; a third machine is to compute the unit.
+
+        Args:
+            parties: both workers, each with the digest of its update.
+        """
+        key, named = self.keys.update(part.base, part.micro_batch), {"token": str(token), "fence": self.fence}
+        unit = {"micro_batch": part.micro_batch, "nonce": part.nonce, "parties": json.dumps(parties)}
+        return bool(self.scripts.call("dispute", self.keys, update_key=key, **named, **unit))
+
+    def ban(self, token: Token, worker: str, reason: str) -> bool:
+        """Ban a worker at once; False if it was banned before, or the version or the fence had moved on."""
+        named = {"token": str(token), "fence": self.fence, "worker": worker, "reason": reason}
+        return bool(self.scripts.call("ban", self.keys, **named, strikes=BANNING_STRIKES))
 
     def begin(self, weights: Iterable[Blob]) -> Sequence[Blob]:
         """Stage a version's weights before its token is known, if they are large.
@@ -318,7 +346,7 @@ class ReducerSession(RoundStore):
             k,
             staged_state_key=staged,
             state_key=k.state(str(token)),
-            dropped_keys=[k.state(str(base)), *(k.update(*one) for one in counted)],
+            dropped_keys=[k.state(str(base)), *(key for one in counted for key in (k.update(*one), k.copy(*one)))],
             token=str(token),
             fence=self.fence,
         )

@@ -1,8 +1,11 @@
 """Takes back accepted updates that failed the reducer's checks."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
+
+from redis import Redis
 
 from computeshare.errors import DamagedRound
 from computeshare.protocol.keys import JobKeys
@@ -64,6 +67,31 @@ class Suspicion:
     """Machines that sent non-finite values for any micro-batch of the round."""
     there: int
     """Machines in the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecords:
+    """A round's updates that a second machine computed as well, and what is known of the machines."""
+
+    copies: Mapping[int, Received]
+    """Unit to the second machine's update."""
+    disputes: Mapping[int, Mapping[str, str]]
+    """Unit to the workers whose updates differed, each with its update's digest; a third machine decides."""
+    kinds: Mapping[str, str]
+    """Worker in the job to the digest of its machine's kind."""
+
+    @classmethod
+    def read(cls, redis: Redis, keys: JobKeys) -> Self:
+        """Read the current round's. Raises DamagedRound."""
+        pipeline = redis.pipeline(transaction=False)
+        for key in (keys.copies(), keys.disputes(), keys.kinds(), keys.sessions()):
+            pipeline.hgetall(key)
+        copies, disputes, kinds, sessions = pipeline.execute()
+        return cls(
+            {int(unit): Received.parse(unit, entry) for unit, entry in copies.items()},
+            {int(unit): json.loads(parties) for unit, parties in disputes.items()},
+            {worker.decode(): kind.decode() for worker, kind in kinds.items() if worker in sessions},
+        )
 
 
 def refuse(

@@ -20,12 +20,16 @@ class Terms:
     """Maximum units per lease for a worker of unknown speed; 0: its share of the round."""
     limit: int = 0
     """Maximum bytes of an update; 0: no limit."""
+    audit: float = 0
+    """Share of units that a second machine of the same kind computes as well; 0: none."""
+    secret: str = ""
+    """Decides which units these are; known to the reducer alone, so that no worker can foresee them."""
     frozen: str = ""
     """Digest of the parameters that are not trained, as every worker must have built them; empty: there are none."""
 
-    def fields(self) -> dict[str, int | str]:
+    def fields(self) -> dict[str, int | float | str]:
         """The fields of the round's hash."""
-        return {name: value if isinstance(value, str) else int(value) for name, value in asdict(self).items()}
+        return {name: int(value) if isinstance(value, bool) else value for name, value in asdict(self).items()}
 
 
 DEFAULTS = Terms()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import structlog
@@ -96,6 +97,25 @@ class Gatherer:
                 found[m] = f"more than a machine's share of a version that {self.sharers} must make: {share}"
         return found
 
+    def digest(self, update: tuple[str, int | str]) -> str | None:
+        """The digest of an update's decoded values and buffers, or why they cannot be decoded; None if it is gone.
+
+        `update` is named by base token and unit; a copy by `UNIT:copy`.
+        """
+        found = sha256()
+        try:
+            for bucket in range(len(self.layout.buckets)):
+                (frames,) = self._read(_Wanted(bucket, (update,)))
+                if isinstance(frames, CodecError):
+                    raise frames
+                if frames is None:
+                    return None
+                for values in self._decoded(frames, bucket):
+                    found.update(values.data)
+        except CodecError as error:
+            return str(error)[:100]
+        return found.hexdigest()
+
     def reread(self, update: tuple[str, int], bucket: int) -> Vector | None:
         """A bucket of a counted update (base token, unit), which `checked` accepted before; None if it is gone.
 
@@ -121,7 +141,7 @@ class Gatherer:
         coming = [_Wanted(b, names) for b in range(bucket, buckets)[:2] for names in pieces]
         for one, upcoming in zip(coming[: len(pieces)], [*coming[1:], None], strict=False):
             messages = self._reading.take(one, upcoming)
-            yield from ((micro_batch, message) for (_, micro_batch), message in zip(one.names, messages, strict=True))
+            yield from ((int(unit), message) for (_, unit), message in zip(one.names, messages, strict=True))
 
     def settle(self) -> None:
         """Stop reading ahead, and drop the frames that were read ahead."""
@@ -225,7 +245,7 @@ class _Wanted:
     """A bucket of some updates, each named by base token and unit."""
 
     bucket: int
-    names: tuple[tuple[str, int], ...]
+    names: tuple[tuple[str, int | str], ...]
 
 
 class _ReadAhead:

@@ -1,6 +1,7 @@
 """A job's set-up in a reducer: everything that stays the same from round to round, built once."""
 
 import contextlib
+import secrets
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ class JobContext:
         """The terms that the scripts hold every round to."""
         spec, strategy = self.spec, self.spec.strategy
         limits = strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit
-        return Terms(*limits, self.frozen)
+        return Terms(*limits, spec.audit, secrets.token_hex(16) if spec.audit else "", self.frozen)
 
 
 def _frozen(initial: "InitialState", artifacts: Artifacts) -> str:

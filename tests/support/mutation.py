@@ -41,6 +41,7 @@ TESTS = tuple(
         "backlog",
         "doubts",
         "shares",
+        "audits",
     )
 )
 OPTIONS = ("--noconftest", "--assert=plain", "--tb=no", "-p", "no:cacheprovider", "--timeout=20")

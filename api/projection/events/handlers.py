@@ -20,6 +20,7 @@ HANDLERS: dict[str, Callable[[JobProjection, StreamEvent], None]] = {
     "banned": workers.banned,
     "unfit": workers.unfit,
     "forgiven": workers.forgiven,
+    "audited": workers.audited,
     "submission": submissions.submission,
     "folded": submissions.folded,
     "reassigned": submissions.reassigned,

@@ -54,6 +54,15 @@ def forgiven(projection: JobProjection, event: StreamEvent) -> None:
     projection.worker_row(name_of(event.data["worker"]))["strikes"] -= count_of(event.data["strikes"])
 
 
+def audited(projection: JobProjection, event: StreamEvent) -> None:
+    """Two machines' updates for one unit were compared."""
+    outcome = event.data["outcome"]
+    if outcome not in ("confirmed", "mismatched", "undecided"):
+        raise ValueError("not an outcome of an audit")
+    projection.state.add("audited", 1)
+    projection.state.add("confirmed", int(outcome == "confirmed"))
+
+
 def _add_presence(projection: JobProjection, event: StreamEvent, data: Row) -> None:
     """Note that the event's worker joined, or left, in its session."""
     row = {"job_id": projection.state.id, "at_ms": event.at_ms}

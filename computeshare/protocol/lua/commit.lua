@@ -9,7 +9,8 @@ local versions_key, events_key, full_key, arrivals_key = KEYS[11], KEYS[12], KEY
 local base_state_key, recent_key, chain_key = KEYS[15], KEYS[16], KEYS[17]
 local staged_snapshot_key, snapshot_key = KEYS[18], KEYS[19] -- whole weights of the next version
 local base_news_key, next_news_key = KEYS[20], KEYS[21] -- news of the base and of the next version
-local outdated_keys = slice(KEYS, 22) -- snapshots and differences to delete
+local audits_key, copies_key, disputes_key = KEYS[22], KEYS[23], KEYS[24]
+local outdated_keys = slice(KEYS, 25) -- snapshots and differences to delete
 local token, next_token, fence = ARGV[1], ARGV[2], ARGV[3] -- token: of the version from which the round started
 local next_version, next_first, next_count = ARGV[4], ARGV[5], ARGV[6] -- first micro-batch, and their number
 local event = ARGV[7] -- non-empty JSON object; `doubled` is added below
@@ -80,7 +81,7 @@ if stays then
   if redis.call("HLEN", received_key) >= tonumber(next_needed) then redis.call("RPUSH", full_key, next_token) end
 else
   redis.call("HSET", round_key, "cursor", "0")
-  redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key)
+  redis.call("DEL", leases_key, backups_key, received_key, free_key, suspects_key, audits_key, copies_key, disputes_key)
   for micro_batch in carried:gmatch("%d+") do redis.call("RPUSH", free_key, micro_batch) end
 end
 redis.call("LPUSH", recent_key, next_token)

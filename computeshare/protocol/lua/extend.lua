@@ -2,8 +2,8 @@
 -- Returns the job's status; `lost` if the job is running, but the session has no lease on any of the micro-batches,
 -- because other workers were faster; `gone` if the job is not open; `fenced` if the worker has a newer session (in the
 -- last two cases, nothing is changed).
-local round_key, sessions_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local staged_keys = slice(KEYS, 5)
+local round_key, sessions_key, leases_key, backups_key, audits_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local staged_keys = slice(KEYS, 6)
 local worker, session = ARGV[1], ARGV[2]
 local least_ms = tonumber(ARGV[3]) -- remaining time of each lease, at least
 local staged_s = ARGV[4] -- remaining time of the staged messages
@@ -14,7 +14,7 @@ if not status then return "gone" end
 if redis.call("HGET", sessions_key, worker) ~= session then return "fenced" end
 local least = now_ms() + least_ms
 local lost = status == "running" and #micro_batches > 0
-for _, key in ipairs({leases_key, backups_key}) do
+for _, key in ipairs({leases_key, backups_key, audits_key}) do
   for _, micro_batch in ipairs(micro_batches) do
     local holder, expires, since = (redis.call("HGET", key, micro_batch) or "||"):match("^(.-)|(.-)|(.*)$")
     if holder == session then

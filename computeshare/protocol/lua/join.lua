@@ -4,7 +4,7 @@
 -- `fenced` (this seat is not the worker's current seat), `banned` (a worker of its machine is) or `unlike` (its
 -- untrained parameters are not the job's).
 local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local free_key, versions_key, events_key, banned_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local free_key, versions_key, events_key, banned_key, kinds_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
 local event = ARGV[4] -- JSON object: the worker's description of itself
 local frozen = ARGV[5] -- digest of the parameters that are not trained; empty without any
@@ -31,6 +31,15 @@ if former then
     wake(versions_key, "freed", #freed)
   end
 end
+local function kind_of(about) -- one text for machines that compute the same bits
+  local kind = {}
+  for name, value in pairs(type(about.kind) == "table" and about.kind or {}) do
+    kind[#kind + 1] = cjson.encode({name, value})
+  end
+  table.sort(kind)
+  return redis.sha1hex(table.concat(kind))
+end
+redis.call("HSET", kinds_key, worker, kind_of(cjson.decode(event)))
 redis.call("HSET", sessions_key, worker, session)
 append_event(events_key, "joined", object_of(said, string.format('"worker":%s,"session":%s,"seat":%s',
   cjson.encode(worker), cjson.encode(session), cjson.encode(seat))))

@@ -6,13 +6,16 @@
 -- finish well before the lease that it doubles.
 -- The reducer wrote the terms into the round: `backup` (1: backups are allowed), `sharers` (machines that must share a
 -- version, none with more than an equal share; 0: no limit), `fewest` (sessions that must exist; with `sharers`, on as
--- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share).
+-- many machines), `unmeasured` (maximum units for a worker of unknown speed; 0: its share), `audit` (share of units that
+-- a second machine of the same kind computes as well: a worker cannot tell such a copy from its own units, and `secret`,
+-- which no worker knows, decides which units these are).
 -- Returns {answer, current token, ms until the next request makes sense, micro-batch, ...}. The answer is `leased`,
 -- `wait`, `stale` (another version is current), `fenced`, `banned`, `gone` (the job is not open), or the job's status
 -- if it is not running. Only `leased` changes anything and returns micro-batches.
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, speeds_key, events_key, banned_key, suspects_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local news_key = KEYS[11] -- of the version after the token's
+local audits_key, copies_key, kinds_key, disputes_key = KEYS[12], KEYS[13], KEYS[14], KEYS[15]
 local token, worker, session = ARGV[1], ARGV[2], ARGV[3]
 local and_news = ARGV[4] -- 1: the worker reads the news right after this script, so if the next version is current
 -- and has news, the lease is on the next version; else 0
@@ -25,9 +28,9 @@ local TRIED_AGAIN_AFTER = 8
 local BACKUP_FACTOR, BACKUP_MS = 1.5, 100
 local EXPECTED_MS = 250 -- how much later than this worker the others may ask
 local status, current, first, count, cursor, version, opened, total, closed, needed, base, backup,
-  sharers, fewest, unmeasured, doubled = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
+  sharers, fewest, unmeasured, doubled, audit, secret = unpack(redis.call("HMGET", round_key, "status", "token", "first", "count",
   "cursor", "version", "opened", "total", "closed", "needed", "base", "backup", "sharers", "fewest",
-  "unmeasured", "doubled"))
+  "unmeasured", "doubled", "audit", "secret"))
 if not status then return {"gone", "", 0} end
 if status ~= "running" then return {status, current, 0} end
 if redis.call("HGET", sessions_key, worker) ~= session then
@@ -39,6 +42,7 @@ end
 first, count, cursor, total = tonumber(first), tonumber(count), tonumber(cursor), tonumber(total)
 needed, opened = tonumber(needed), tonumber(opened)
 sharers, fewest, unmeasured = tonumber(sharers), tonumber(fewest), tonumber(unmeasured)
+audit = tonumber(audit or "0")
 if closed or redis.call("HLEN", received_key) >= needed then
   return {"wait", current, 1000} -- the round is complete: the reducer is making the next version
 end
@@ -132,10 +136,21 @@ local function is_suspect(freed) -- whether only this machine has computed it, w
   end
   return true
 end
+local function is_party(freed) -- whether this machine is a party to a dispute that another machine can decide
+  local parties = audit > 0 and redis.call("HGET", disputes_key, freed)
+  if not parties then return false end
+  local known = {}
+  for party in pairs(cjson.decode(parties)) do known[machine_of(party)] = true end
+  for _, other in ipairs(workers) do
+    if not known[machine_of(other)] then return known[machine_of(worker)] == true end
+  end
+  return false
+end
+
 while #granted < share do
   local freed = redis.call("LPOP", free_key)
   if freed then
-    if is_suspect(freed) then
+    if is_suspect(freed) or is_party(freed) then
       aside[#aside + 1] = freed -- another machine must compute it
     else
       granted[#granted + 1] = freed
@@ -150,6 +165,36 @@ end
 redis.call("HSET", round_key, "cursor", cursor)
 for _, micro_batch in ipairs(aside) do redis.call("RPUSH", free_key, micro_batch) end
 if #aside > 0 then again = 500 end
+
+local LOOKED_AT = 256 -- units not leased yet that may become a copy
+
+local function is_audited(unit)
+  return tonumber(redis.sha1hex(secret .. current .. "." .. unit):sub(1, 8), 16) < audit * 2 ^ 32
+end
+
+local function find_copy() -- a unit that this worker computes beside its own, for the reducer to compare; or nil
+  local kind, own = redis.call("HGET", kinds_key, worker), {}
+  for _, unit in ipairs(granted) do own[unit] = true end
+  local function suits(unit, holder)
+    if own[unit] or redis.call("HEXISTS", copies_key, unit) == 1 then return false end
+    if holder and machine_of(holder) == machine_of(worker) then return false end
+    if holder and redis.call("HGET", kinds_key, holder) ~= kind then return false end
+    return tonumber((redis.call("HGET", audits_key, unit) or "|0|"):match("^.-|(.-)|")) <= now
+  end
+  for i = 1, #leases[1], 2 do
+    local holder = leases[1][i + 1]:match("^.-|.-|.-|(.*)$")
+    if is_audited(leases[1][i]) and suits(leases[1][i], holder) then return leases[1][i] end
+  end
+  for _, unit in ipairs(redis.call("HKEYS", received_key)) do
+    if is_audited(unit) and suits(unit, cjson.decode(redis.call("HGET", received_key, unit)).worker) then return unit end
+  end
+  for place = cursor, math.min(count, cursor + LOOKED_AT) - 1 do
+    local unit = string.format("%d", first + place)
+    if is_audited(unit) and suits(unit) then return unit end
+  end
+end
+
+local copy = audit > 0 and #granted > 0 and find_copy() or nil
 
 local target = leases_key
 
@@ -188,7 +233,7 @@ if #granted == 0 then take_expired() end
 if #granted == 0 and backup == "1" then take_backup() end
 if #granted == 0 then return {"wait", current, math.max(20, math.ceil(again))} end
 
-local life = math.max(SHORTEST_MS, 4 * speed * #granted)
+local life = math.max(SHORTEST_MS, 4 * speed * (#granted + (copy and 1 or 0)))
 local lease = string.format("%s|%.0f|%.0f|%s", session, now + life, now, worker)
 for _, micro_batch in ipairs(granted) do redis.call("HSET", target, micro_batch, lease) end
 for _, event in ipairs(moved) do
@@ -197,4 +242,8 @@ for _, event in ipairs(moved) do
 end
 local answer = {"leased", current, math.ceil(life)}
 for _, micro_batch in ipairs(granted) do answer[#answer + 1] = micro_batch end
+if copy then
+  redis.call("HSET", audits_key, copy, lease)
+  answer[#answer + 1] = copy
+end
 return answer

@@ -9,8 +9,8 @@
 -- back. The outcome is stored under the nonce, until about 2,048 later ones have been stored.
 local round_key, sessions_key, leases_key, backups_key, received_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local speeds_key, answers_key, full_key, events_key, free_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local arrivals_key, recent_key = KEYS[11], KEYS[12]
-local staged_keys, update_keys = slice(KEYS, 13, 2), slice(KEYS, 14, 2) -- for each micro-batch
+local arrivals_key, recent_key, audits_key, copies_key = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local staged_keys, update_keys = slice(KEYS, 15, 2), slice(KEYS, 16, 2) -- for each micro-batch
 local token, worker, session, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
@@ -108,7 +108,7 @@ local function measure(who, each, at_least) -- update a worker's time per unit; 
   redis.call("HSET", speeds_key, who, string.format("%.1f|%.0f", math.max(1, each), now))
 end
 
-local accepted, named, already, expired, leased = {}, {}, 0, 0, now
+local accepted, copies, named, already, expired, leased = {}, {}, {}, 0, 0, now
 local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
 local room = closed and 0 or total -- a closed round accepts no more
 if sharers > 0 then
@@ -119,8 +119,12 @@ if sharers > 0 then
 end
 for i, micro_batch in ipairs(micro_batches) do
   local lease = mine(i)
-  local bytes = lease and weigh(staged_keys[i])
-  if named[micro_batch] or redis.call("HEXISTS", received_key, micro_batch) == 1 then
+  local is_copy = not lease and (redis.call("HGET", audits_key, micro_batch) or ""):match("^[^|]*") == session
+  local bytes = (lease or is_copy) and weigh(staged_keys[i])
+  if is_copy and bytes and not named[micro_batch] then
+    copies[#copies + 1] = {i, bytes}
+    named[micro_batch] = true
+  elseif named[micro_batch] or redis.call("HEXISTS", received_key, micro_batch) == 1 then
     already = already + 1
   elseif lease and not bytes then
     expired = expired + 1
@@ -134,7 +138,14 @@ for i, micro_batch in ipairs(micro_batches) do
     leased = math.min(leased, tonumber(lease:match("^.-|.-|(.-)|")))
   end
 end
+for place, one in ipairs(copies) do -- for the reducer to compare with the update that counts
+  local i, bytes = one[1], one[2]
+  if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i] .. ":copy") end -- JobKeys.copy
+  redis.call("HSET", copies_key, micro_batches[i], entry(i, bytes, #accepted + place))
+  redis.call("HDEL", audits_key, micro_batches[i])
+end
 if #accepted == 0 then
+  if #copies > 0 then return answer("accepted") end
   if #late > 0 then return answer("stale") end
   return answer(expired > 0 and "refused" or already > 0 and "duplicate" or "lease_lost")
 end
@@ -155,7 +166,7 @@ for place, one in ipairs(accepted) do
   redis.call("LPUSH", arrivals_key, now - tonumber(opened))
 end
 redis.call("LTRIM", arrivals_key, 0, 63)
-measure(worker, (now - leased) / #accepted)
+measure(worker, (now - leased) / (#accepted + #copies))
 for lease, units in pairs(overtaken) do -- the other worker takes at least this long
   local since, holder = lease:match("^(.-)|(.*)$")
   measure(holder, (now - since) / units, true)

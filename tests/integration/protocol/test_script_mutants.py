@@ -18,10 +18,38 @@ VERSION_MOVED_ON = '(redis.call("HGET", round_key, "token") or "") ~= token or'
 FENCE_MOVED_ON = 'or redis.call("GET", fence_key) ~= fence'
 PERSISTED = 'redis.call("PERSIST", key)'
 HELD = ':match("^[^|]*") == session'
-FORGOTTEN = ("leases_key", "backups_key", "received_key", "free_key", "suspects_key")
+FORGOTTEN = (
+    "leases_key",
+    "backups_key",
+    "received_key",
+    "free_key",
+    "suspects_key",
+    "audits_key",
+    "copies_key",
+    "disputes_key",
+)
 """What a commit deletes where the next round is of other micro-batches."""
 
 CHANGES: dict[str, list[tuple[str, str]]] = {
+    "ban": [
+        (VERSION_MOVED_ON, ""),
+        (FENCE_MOVED_ON, ""),
+        ('if redis.call("HSETNX", banned_key, worker, reason) == 0 then return 0 end', ""),
+        ('redis.call("HSET", strikes_key, worker, strikes)', ""),
+        ('redis.call("HDEL", sessions_key, worker)', ""),
+        ("if #free_leases(leases_key, backups_key, free_key, newest) > 0 then", "if false then"),
+    ],
+    "dispute": [
+        (VERSION_MOVED_ON, ""),
+        (FENCE_MOVED_ON, ""),
+        ("or cjson.decode(entry).nonce ~= nonce", ""),
+        ('redis.call("HDEL", received_key, micro_batch)', ""),
+        ('redis.call("HDEL", copies_key, micro_batch)', ""),
+        ('redis.call("UNLINK", update_key, update_key .. ":copy")', ""),
+        ('redis.call("HDEL", round_key, "closed")', ""),
+        ('redis.call("RPUSH", free_key, micro_batch)', ""),
+        ('wake(versions_key, "freed", 1)', ""),
+    ],
     "announce": [
         ('if redis.call("EXISTS", spec_key) == 0 then return 0 end', ""),
         ('fence ~= "" and redis.call("GET", fence_key) ~= fence', "false"),
@@ -187,7 +215,22 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ("> 1 and sharers == 0, {}", "> 1, {}"),
         ("> 1 and sharers == 0, {}", "> 0 and sharers == 0, {}"),
         ("machines_of(workers) > 1 and sharers == 0, {}", "#workers > 1 and sharers == 0, {}"),
-        ("if is_suspect(freed) then", "if false then"),
+        ("if is_suspect(freed) or is_party(freed) then", "if is_party(freed) then"),
+        ("if is_suspect(freed) or is_party(freed) then", "if is_suspect(freed) then"),
+        ("return known[machine_of(worker)] == true", "return true"),
+        ("if not known[machine_of(other)] then return known", "if true then return known"),
+        ("audit > 0 and #granted > 0 and find_copy()", "#granted > 0 and find_copy()"),
+        ("audit > 0 and #granted > 0 and find_copy()", "audit > 0 and find_copy()"),
+        ("if own[unit] or redis.call", "if redis.call"),
+        ('or redis.call("HEXISTS", copies_key, unit) == 1 then', "then"),
+        ("if holder and machine_of(holder) == machine_of(worker) then return false end", ""),
+        ('if holder and redis.call("HGET", kinds_key, holder) ~= kind then return false end', ""),
+        (':match("^.-|(.-)|")) <= now', ':match("^.-|(.-)|")) <= math.huge'),
+        ("if is_audited(leases[1][i]) and suits", "if suits"),
+        ("if is_audited(unit) and suits(unit, cjson", "if suits(unit, cjson"),
+        ("if is_audited(unit) and suits(unit) then", "if suits(unit) then"),
+        ("secret .. current", "current"),
+        ('redis.call("HSET", audits_key, copy, lease)', ""),
         ('others and redis.call("HGET", suspects_key, freed)', 'redis.call("HGET", suspects_key, freed)'),
         ("if machine_of(suspect) ~= machine_of(worker) then return false end", ""),
         ("machine_of(suspect) ~= machine_of(worker)", "suspect ~= worker"),
@@ -283,9 +326,25 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ("if not said then return", "said = said or '' if false then return"),
         ("if #nonce > LONGEST_NAME then", "if false then"),
         ("if #event > LONGEST_EVENT then return nil end", ""),
-        ("if limit == 0 or bytes <= limit then", "if true then"),
-        ("if limit == 0 or bytes <= limit then", "if limit == 0 or bytes < limit then"),
+        (
+            "if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i]) end",
+            "keep_staged(staged_keys[i], update_keys[i])",
+        ),
+        (
+            "bytes <= limit then keep_staged(staged_keys[i], update_keys[i]) end",
+            "bytes < limit then keep_staged(staged_keys[i], update_keys[i]) end",
+        ),
         ("named[micro_batch] or", ""),
+        ("if is_copy and bytes and not named[micro_batch] then", "if is_copy and bytes then"),
+        ("if is_copy and bytes and not named[micro_batch] then", "if is_copy and not named[micro_batch] then"),
+        ('(redis.call("HGET", audits_key, micro_batch) or ""):match("^[^|]*") == session', "true"),
+        ('redis.call("HDEL", audits_key, micro_batches[i])', ""),
+        ('if #copies > 0 then return answer("accepted") end', ""),
+        ('keep_staged(staged_keys[i], update_keys[i] .. ":copy")', "keep_staged(staged_keys[i], update_keys[i])"),
+        (
+            'if limit == 0 or bytes <= limit then keep_staged(staged_keys[i], update_keys[i] .. ":copy")',
+            'if true then keep_staged(staged_keys[i], update_keys[i] .. ":copy")',
+        ),
         ("closed and 0 or total", "total"),
         ("if sharers > 0 then", "if false then"),
         ("if machine_of(cjson.decode(entry).worker) == machine_of(worker) then room = room - 1 end", ""),
@@ -359,7 +418,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('status == "running" and #micro_batches > 0', "#micro_batches > 0"),
         ("and #micro_batches > 0", ""),
         ("lost = false", ""),
-        ("ipairs({leases_key, backups_key}) do for _, micro_batch", "ipairs({leases_key}) do for _, micro_batch"),
+        ("ipairs({leases_key, backups_key, audits_key}) do", "ipairs({leases_key, audits_key}) do"),
+        ("ipairs({leases_key, backups_key, audits_key}) do", "ipairs({leases_key, backups_key}) do"),
         ('for _, key in ipairs(staged_keys) do redis.call("EXPIRE", key, staged_s) end', ""),
     ],
     "keep": [

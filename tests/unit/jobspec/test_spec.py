@@ -402,3 +402,27 @@ def test_an_inner_state_that_travels_must_fit_as_the_weights_must() -> None:
     with pytest.raises(ValidationError, match="limit with Adam is"):
         local({**adam, "inner_state": "kept"}, **big)
     assert isinstance(local({**adam, "inner_state": "kept"}).strategy, LocalStrategy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, None),
+        ({"strategy": {"kind": "local"}}, None),
+        ({"strategy": {"kind": "sync", "quorum": 0.9}, "codec": {"up": "int8"}}, None),
+        ({"strategy": {"kind": "local", "inner_state": "kept"}}, "set strategy.inner_state to restart"),
+        ({"strategy": {"kind": "async"}}, "choose another strategy"),
+        ({"codec": {"up": "topk"}}, "set another codec"),
+        ({"codec": "auto"}, "set another codec"),
+        ({"privacy": {"clip": 1.0, "noise": 4.0}}, "leave privacy out"),
+    ],
+)
+def test_updates_are_audited_where_two_machines_send_the_same_bits(changes: dict[str, Any], remedy: str | None) -> None:
+    document = {"dataset": "mnist", "model": "mlp", "audit": 0.02, **changes}
+    if remedy is None:
+        assert JobSpec.model_validate(document).audit == 0.02
+        return
+    with pytest.raises(ValidationError, match=f"{remedy}, or set audit to 0") as caught:
+        JobSpec.model_validate(document)
+    assert [error["loc"] for error in caught.value.errors()] == [("audit",)]
+    assert JobSpec.model_validate(document | {"audit": 0})

@@ -10,7 +10,7 @@ from api.text_format import told
 HIDDEN = {
     "id", "name", "queue", "priority", "spec", "reason", "error", "durable_version", "weights_sha256", "parameters",
     "forked_from", "chosen", "reducer", "accepted", "stale", "duplicate", "lease_lost", "fenced", "refused",
-    "reassigned", "residual_resets",
+    "reassigned", "residual_resets", "audited", "confirmed",
 }  # fmt: skip
 
 

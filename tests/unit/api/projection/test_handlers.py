@@ -111,6 +111,14 @@ def test_error_feedback_that_begins_at_zero_in_mid_job_is_counted(up: str, reset
     assert projection.state["residual_resets"] == resets
 
 
+def test_audits_are_counted() -> None:
+    outcomes = ("confirmed", "mismatched", "confirmed", "undecided")
+    projection = projected(*(("audited", {"outcome": outcome}) for outcome in outcomes))
+    assert (projection.state["audited"], projection.state["confirmed"]) == (4, 2)
+    with pytest.raises(ValueError, match="not an outcome"):
+        projected(("audited", {"outcome": ["confirmed"]}))
+
+
 def test_the_kind_of_machine_of_a_worker_and_of_a_reducer_is_in_the_log() -> None:
     kind = {"device": "cpu", "threads": 2}
     opened = {"token": f"1.0.{0:016x}", "sha256": "aa", "parameters": 1, "restored": False, "kind": kind}
