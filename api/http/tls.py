@@ -3,11 +3,12 @@
 import base64
 import hashlib
 import ssl
-import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from computeshare.errors import SettingsError
+from computeshare.runtime.private_files import write_private
 from computeshare.settings import Settings
 
 DAYS = 3650
@@ -50,22 +51,33 @@ class Certificate:
         """SHA-256 of the public key, in base64, as `curl --pinnedpubkey` takes it; empty where `fingerprint` is."""
         if not self.pinned:
             return ""
-        command = ["openssl", "pkey", "-in", str(self.key), "-pubout", "-outform", "der"]
-        return base64.b64encode(hashlib.sha256(_openssl(command)).digest()).decode()
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        key = x509.load_pem_x509_certificate(self.certificate.read_bytes()).public_key()
+        shown = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return base64.b64encode(hashlib.sha256(shown).digest()).decode()
 
     def _make(self) -> None:
+        """Make a key and a certificate signed by it. Raises SettingsError: the home cannot be written."""
         if self.certificate.exists() and self.key.exists():
             return
-        folder = self.certificate.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-days", str(DAYS), "-subj", "/CN=ComputeShare", "-keyout", str(self.key), "-out"]
-        _openssl([*command, str(self.certificate)])
-        self.key.chmod(0o600)
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-
-def _openssl(command: list[str]) -> bytes:
-    try:
-        return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SettingsError(f"--tls self needs the program openssl, which failed: {error}") from error
+        key, now = generate_private_key(SECP256R1()), datetime.now(UTC)
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ComputeShare")])
+        made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=DAYS))
+        made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        made = made.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        certificate = made.sign(key, SHA256()).public_bytes(Encoding.PEM)
+        try:
+            self.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(self.key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
+            write_private(self.certificate, certificate.decode())
+        except OSError as error:
+            raise SettingsError(f"{self.key.parent} cannot be written: {error.strerror or error}") from error

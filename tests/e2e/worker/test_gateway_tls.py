@@ -20,8 +20,6 @@ pytestmark = pytest.mark.e2e
 PORT = free_port()
 PUBLIC = f"https://localhost:{PORT}"
 UP = ("--public-url", PUBLIC, "--tls", "self", "--tls-port", str(PORT))
-if not shutil.which("openssl"):
-    lacking("no openssl, with which certificates are made")
 
 
 def test_the_invites_one_line_starts_a_worker_that_trains_over_tls(plane: ControlPlane, tmp_path: Path) -> None:
