@@ -79,7 +79,7 @@ class Services:
         self.gateway = gateway_of(settings, self.database, self.broker)
         self.invites = InviteService(
             self.database,
-            settings.resolve_public_redis_url,
+            settings.public_redis_url,
             settings.resolve_public_url(),
             self.broker.client,
             key.public,

@@ -132,7 +132,7 @@ def through_gateway(folder: Path, broker_url: str, proxy: str | None) -> Iterato
     home = folder / f"home-{proxy}"
     database = Database(f"sqlite:///{home / 'computeshare.db'}")
     database.migrate()
-    invites = InviteService(database, lambda: broker_url, "https://localhost")
+    invites = InviteService(database, None, "https://localhost")
     made, code = invites.create("default", 15)
     key = MachineKey(home / "machine.key")
     invites.take_up(code, Introduction(**introduction("bench", code, key.current())), from_here=True)

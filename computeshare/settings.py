@@ -4,6 +4,7 @@ Only entry points read settings; all other modules get plain values.
 """
 
 import hmac
+import ipaddress
 import json
 import secrets
 from pathlib import Path
@@ -22,6 +23,8 @@ from computeshare.runtime.signatures import PUBLIC_KEY, SigningKey
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 """Wildcard addresses: a server can listen on them, but a client cannot connect to them."""
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+NEARBY_DOMAINS = (".local", ".lan", ".home", ".home.arpa", ".internal")
+"""Ends of names that only a local network knows."""
 """This machine's names for itself."""
 INTERNAL = frozenset({"PARENT", "SOCKETS", "TELL", "FAILPOINTS"})
 """Further variables `COMPUTESHARE_<NAME>`: those that processes set for one another, and the one that tests set."""
@@ -59,7 +62,9 @@ class Settings(BaseSettings):
     home: Path = Field(default_factory=_default_home, description="database, checkpoints, token, run.json")
     data: Path | None = Field(None, description="data sets in torchvision's layout; default HOME/data")
     redis_url: str | None = Field(None, description="broker; default: the embedded one of `computeshare up`")
-    public_redis_url: str | None = Field(None, description="broker's address for invited machines; default REDIS_URL")
+    public_redis_url: str | None = Field(
+        None, description="broker's address for invited machines, in place of the gateway"
+    )
     public_url: str | None = Field(None, description="control plane's address for invited machines: https://HOST")
     tls: Literal["self"] | None = Field(None, description="self: the API serves HTTPS with a certificate made here")
     tls_cert: Path | None = Field(None, description="certificate with which the API serves HTTPS, in PEM")
@@ -150,10 +155,6 @@ class Settings(BaseSettings):
             "(for example redis://:PASSWORD@HOST:6379/0)"
         )
 
-    def resolve_public_redis_url(self) -> str:
-        """The broker's address for machines elsewhere. Raises Unreachable: no address is known."""
-        return self.public_redis_url or self.resolve_redis_url()
-
     def resolve_public_url(self) -> str | None:
         """The control plane's address for machines elsewhere, without a final slash; None: none was set.
 
@@ -220,8 +221,11 @@ class Settings(BaseSettings):
         return {f"COMPUTESHARE_{name.upper()}": str(value) for name, value in values.items()}
 
 
-def is_gateway_url(url: str) -> bool:
-    """Whether this is an address under which a gateway may be used: encrypted, or this machine's own; no path."""
+def is_gateway_url(url: str, nearby: bool = False) -> bool:
+    """Whether this is an address under which a gateway may be used: encrypted, or this machine's own; no path.
+
+    With `nearby`, also one of a local network, unencrypted.
+    """
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -229,7 +233,17 @@ def is_gateway_url(url: str) -> bool:
         return False
     if not parts.hostname or "@" in parts.netloc or parts.path or parts.query or parts.fragment:
         return False
+    if parts.scheme == "http" and nearby and _is_nearby(parts.hostname):
+        return True
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK_NAMES)
+
+
+def _is_nearby(host: str) -> bool:
+    """Whether a host's name or address is one that only a local network knows."""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return "." not in host or host.endswith(NEARBY_DOMAINS)
 
 
 def derive(token: str, purpose: str) -> str:

@@ -14,12 +14,17 @@ from api.fleet.worker_wheel import base_of, commands
 from api.http.security import is_loopback
 from api.pages.page_response import missing, render
 from api.schemas import Admission, InviteCreated, InviteList, InvitePublic, InviteRequest, JoinRequest, KeyRequest
+from computeshare.settings import is_gateway_url
 
 router = APIRouter(tags=["workers"])
 
 OWN_NAME = (
     "this link names this machine as itself alone: start computeshare up with --host 0.0.0.0, and make the invite by "
     "the name or address that other machines know this one by (open the page so, or give it as --url)"
+)
+UNENCRYPTED = (
+    "workers accept this link within a local network only, as it is not encrypted: set COMPUTESHARE_PUBLIC_URL to an "
+    "https:// address of this control plane (a tunnel's will do), and restart it"
 )
 InviteId = Annotated[str, Path(max_length=64)]
 Code = Annotated[str, Path(max_length=100, description="last part of the invite's link")]
@@ -31,7 +36,8 @@ def create_invite(body: InviteRequest, service: InvitesDep, request: Request, re
     invite, code = service.create(body.queue, body.minutes, body.days)
     url = _link(service, request, code)
     alone = not service.public_url and is_loopback(request.url.hostname or "")
-    obstacles = [service.note(), OWN_NAME if alone else None]
+    open_link = not is_gateway_url(url.partition("/join/")[0], nearby=True)
+    obstacles = [service.note(), OWN_NAME if alone else None, UNENCRYPTED if open_link else None]
     response.headers["Location"] = f"/v1/invites/{invite.id}"
     return InviteCreated(
         **invite.model_dump(),

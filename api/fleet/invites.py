@@ -1,7 +1,7 @@
 """Invites: a link admits one worker, once, for a short while.
 
 The database holds only the digest of the link's code. A worker exchanges the link for the right to use the gateway, by
-a key of its own, until the invite is withdrawn or its access ends; or, if the control plane has no public address, for
+a key of its own, until the invite is withdrawn or its access ends; or, if the owner has set one for this purpose, for
 the broker's address. It keeps what it got.
 """
 
@@ -61,16 +61,17 @@ class InviteService:
     def __init__(
         self,
         database: Database,
-        broker_url: Callable[[], str],
+        broker_url: str | None = None,
         public_url: str | None = None,
         broker: Callable[[], Redis] | None = None,
         control_key: str | None = None,
     ) -> None:
-        """`broker_url` returns the broker's address for workers, or raises SettingsError. With `public_url`, the
-        control plane's address for other machines, workers use its gateway; `broker` holds the gateways' counts.
-        Machines are told `control_key`, the public key by which the control plane signs.
+        """Workers use the gateway at `public_url`, else at the address in their invite's link; with `broker_url` alone,
+        they get this address of the broker. `broker` holds the gateways' counts. Machines are told `control_key`, the
+        public key by which the control plane signs.
         """
-        self._database, self._broker_url, self.public_url, self._broker = database, broker_url, public_url, broker
+        self._database, self.public_url, self._broker = database, public_url, broker
+        self._broker_url = None if public_url else broker_url
         self._control_key = control_key
         self.fingerprint = self.key_pin = ""
         """SHA-256 of the certificate at `public_url` and, in base64, of its key, if only clients that are told it trust
@@ -84,10 +85,10 @@ class InviteService:
             days: how long the machine may use the gateway from now on; None: until the invite is withdrawn.
         Raises: Conflict: machines get the broker's address here, which does not expire.
         """
-        if days and not self.public_url:
+        if days and self._broker_url:
             raise Conflict(
-                "without COMPUTESHARE_PUBLIC_URL an invited machine gets the broker's address, which does not expire: "
-                "set it, or leave out the days"
+                "with COMPUTESHARE_PUBLIC_REDIS_URL an invited machine gets the broker's address, which does not "
+                "expire: unset it, or leave out the days"
             )
         code, now = secrets.token_urlsafe(CODE_BYTES), now_ms()
         row = {"id": secrets.token_hex(4), "digest": _digest(code), "queue": queue, "created_ms": now}
@@ -146,7 +147,7 @@ class InviteService:
         Raises: NotFound; Conflict: the invite was used or has expired, the worker cannot reach the broker, or has not
             proved that it holds its key.
         """
-        invite, url = self.find(code), None if self.public_url else self._broker_url()
+        invite, url = self.find(code), self._broker_url
         if url and not from_here and is_local(url):
             raise Conflict(UNREACHABLE)
         if not is_signed(machine.public_key, machine.signature, "join", code, machine.public_key):
@@ -184,9 +185,9 @@ class InviteService:
 
     def note(self) -> str | None:
         """A warning to the user if other machines may not reach the broker; None otherwise."""
-        if self.public_url:
+        url = self._broker_url
+        if not url:
             return None
-        url = self._broker_url()
         if is_local(url):
             return UNREACHABLE
         host = urlsplit(url).hostname or ""
@@ -194,9 +195,8 @@ class InviteService:
 
 
 UNREACHABLE = (
-    "the broker accepts connections from its own machine only: set COMPUTESHARE_PUBLIC_URL to an https:// address of "
-    "this control plane (a tunnel's will do); or run a Valkey or Redis server that other machines can reach and set "
-    "COMPUTESHARE_REDIS_URL to its address; then restart computeshare up"
+    "the broker's address in COMPUTESHARE_PUBLIC_REDIS_URL can be reached from its own machine only: unset it, so that "
+    "machines use the gateway, or set it to an address that they can reach; then restart the control plane"
 )
 NEARBY = (
     "other networks do not know the broker's name, {host}: set COMPUTESHARE_PUBLIC_REDIS_URL to an address that other "

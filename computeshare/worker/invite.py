@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import structlog
 
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.runtime.private_files import write_private
@@ -27,6 +28,7 @@ from computeshare.transport.machine_key import MachineKey
 TIMEOUT_S = 15.0
 NO_INVITE = "this is no invite's link; copy it from the job's page"
 _LINK = re.compile(r"(https?://[^/#]+)(?:/join/|/?#)([A-Za-z0-9_-]+)$")
+log = structlog.get_logger()
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -209,8 +211,10 @@ def _joined(url: str, said: dict[str, Any], key: MachineKey, certificate: str) -
     if redis_url:
         return Joined(queue, redis_url, None, control_key)
     base = url.partition("/join/")[0]
-    if not is_gateway_url(base):
+    if not is_gateway_url(base, nearby=True):
         raise SettingsError(f"--join {_shown(url)}: use the link that starts with https://; this one is not encrypted")
+    if not is_gateway_url(base):
+        log.warning("the link is not encrypted: others on this network can read and change what this worker exchanges")
     return Joined(queue, "", GatewayAccess(f"{base}/{gateway}", machine, key, certificate), control_key)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from redis.exceptions import ResponseError
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
@@ -19,7 +20,8 @@ from api.scheduler.machines import remember
 from computeshare.errors import ComputeShareError, SettingsError
 from computeshare.queue import WorkerInfo
 from computeshare.runtime.signatures import SigningKey
-from computeshare.settings import Settings
+from computeshare.settings import Settings, is_gateway_url
+from computeshare.transport.connections import connect
 from computeshare.worker.invite import introduction, join
 from tests.support.served_api import serving
 
@@ -65,32 +67,46 @@ def test_an_invite_says_what_to_type_and_shows_its_code_once(client: TestClient)
     assert code not in client.get("/v1/invites").text
 
 
-def test_a_machine_elsewhere_is_told_that_the_broker_is_out_of_its_reach(client: TestClient) -> None:
-    made = invite(client)
-    del client.headers["authorization"]
-    refused = client.post(path_of(made), json={"name": "anna's mac"})  # a test client has no address of this machine
-    assert refused.status_code == 409
-    assert "its own machine only" in refused.json()["detail"]
-    assert made["note"] is not None
-
-
-def test_exchange_over_loopback_gives_the_broker_and_the_next_start_keeps_it(
+def test_without_a_public_address_a_machine_uses_the_gateway_at_its_links_address(
     plane: tuple[str, Settings], tmp_path: Path
 ) -> None:
     url, settings = plane
     headers = {"Authorization": f"Bearer {settings.ensure_token()}"}
     with httpx2.Client(base_url=url, headers=headers) as owner:
         made = owner.post("/v1/invites", json={"queue": "mnist"}).json()
-        assert join(made["url"], "anna's mac", tmp_path / "worker").redis_url == settings.redis_url
-        assert (
-            join(made["url"], "anna's mac", tmp_path / "worker").redis_url == settings.redis_url
-        )  # as when it starts again
+        found = join(made["url"], "anna's mac", tmp_path / "worker")
+        assert found.gateway is not None and found.redis_url == "" and found.machine == made["id"]
+        assert join(made["url"], "anna's mac", tmp_path / "worker") == found  # as when it starts again
+        with found.broker_url() as address, connect(address) as redis:
+            assert redis.ping()
+            with pytest.raises(ResponseError, match="REFUSED"):
+                redis.flushall()
         with pytest.raises(SettingsError, match="was already used"):
             join(made["url"], "another", tmp_path / "other")
         shown = owner.get(f"/v1/invites/{made['id']}").json()
         assert (shown["status"], shown["worker"]) == ("taken", "anna's mac")
     kept = tmp_path / "worker" / "joined.json"
     assert kept.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "nearby"),
+    [
+        ("http://192.168.1.5:8000", True),
+        ("http://[fd00::1]:8000", True),
+        ("http://studio.local:8000", True),
+        ("http://studio", True),
+        ("http://127.0.0.1:8000", True),
+        ("https://home.example", True),
+        ("http://home.example", False),
+        ("http://8.8.8.8", False),
+        ("http://192.168.1.5@home.example", False),
+        ("http://192.168.1.5.home.example", False),
+        ("ftp://192.168.1.5", False),
+    ],
+)
+def test_an_unencrypted_link_is_used_within_a_local_network_alone(url: str, nearby: bool) -> None:
+    assert is_gateway_url(url, nearby=True) is nearby
 
 
 def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_other(
@@ -111,13 +127,13 @@ def test_an_answer_that_was_lost_is_given_again_to_the_same_machine_and_to_no_ot
             join(link, "mac", tmp_path / "worker")
     with pytest.raises(SettingsError, match="was already used"):
         join(link, "mac", tmp_path / "other")
-    assert join(link, "mac", tmp_path / "worker").redis_url == settings.redis_url
+    assert join(link, "mac", tmp_path / "worker").gateway is not None
     [key] = (tmp_path / "worker" / "machine-keys").iterdir()
     assert key.stat().st_mode & 0o077 == 0
 
 
 def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Database) -> None:
-    invites = InviteService(database, lambda: BROKER)
+    invites = InviteService(database, BROKER)
     made, code = invites.create("mnist", 15)
     mine = machine(code)
     for _ in range(2):
@@ -135,7 +151,7 @@ def test_the_same_key_gets_the_same_answer_until_the_invite_expires(database: Da
 
 
 def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Database) -> None:
-    invites, now = InviteService(database, lambda: BROKER), now_ms()
+    invites, now = InviteService(database, BROKER), now_ms()
     made, code = invites.create("mnist", 15)
 
     def heard(name: str, queue: str, at_ms: int) -> str:
@@ -190,7 +206,7 @@ def test_invited_machines_get_the_address_that_is_meant_for_them(tmp_path: Path,
 
 def test_a_name_that_only_the_brokers_network_knows_is_warned_of(database: Database) -> None:
     def noted(url: str) -> str | None:
-        return InviteService(database, lambda: url).note()
+        return InviteService(database, url).note()
 
     note = noted("redis://:secret@valkey:6379/0") or ""
     assert "valkey" in note and "COMPUTESHARE_PUBLIC_REDIS_URL" in note and "secret" not in note
@@ -203,8 +219,13 @@ def test_all_that_keeps_another_machine_from_joining_is_said_at_once(tmp_path: P
     with TestClient(create_app(settings)) as client:
         client.headers["authorization"] = "Bearer secret"
         notes = {host: client.post(f"http://{host}/v1/invites", json={}).json()["note"] for host in OWN_NAMES}
-    assert "COMPUTESHARE_REDIS_URL" in notes["studio.local"] and "--host" not in notes["studio.local"]
-    assert "COMPUTESHARE_REDIS_URL" in notes["localhost"] and "--host 0.0.0.0" in notes["localhost"]
+    assert notes["studio.local"] is None
+    assert "--host 0.0.0.0" in notes["localhost"]
+    settings = settings.model_copy(update={"url": "http://home.example", "public_redis_url": "redis://127.0.0.1:6379"})
+    with TestClient(create_app(settings)) as client:
+        client.headers["authorization"] = "Bearer secret"
+        note = client.post("http://home.example/v1/invites", json={}).json()["note"]
+    assert "COMPUTESHARE_PUBLIC_REDIS_URL" in note and "COMPUTESHARE_PUBLIC_URL" in note
 
 
 def test_what_is_no_invite_is_said_so_without_repeating_its_code(plane: tuple[str, Settings], tmp_path: Path) -> None:
@@ -230,9 +251,10 @@ def test_an_invite_expires_and_can_be_withdrawn(client: TestClient, database: Da
     assert client.get(path_of(made)).status_code == 404
 
 
-def test_access_that_ends_needs_a_gateway(client: TestClient) -> None:
-    refused = client.post("/v1/invites", json={"days": 7})
-    assert refused.status_code == 409 and "COMPUTESHARE_PUBLIC_URL" in refused.json()["detail"]
+def test_access_that_ends_needs_a_gateway(database: Database) -> None:
+    with pytest.raises(Conflict, match="COMPUTESHARE_PUBLIC_REDIS_URL"):
+        InviteService(database, BROKER).create("mnist", 15, days=7)
+    assert InviteService(database).create("mnist", 15, days=7)[0].access_ends_at is not None
 
 
 @pytest.mark.parametrize(

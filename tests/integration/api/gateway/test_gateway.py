@@ -149,7 +149,7 @@ def test_an_invite_that_was_not_taken_up_or_gave_the_brokers_address_opens_nothi
     key = MachineKey(tmp_path / "machine.key")
     access = GatewayAccess(f"{plane.url}/v1/gateway", made["id"], key)
     assert refused(plane, access) == 401
-    plane.app.state.services.invites.public_url = None
+    plane.app.state.services.invites._broker_url = "redis://broker.example:6379"
     code = link.rpartition("#")[2]
     taken = httpx2.post(f"{plane.url}/join/{code}", json=introduction("mac", code, key.current()))
     assert taken.json()["redis_url"] and refused(plane, access) == 401
