@@ -15,7 +15,7 @@ from computeshare import __version__
 from computeshare.terminal.command import OTHER_VERSION
 from computeshare.up.embedded_broker import free_port
 from tests.support.bare_venv import bare_venv, install
-from tests.support.control_plane import DIGITS_MLP, ControlPlane
+from tests.support.control_plane import DIGITS_MLP, ControlPlane, control_plane
 
 pytestmark = pytest.mark.e2e
 PORT = free_port()
@@ -24,12 +24,19 @@ ROOT = Path(__file__).resolve().parents[3]
 UV = Path(str(metadata.distribution("uv").locate_file("../../../bin/uv"))).resolve()
 
 
+def checkout(folder: Path, version: str) -> Path:
+    """A copy of the code that says that it is of this version."""
+    for name in ("computeshare", "api", "migrations"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "alembic.ini", folder)
+    start = folder / "computeshare" / "__init__.py"
+    start.write_text(start.read_text().replace(f'__version__ = "{__version__}"', f'__version__ = "{version}"'))
+    return folder
+
+
 def machine(folder: Path, version: str) -> Path:
     """An environment with a wheel of this version, whose code is of this version; its `computeshare-worker`."""
-    source = folder / "source"
-    shutil.copytree(ROOT / "computeshare", source / "computeshare", ignore=shutil.ignore_patterns("__pycache__"))
-    start = source / "computeshare" / "__init__.py"
-    start.write_text(start.read_text().replace(f'__version__ = "{__version__}"', f'__version__ = "{version}"'))
+    source = checkout(folder / "source", version)
     requirements: Any = project(version)["dependencies"]
     python = bare_venv(folder / "venv", requirements)
     wheel = folder / f"computeshare_worker-{version}-py3-none-any.whl"
@@ -84,3 +91,28 @@ def test_a_worker_of_another_version_becomes_the_control_planes_if_its_owner_agr
         assert process.wait(20) == 0
     log = (tmp_path / "home" / "log").read_text()
     assert said in log and version_of(worker) == f"computeshare {__version__}\n"
+
+
+def test_a_running_worker_follows_an_upgrade_of_the_control_plane_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, home, port = machine(tmp_path, "0.0.9"), tmp_path / "plane", free_port()
+    flags = ("--port", str(port), "--public-url", f"http://127.0.0.1:{port}")
+    slow = tmp_path / "slow-uv"
+    slow.write_text(f'#!/bin/sh\nsleep 4\nexec {UV} "$@"\n')
+    slow.chmod(0o755)
+    job = {**DIGITS_MLP, "queue": "later", "rounds": 5, "evaluate_every": 0}
+    monkeypatch.chdir(tmp_path / "source")  # where Python finds the older control plane's code first
+    with control_plane(home, *flags) as older:
+        assert older.get("/v1/worker/release")["version"] == "0.0.9"
+        process = started(older, worker, "later", tmp_path / "home", "--upgrade", UV=str(slow))
+        older.finish(older.create(**job))
+    monkeypatch.chdir(ROOT)
+    try:
+        with control_plane(home, *flags) as newer:
+            assert newer.get("/v1/worker/release")["version"] == __version__
+            newer.finish(newer.create(**job))
+            assert process.poll() is None and version_of(worker) == f"computeshare {__version__}\n"
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
