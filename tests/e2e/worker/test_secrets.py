@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -96,7 +97,10 @@ def held(plane: ControlPlane, there: Path, token: str) -> dict[str, str]:
 def arguments(plane: ControlPlane, worker: int) -> bytes:
     """The command lines of all processes of the control plane and of the worker."""
     roots = [psutil.Process(plane.process.pid), psutil.Process(worker)]
-    lines = [" ".join(one.cmdline()) for root in roots for one in (root, *root.children(recursive=True))]
+    lines = []
+    for one in (each for root in roots for each in (root, *root.children(recursive=True))):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            lines.append(" ".join(one.cmdline()))
     assert len(lines) > 6
     return "\n".join(lines).encode()
 
