@@ -66,7 +66,24 @@ class Services:
         trials = RecipeTrials(self.recipes, self.bundles, settings.recipes)
         self.datasets = Datasets(self.database, self.bundles)
         self.dataset_samples = Samples(self.bundles)
-        self.jobs = Jobs(self.database, settings.artifacts_dir, wake, spread, settings.data_dir, trials, self.datasets)
+        self.gateway = gateway_of(settings, self.database, self.broker)
+        self.invites = InviteService(
+            self.database,
+            settings.public_redis_url,
+            settings.resolve_public_url(),
+            self.broker.client,
+            key.public,
+        )
+        self.jobs = Jobs(
+            self.database,
+            settings.artifacts_dir,
+            wake,
+            spread,
+            settings.data_dir,
+            trials,
+            self.datasets,
+            self.invites.have_joined,
+        )
         self.bans = Bans(self.database, self.control.wake)
         self.history = History(self.database, settings.artifacts_dir)
         self.submissions = Submissions(self.database)
@@ -76,14 +93,6 @@ class Services:
         self.logs = Logs(self.database)
         self.forks = Forks(self.jobs, self.history, settings.artifacts_dir)
         self.fleet = Fleet(self.database, self.broker, self.control.wake)
-        self.gateway = gateway_of(settings, self.database, self.broker)
-        self.invites = InviteService(
-            self.database,
-            settings.public_redis_url,
-            settings.resolve_public_url(),
-            self.broker.client,
-            key.public,
-        )
         certificate = Certificate.of(settings)
         self.invites.fingerprint = certificate.fingerprint if certificate else ""
         self.invites.key_pin = certificate.key_pin if certificate else ""

@@ -64,7 +64,8 @@ class Jobs:
 
     Actions outside SQLite are written to the outbox in the same transaction; `wake` tells the dispatcher to look there.
     `before_delete` runs in the transaction that deletes a job and its timeline. Folders of data sets are looked up in
-    `data_dir`, the users' own in `datasets`. `trials` finds the facts of recipes; None: jobs must give them.
+    `data_dir`, the users' own in `datasets`. `trials` finds the facts of recipes; None: jobs must give them. `invited`
+    tells whether invited machines serve a queue.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Jobs:
         data_dir: Path = Path(),
         trials: RecipeTrials | None = None,
         datasets: OwnDatasets | None = None,
+        invited: Callable[[str], bool] = lambda queue: False,
     ) -> None:
         self._database = database
         self._before_delete = before_delete
         self._artifacts_dir, self._data_dir, self._trials = artifacts_dir, data_dir, trials
         self._datasets = datasets or NoOwnDatasets()
+        self._invited = invited
         self._wake = wake
 
     def create(self, spec: JobSpec, key: str | None = None, origin: Origin | None = None) -> JobPublic:
@@ -123,9 +126,12 @@ class Jobs:
         return answer
 
     def completed(self, spec: JobSpec) -> JobSpec:
-        """The specification with the facts of its data set and recipe. Raises InvalidFields."""
+        """The specification with the facts of its data set and recipe, and with its audits decided. Raises
+        InvalidFields.
+        """
         spec = dataset_facts.completed(spec, self._data_dir, self._datasets)
-        return self._trials.completed(spec) if self._trials else spec
+        spec = self._trials.completed(spec) if self._trials else spec
+        return spec.with_audits(spec.audit is None and self._invited(spec.queue))
 
     def with_own_data(self, spec: JobSpec) -> JobSpec:
         """The specification with the facts of its data set if a user added that, without looking elsewhere. Raises

@@ -40,6 +40,8 @@ QUEUE_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 LARGEST_BYTES = 4_000_000_000
 """The most bytes, as float32, of a model's weights or its optimizer state: reducer and broker hold them in memory."""
 LARGEST_PRIORITY = 100
+AUDITED = 0.02
+"""The share of units that are audited in a job that invited machines may serve."""
 SGD: dict[str, Any] = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
 """The default optimizer."""
 Count = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -256,13 +258,14 @@ class JobSpec(Part):
         "convolutions on a GPU; without effect on a CPU",
     )
     workers: WorkerRange = WorkerRange()
-    audit: Annotated[float, Control(MACHINES)] = Field(
-        0,
+    audit: Annotated[float | None, Control(MACHINES)] = Field(
+        None,
         ge=0,
         le=1,
         title="Audits",
         description="share of the units that a second machine of the same kind computes as well, so that machines that "
-        "send wrong updates are found and banned; for example 0.02; 0: none",
+        "send wrong updates are found and banned; 0: none; default: 0.02 if invited machines serve the queue when the "
+        "job is created and machines of one kind send the same bits, else 0",
     )
     requires: Annotated[Needs | None, Control(MACHINES, change="active")] = Field(
         None,
@@ -427,6 +430,14 @@ class JobSpec(Part):
             raise error_at(
                 "JobSpec", "micro_batches_per_round", f"Input should be less than or equal to {LARGEST_ROUND}"
             )
+
+    def with_audits(self, is_open: bool) -> "JobSpec":
+        """This specification as a new job has it: with audits if it leaves them open, invited machines serve its queue
+        (`is_open`) and machines of one kind send the same bits.
+        """
+        if self.audit is not None or not is_open or self._not_repeatable():
+            return self
+        return self.model_copy(update={"audit": AUDITED})
 
     def _not_repeatable(self) -> str | None:
         """Why two machines of one kind may send different updates for a unit, and the remedy; None: they do not."""

@@ -46,7 +46,7 @@ class JobContext:
         """The terms that the scripts hold every round to."""
         spec, strategy = self.spec, self.spec.strategy
         limits = strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit
-        return Terms(*limits, spec.audit, secrets.token_hex(16) if spec.audit else "", self.frozen)
+        return Terms(*limits, spec.audit or 0, secrets.token_hex(16) if spec.audit else "", self.frozen)
 
 
 def _frozen(initial: "InitialState", artifacts: Artifacts) -> str:

@@ -426,3 +426,15 @@ def test_updates_are_audited_where_two_machines_send_the_same_bits(changes: dict
         JobSpec.model_validate(document)
     assert [error["loc"] for error in caught.value.errors()] == [("audit",)]
     assert JobSpec.model_validate(document | {"audit": 0})
+
+
+def test_a_job_that_invited_machines_may_serve_has_audits_unless_it_says_otherwise() -> None:
+    spec = JobSpec(dataset="mnist", model="mlp")
+    assert spec.audit is None and spec.with_audits(is_open=False) is spec
+    assert spec.with_audits(is_open=True).audit == 0.02
+    for stays in (
+        spec.model_copy(update={"audit": 0.0}),
+        buffered(),
+        JobSpec(dataset="mnist", model="mlp", codec="auto"),
+    ):
+        assert stays.with_audits(is_open=True) is stays

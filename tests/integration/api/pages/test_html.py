@@ -328,12 +328,16 @@ def test_the_form_makes_a_job_once_and_shows_what_is_wrong(pages: Pages) -> None
 def test_the_form_says_when_one_bad_machine_could_spoil_the_job(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = {"dataset": "digits", "model": "mlp", "queue": "lab", "micro_batches_per_round": "3", "micro_batch": "479"}
     assert "can spoil this job" not in pages.client.post("/new/check", data=filled).text
-    monkeypatch.setattr(pages.services.invites, "have_joined", lambda queue: queue == "lab")
+    for place, name in ((pages.services.invites, "have_joined"), (pages.services.jobs, "_invited")):
+        monkeypatch.setattr(place, name, lambda queue: queue == "lab")
     assert "can spoil this job" in pages.client.post("/new/check", data=filled).text
     assert "can spoil this job" not in pages.client.post("/new/check", data=filled | {"queue": "mine"}).text
     robust = filled | {"workers.min": "3", "more": '{"strategy": {"combine": "median"}}'}
     checked = pages.client.post("/new/check", data=robust).text
     assert "rounds of 1,437 samples" in checked and "can spoil this job" not in checked
+    for name, queue, audit in (("open", "lab", 0.02), ("own", "mine", None)):
+        made = pages.client.post("/new", data=filled | {"queue": queue, "key": name}, follow_redirects=False)
+        assert pages.services.jobs.show(made.headers["location"].split("/")[-1]).spec["audit"] == audit
 
 
 def test_a_form_with_something_wrong_in_a_closed_panel_comes_back_with_that_open(pages: Pages) -> None:
