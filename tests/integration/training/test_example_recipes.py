@@ -23,7 +23,9 @@ def test_only_the_adapters_of_a_language_model_are_trained(tmp_path: Path) -> No
     base.save_pretrained(tmp_path / "base")
     report = tried("lora", tmp_path, rank=2, block=16, base=str(tmp_path / "base"))
     assert {tensor.name.split(".")[-3] for tensor in report.facts.tensors} == {"lora_A", "lora_B"}
-    assert (report.parameters, report.frozen, report.facts.train) == (2 * 2 * (64 + 192), 120_576, 69)
+    linear = (64, 192), (64, 64), (64, 256), (256, 64)  # of a layer, inputs and outputs
+    assert report.parameters == 2 * 2 * sum(map(sum, linear)), "two layers, of rank 2"
+    assert (report.frozen, report.facts.train) == (120_576, 69)
     assert report.is_deterministic and report.facts.metric == "loss"
 
 
