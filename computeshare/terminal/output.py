@@ -161,6 +161,7 @@ def job_details(job: Job, page: str, now: datetime) -> Table:
         ("Elapsed", elapsed(job, now)),
         ("Left", duration(job.get("left_s"))),
         ("Submissions", submissions(job)),
+        *([("Audits", f"{sent:,}, {job.get('confirmed', 0):,} confirmed")] if (sent := job.get("audited", 0)) else []),
         ("Traffic", f"{size(job['bytes_up'])} up, {size(job['bytes_down'])} down"),
         ("Weights", plain(job["weights_sha256"] or NOTHING)),
         *([("Privacy", privacy(job))] if job["spec"].get("privacy") else []),

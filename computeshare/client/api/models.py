@@ -100,6 +100,8 @@ class Job(TypedDict):
     lease_lost: NotRequired[int]
     fenced: NotRequired[int]
     refused: NotRequired[int]
+    audited: NotRequired[int]
+    confirmed: NotRequired[int]
     bytes_up: int
     bytes_down: int
     created_at: str

@@ -92,3 +92,9 @@ def test_plain_lines_come_with_every_change_of_state_and_seldom_otherwise() -> N
     ]  # fmt: skip
     assert lines[0].endswith("Needs 1 worker")
     assert lines[3].endswith("reconnecting: gone")
+
+
+def test_audits_are_shown_where_there_were_some() -> None:
+    assert "Audits" not in drawn(output.job_details(job(), "http://x", NOW))
+    shown = drawn(output.job_details(job(audited=1200, confirmed=1199), "http://x", NOW))
+    assert "1,200, 1,199 confirmed" in shown
