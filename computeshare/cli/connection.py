@@ -111,6 +111,16 @@ def output_option(default: str) -> Any:
     return typer.Option("--output", "-o", metavar="FILE", show_default=False, help=told)
 
 
+def recipe_code_option(runs: str) -> Any:
+    """The option for a recipe's code on this machine; `runs`: how it runs, and other remarks."""
+    return typer.Option(
+        metavar="PATH",
+        show_default=False,
+        help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
+        f"runs its code here, {runs}.",
+    )
+
+
 def keep_existing(path: Path, force: bool) -> None:
     """Raises typer.BadParameter: the file to write exists, and `force` does not allow to replace it."""
     if path.exists() and not force:

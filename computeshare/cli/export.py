@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from computeshare.cli.connection import Home, JobId, Json, Url, Version, keep_existing, output_option
+from computeshare.cli.connection import (
+    Home,
+    JobId,
+    Json,
+    Url,
+    Version,
+    keep_existing,
+    output_option,
+    recipe_code_option,
+)
 from computeshare.cli.jobs.export import open_output
 from computeshare.client import ComputeShare
 from computeshare.client.exports import SUFFIXES, Format
@@ -24,15 +33,7 @@ def export(
     ] = "safetensors",
     version: Version = "latest",
     output: Annotated[Path | None, output_option("JOB-vN.safetensors, .pt or .onnx")] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            show_default=False,
-            help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
-            "runs its code here, with your rights. Not for safetensors.",
-        ),
-    ] = None,
+    recipe: Annotated[str | None, recipe_code_option("with your rights. Not for safetensors")] = None,
     card: Annotated[bool, typer.Option("--card", help=f"Also write a model card beside the file: {CARD}.")] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     url: Url = None,

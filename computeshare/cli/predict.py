@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from computeshare.cli.connection import Home, JobId, Json, Url, Version
+from computeshare.cli.connection import Home, JobId, Json, Url, Version, recipe_code_option
 from computeshare.client import ComputeShare
 from computeshare.errors import InputError
 from computeshare.tasks.usage import Guess
@@ -25,15 +25,7 @@ def predict(
     ],
     version: Version = "latest",
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Most classes to print for each file.")] = 3,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            show_default=False,
-            help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
-            "runs its code here, with your rights.",
-        ),
-    ] = None,
+    recipe: Annotated[str | None, recipe_code_option("with your rights")] = None,
     url: Url = None,
     home: Home = None,
     as_json: Json = False,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from computeshare.cli.connection import Home, JobId, Json, Url, connect, settings
+from computeshare.cli.connection import Home, JobId, Json, Url, connect, recipe_code_option, settings
 from computeshare.replay.replay import Checked, RecipeSource, Replay, Verdict
 from computeshare.terminal.output import console, print_json
 
@@ -25,15 +25,7 @@ def replay(
             "--to", min=1, metavar="V", show_default=False, help="Last version. Default: the newest durable version."
         ),
     ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            show_default=False,
-            help="For a job that trains a recipe: your file of it, or `stored` for the control plane's copy; "
-            "runs its code here, confined.",
-        ),
-    ] = None,
+    recipe: Annotated[str | None, recipe_code_option("confined")] = None,
     unconfined: Annotated[
         bool, typer.Option("--unconfined", help="Run the recipe even where nothing here can confine it.")
     ] = False,
