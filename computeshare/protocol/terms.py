@@ -26,6 +26,8 @@ class Terms:
     """Decides which units these are; known to the reducer alone, so that no worker can foresee them."""
     frozen: str = ""
     """Digest of the parameters that are not trained, as every worker must have built them; empty: there are none."""
+    parts: int = 0
+    """Maximum parts of an update; 0: no limit."""
 
     def fields(self) -> dict[str, int | float | str]:
         """The fields of the round's hash."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from computeshare.bundles.store import BundleStore
 from computeshare.checkpoints.retention import Retention
 from computeshare.checkpoints.store import Artifacts
+from computeshare.codecs.messages import update_parts
 from computeshare.codecs.registry import CODECS
 from computeshare.errors import ArtifactError
 from computeshare.jobspec.sampling_plan import Plan
@@ -46,7 +47,13 @@ class JobContext:
         """The terms that the scripts hold every round to."""
         spec, strategy = self.spec, self.spec.strategy
         limits = strategy.backup, spec.sharers, spec.workers.min, strategy.most_unmeasured, self.gatherer.limit
-        return Terms(*limits, spec.audit or 0, secrets.token_hex(16) if spec.audit else "", self.frozen)
+        return Terms(
+            *limits,
+            spec.audit or 0,
+            secrets.token_hex(16) if spec.audit else "",
+            self.frozen,
+            update_parts(self.layout),
+        )
 
 
 def _frozen(initial: "InitialState", artifacts: Artifacts) -> str:

@@ -115,7 +115,8 @@ def _checked_arguments(called: Script, given: Values) -> Needs:
     flat = [
         (forms[name], one) for name, value in given.items() for one in ([value] if isinstance(value, str) else value)
     ]
-    if len(given) != len(forms):
+    units = given.get("micro_batches", ())
+    if len(given) != len(forms) or len({*units}) < len(units):
         raise ValueError
     needs = needs_of((_form(form) for form, _ in flat), (one.encode() for _, one in flat))
     if needs is None:

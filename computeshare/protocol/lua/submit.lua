@@ -2,7 +2,7 @@
 -- on one that will still be recent enough for the version of which the update becomes a part.
 -- The reducer wrote the terms into the round: `sharers` (machines that must share a version, none with more than an
 -- equal share; 0: no limit), `limit` (bytes of an update; of a larger one only the size is kept, and the reducer
--- refuses it).
+-- refuses it), `parts` (of an update; 0: no limit).
 -- Returns {outcome, current token, status, earlier outcome for this nonce (empty: none)}. The outcome is `accepted` (at
 -- least one micro-batch), `duplicate`, `stale`, `lease_lost`, `fenced`, `refused` (staged messages expired or are
 -- incomplete) or `gone`. Only `accepted` adds to the round's updates. Late and incomplete micro-batches are handed
@@ -16,9 +16,10 @@ local event = ARGV[5] -- JSON object: the worker's description of the submission
 local parts = tonumber(ARGV[6]) -- number of parts of each message
 local micro_batches, losses = slice(ARGV, 7, 2), slice(ARGV, 8, 2)
 
-local status, current, opened, total, needed, closed, recent, sharers, limit = unpack(redis.call("HMGET", round_key,
-  "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit"))
+local status, current, opened, total, needed, closed, recent, sharers, limit, most = unpack(redis.call("HMGET",
+  round_key, "status", "token", "opened", "total", "needed", "closed", "recent", "sharers", "limit", "parts"))
 total, needed, sharers, limit = tonumber(total), tonumber(needed), tonumber(sharers), tonumber(limit)
+most = tonumber(most or "0")
 parts = math.max(1, parts)
 local clock = redis.call("TIME")
 local now = now_ms()
@@ -28,15 +29,21 @@ local nonce_sha1 = redis.sha1hex(nonce) -- a fixed length, whatever the sender c
 local said = fields_of(event)
 if not said then return redis.error_reply("a submission's event is a JSON object of at most 64 KiB") end
 if #nonce > LONGEST_NAME then return redis.error_reply("a submission's nonce has at most 100 characters") end
+local seen = {}
+for _, micro_batch in ipairs(micro_batches) do
+  if seen[micro_batch] then return redis.error_reply("a submission names each micro-batch once") end
+  seen[micro_batch] = true
+end
 
 local function weigh(message) -- bytes of all parts; nil if the parts are not 0 to `parts` - 1
+  if most > 0 and parts > most or redis.call("HLEN", message) ~= parts then return nil end
   local bytes = 0
   for part = 0, parts - 1 do
     local length = redis.call("HSTRLEN", message, part)
     if length == 0 then return nil end
     bytes = bytes + length
   end
-  return redis.call("HLEN", message) == parts and bytes or nil
+  return bytes
 end
 
 local function entry(i, bytes, place) -- the record of a received micro-batch; the script sets the sender
@@ -108,7 +115,7 @@ local function measure(who, each, at_least) -- update a worker's time per unit; 
   redis.call("HSET", speeds_key, who, string.format("%.1f|%.0f", math.max(1, each), now))
 end
 
-local accepted, copies, named, already, expired, leased = {}, {}, {}, 0, 0, now
+local accepted, copies, already, expired, leased = {}, {}, 0, 0, now
 local waiting = redis.call("HLEN", received_key) -- earlier updates become part of earlier versions
 local room = closed and 0 or total -- a closed round accepts no more
 if sharers > 0 then
@@ -121,10 +128,9 @@ for i, micro_batch in ipairs(micro_batches) do
   local lease = mine(i)
   local is_copy = not lease and (redis.call("HGET", audits_key, micro_batch) or ""):match("^[^|]*") == session
   local bytes = (lease or is_copy) and weigh(staged_keys[i])
-  if is_copy and bytes and not named[micro_batch] then
+  if is_copy and bytes then
     copies[#copies + 1] = {i, bytes}
-    named[micro_batch] = true
-  elseif named[micro_batch] or redis.call("HEXISTS", received_key, micro_batch) == 1 then
+  elseif redis.call("HEXISTS", received_key, micro_batch) == 1 then
     already = already + 1
   elseif lease and not bytes then
     expired = expired + 1
@@ -134,7 +140,6 @@ for i, micro_batch in ipairs(micro_batches) do
     hand_back(i)
   elseif lease and #accepted < room then
     accepted[#accepted + 1] = {i, bytes}
-    named[micro_batch] = true
     leased = math.min(leased, tonumber(lease:match("^.-|.-|(.-)|")))
   end
 end

@@ -49,6 +49,7 @@ def reasons(job: Job) -> list[str]:
 
 def test_a_part_that_was_submitted_is_refused_unread(redis: Redis, job_id: str, tmp_path: Path) -> None:
     job, hand = make(redis, job_id, tmp_path, 1)
+    assert redis.hget(job.store.keys.round(), "parts") == b"2"  # a bucket and the buffers
     grant = hand.pull()
     (unit,) = grant.micro_batches
     for part in range(2):

@@ -241,6 +241,15 @@ PROBES |= {
     "submit over another unit": lambda s: [s.call("submit", update_keys=[s.mine.update(str(ZERO), 1)])],
     "submit what another staged": lambda s: [s.call("submit", staged_keys=[s.mine.staged(f"{s.victim}:{NONCE}:0")])],
     "submit weights": lambda s: [s.call("submit", staged_keys=[s.mine.weights(str(ZERO))])],
+    "submit a unit twice": lambda s: [
+        s.call(
+            "submit",
+            staged_keys=[s.mine.staged(f"{s.worker}:{NONCE}:0")] * 2,
+            update_keys=[s.mine.update(str(ZERO), 0)] * 2,
+            micro_batches=[0, 0],
+            losses=[0.5, 0.5],
+        )
+    ],
     "submit with any nonce": lambda s: [s.call("submit", nonce='x","worker":"y')],
     "submit into another job": lambda s: [s.call("submit", s.other)],
     "leave for another": lambda s: [s.call("leave", worker=s.victim, session="*")],

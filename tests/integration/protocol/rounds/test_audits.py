@@ -160,7 +160,7 @@ def test_a_copy_counts_for_nothing(reducer: ReducerSession, join: Join) -> None:
     assert send(second, ZERO, 0, nonce="copy alone") == "accepted"
     assert parts(reducer) == [] and [*reducer.audits().copies] == [0]
     assert send(second, ZERO, 0, nonce="again") == "lease_lost"
-    assert send(first, ZERO, 2, 2, nonce="named twice") == "accepted" and parts(reducer) == []
+    assert send(first, ZERO, 2, nonce="alone") == "accepted" and parts(reducer) == []
     told = events(reducer, "submission")
     assert [one["counted"] for one in told] == [[], [], []]
 

@@ -314,12 +314,13 @@ def test_a_submission_of_which_only_a_part_is_leased_counts_that_part(reducer: R
     assert sorted(reducer.progress()[1]) == [1]
 
 
-def test_a_micro_batch_named_twice_in_one_submission_counts_once(reducer: ReducerSession, join: Join) -> None:
+def test_a_submission_that_names_a_micro_batch_twice_changes_nothing(reducer: ReducerSession, join: Join) -> None:
     session = join("a")
     session.lease(str(ZERO))
-    assert send(session, ZERO, 0, 0, 1) == "accepted"
-    assert sorted(reducer.progress()[1]) == [0, 1]
-    assert events(reducer, "submission")[0]["counted"] == [0, 1]
+    with pytest.raises(ResponseError, match="names each micro-batch once"):
+        send(session, ZERO, 0, 1, 0)
+    assert reducer.progress()[1] == {} and events(reducer, "submission") == []
+    assert send(session, ZERO, 0, 1) == "accepted"
 
 
 def test_a_micro_batch_handed_back_twice_is_free_once(reducer: ReducerSession, join: Join) -> None:

@@ -134,3 +134,19 @@ def test_an_update_above_the_limit_is_not_kept_but_its_size_is(
     assert not [*redis.scan_iter(store.keys.staged("*"))]
     assert json.loads(parts(reducer)[0].entry)["size"] == 101
     assert current(reducer).status == "running"
+
+
+def test_an_update_of_more_parts_than_the_model_has_is_refused(
+    store: RoundStore, reducer: ReducerSession, join: Join
+) -> None:
+    worker = join("worker")
+    assert worker.lease(str(ZERO)).micro_batches == (0, 1, 2, 3)
+
+    def sent(unit: int, parts: int) -> str:
+        return worker.submit(str(ZERO), f"{unit} {parts}", [(unit, [b"x"] * parts, 0.5)], {}).outcome
+
+    assert sent(0, 4) == "accepted"  # the round has no limit
+    agree(store, parts=3)
+    assert sent(1, 4) == "refused"
+    assert sent(2, 3) == "accepted" and sent(3, 2) == "accepted"
+    assert [part.micro_batch for part in parts(reducer)] == [0, 2, 3]
