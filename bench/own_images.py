@@ -1,6 +1,6 @@
 """Trains a ResNet-18 on a folder of JPEGs of one's own, beside a plain PyTorch loop, and adds a worker that is killed.
 
-    python -m bench.own_images [--images 20000 --epochs 3 --seconds 30 --pairs 2]
+    python -m bench.own_images [--images 20000 --epochs 6 --seconds 30 --pairs 2]
 
 The images are made here (`bench.shapes`), added by `computeshare data add`, cropped, mirrored and fitted to 3x32x32,
 and trained on with SGD, a cosine schedule and bfloat16 autocast, with one thread, by strategy `local` with one
@@ -52,7 +52,7 @@ POLL_S = 0.02
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=30, help="of a measurement of speed, for each of the two")
     parser.add_argument("--pairs", type=int, default=2, help="measurements of speed, in turns")
     parser.add_argument("--inner-steps", type=int, default=20)

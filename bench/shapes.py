@@ -1,7 +1,7 @@
 """Pictures of ten kinds of shapes, hard enough that a small network does not get all of them right.
 
-Each has a shape of its class at a random place, size, angle and colour, rather faint, before a background that changes
-from side to side, with lines across it and noise.
+Each has a shape of its class at a random place, size, angle and colour, before a background that changes from side to
+side, with lines across it and noise.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from PIL import Image
 
 Array = npt.NDArray[np.float64]
 SIDE = 64
-NOISE = 0.1
+NOISE = 0.08
 """Standard deviation of the noise; pixels are from 0 to 1."""
 
 
@@ -46,7 +46,7 @@ SHAPES: dict[str, Callable[[Array, Array], npt.NDArray[np.bool_]]] = {
 def picture(name: str, source: np.random.Generator) -> npt.NDArray[np.uint8]:
     """A picture of a class, (SIDE, SIDE, 3)."""
     rows, columns = np.mgrid[0:SIDE, 0:SIDE].astype(float)
-    radius, angle = source.uniform(11, 24), source.uniform(0, 2 * np.pi)
+    radius, angle = source.uniform(16, 28), source.uniform(0, 2 * np.pi)
     across, down = source.uniform(radius, SIDE - radius, 2)
     x = ((columns - across) * np.cos(angle) + (rows - down) * np.sin(angle)) / radius
     y = ((rows - down) * np.cos(angle) - (columns - across) * np.sin(angle)) / radius
@@ -58,8 +58,8 @@ def picture(name: str, source: np.random.Generator) -> npt.NDArray[np.uint8]:
         slope, at = source.uniform(0, np.pi), source.uniform(-0.3, 0.3) * SIDE
         away = (columns - SIDE / 2) * np.cos(slope) + (rows - SIDE / 2) * np.sin(slope) - at
         pixels[abs(away) < 1] = source.uniform(0, 1, 3)
-    colour = source.uniform(0, 1, 3)
-    strength = source.uniform(0.6, 1) * SHAPES[name](x, y)[..., None]
+    colour = np.where(corners.mean(0) < 0.5, source.uniform(0.7, 1, 3), source.uniform(0, 0.3, 3))  # stands out
+    strength = source.uniform(0.7, 1) * SHAPES[name](x, y)[..., None]
     pixels = (1 - strength) * pixels + strength * colour + source.normal(0, NOISE, pixels.shape)
     return np.asarray(np.clip(255 * pixels, 0, 255), np.uint8)
 
