@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -15,6 +16,7 @@ from api.gateway.broker_stream import BrokerStream
 from api.gateway.challenge import ANSWER_S, is_proven
 from api.gateway.commands.access import Access
 from api.gateway.commands.filter import CommandFilter
+from api.gateway.commands.replies import Replies, Unread
 from api.gateway.machines import Machine, Machines
 from api.gateway.refusals import Refusals
 from api.gateway.relay import REVOKED, SLOW, STALL_S, Receive, Send, relay
@@ -26,6 +28,8 @@ from computeshare.transport.forwarder import ADMITTED
 
 PER_MACHINE, IN_ALL = 64, 600
 """The most open connections of one machine, and of all machines at one gateway."""
+ASKED_OF_MACHINE, ASKED_OF_ADDRESS = 16, 64
+"""The most connections that are still to prove who they are: of a machine's id from one address, and of an address."""
 TRIES, TRY_S = 10, 3.0
 """Wrong ids and signatures that an address may send in a row; seconds until it may send a further one."""
 OPENINGS, OPENING_S = 200, 0.05
@@ -80,7 +84,9 @@ class Gateway:
         self._access, self.refusals = access, Refusals()
         self._tries, self._openings = Throttle(TRIES, TRY_S), Throttle(OPENINGS, OPENING_S)
         self._open: set[_Open] = set()
-        self._asked = 0  # connections whose machines are still to prove who they are
+        self._asked: Counter[tuple[str, str]] = Counter()  # still to prove who they are, by address and machine's id
+        self._unread: WeakValueDictionary[str, Unread] = WeakValueDictionary()
+        self._unfinished: Counter[str] = Counter()
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -110,16 +116,19 @@ class Gateway:
     async def _serve(self, connection: _Open, receive: Receive, send: Send) -> None:
         """Connect a machine to the broker until either side ends. Raises _Refused, before the machine may begin."""
         broker = await self._broker(connection.machine)
+        machine = connection.machine
+        note = partial(self.refusals.note, machine.id, machine.name)
+        replies = Replies(self._unread.setdefault(machine.id, Unread()))
+        commands = CommandFilter(machine.id, self._access, note, replies, self._unfinished)
         try:
             if self._watch is None or self._watch.done():
                 self._watch = asyncio.create_task(self._look_after())
             await send({"type": "websocket.send", "text": ADMITTED})
-            machine = connection.machine
             count = partial(self._traffic.add, machine.id)
-            commands = CommandFilter(machine.id, self._access, partial(self.refusals.note, machine.id, machine.name))
             code = await relay(receive, send, broker, commands, count, connection.cut, self._limits.stall_s)
         finally:
             broker.abort()
+            commands.close()
         await _close(send, code)
 
     async def _named(self, scope: Any, address: str) -> Machine:
@@ -127,7 +136,7 @@ class Gateway:
         headers = dict(scope["headers"])
         if b"origin" in headers:  # machines send none, browsers always do
             raise _Refused(403, "browsers may not use the gateway")
-        if self._asked >= self._limits.in_all:
+        if self._asked.total() >= self._limits.in_all:
             raise _Refused(503, "the gateway has no room for further connections: try again later")
         scheme, _, given = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         found = None
@@ -139,13 +148,18 @@ class Gateway:
 
     async def _admitted(self, machine: Machine, address: str, receive: Receive, send: Send) -> Machine:
         """The machine, once it has proved who it is. Raises _Refused."""
-        self._asked += 1
+        asked = address, machine.id
+        of_address = sum(count for (one, _), count in self._asked.items() if one == address)
+        if self._asked[asked] >= ASKED_OF_MACHINE or of_address >= ASKED_OF_ADDRESS:
+            raise _Refused(429, "too many connections from here are still to answer the challenge: try again later")
+        self._asked[asked] += 1
         try:
             proven = await is_proven(machine, receive, send, self._limits.answer_s)
         except TimeoutError as error:
             raise _Refused(408, "this machine did not answer the challenge in time: try again") from error
         finally:
-            self._asked -= 1
+            self._asked[asked] -= 1
+            self._asked += Counter()  # drops those that are 0
         if not proven:
             raise self._failed(address)
         if self.connections[machine.id] >= self._limits.per_machine:

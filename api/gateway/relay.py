@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from api.gateway.broker_stream import PIECE_BYTES, BrokerStream
-from api.gateway.commands.filter import CommandFilter, TooManyRefused
+from api.gateway.commands.filter import CommandFilter, TooManyRefused, TooMuchUnfinished
 from api.gateway.commands.parser import NotACommand
 
 STALL_S = 60.0
@@ -38,7 +38,11 @@ async def relay(
     """
     ways = [
         asyncio.ensure_future(each)
-        for each in (_up(receive, broker, commands, count, stall_s), _down(send, broker, count, stall_s), _revoked(cut))
+        for each in (
+            _up(receive, broker, commands, count, stall_s),
+            _down(send, broker, commands, count, stall_s),
+            _revoked(cut),
+        )
     ]
     try:
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -55,7 +59,7 @@ def _code(way: "asyncio.Future[int]") -> int:
         return way.result()
     if isinstance(error, NotACommand | TooManyRefused):
         return NOT_RESP if isinstance(error, NotACommand) else REVOKED
-    return SLOW if isinstance(error, TimeoutError) else AWAY
+    return SLOW if isinstance(error, TimeoutError | TooMuchUnfinished) else AWAY
 
 
 async def _up(receive: Receive, broker: BrokerStream, commands: CommandFilter, count: Count, stall_s: float) -> int:
@@ -65,18 +69,19 @@ async def _up(receive: Receive, broker: BrokerStream, commands: CommandFilter, c
             return NORMAL
         if not isinstance(data := message.get("bytes"), bytes):
             return NOT_BYTES
-        pieces = await commands.passed(data)
-        for piece in pieces if len(data) > JOINED_BYTES else [b"".join(pieces)]:
-            broker.writer.write(piece)
-        async with asyncio.timeout(stall_s):
-            await broker.writer.drain()
+        async for pieces in commands.passed(data):
+            for piece in pieces if len(data) > JOINED_BYTES else [b"".join(pieces)]:
+                broker.writer.write(piece)
+            async with asyncio.timeout(stall_s):
+                await broker.writer.drain()
         count("up", len(data))
 
 
-async def _down(send: Send, broker: BrokerStream, count: Count, stall_s: float) -> int:
+async def _down(send: Send, broker: BrokerStream, commands: CommandFilter, count: Count, stall_s: float) -> int:
     while data := await broker.reader.read(PIECE_BYTES):
         async with asyncio.timeout(stall_s):
             await send({"type": "websocket.send", "bytes": data})
+        commands.replies.taken(data)
         count("down", len(data))
     return AWAY
 

@@ -1,12 +1,14 @@
 """Lets those of a machine's commands pass that it may send, and puts an error in the place of each other."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
 from api.gateway.commands import policy, scripts
 from api.gateway.commands.access import Access
 from api.gateway.commands.parser import Commands, Head, Piece
 from api.gateway.commands.policy import Needs
+from api.gateway.commands.replies import MOST_OF_ONE, Replies
 from api.gateway.commands.scripts import NotPermitted
 from computeshare.errors import ComputeShareError
 from computeshare.types import plain
@@ -19,35 +21,96 @@ class TooManyRefused(ComputeShareError):
     """A machine sent so many commands that it may not send that it is cut off."""
 
 
+class TooMuchUnfinished(ComputeShareError):
+    """A machine has begun more large commands than the broker should hold, and ended none."""
+
+
+UNFINISHED_BYTES = 1 << 28
+"""The most bytes of commands that a machine has begun and not ended, over all its connections."""
+MOST_ASKED = MOST_OF_ONE
+"""Parts that one transaction may ask for, which are all sent at its end."""
+
+
 class CommandFilter:
     """Filters the commands of one connection.
 
     Args:
         machine: the machine's id.
         refused: is told of each refused command, with the reason, and may raise.
+        replies: those that the machine still awaits.
+        unfinished: bytes of unfinished commands by machine, for all connections.
     """
 
-    def __init__(self, machine: str, access: Access, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        machine: str,
+        access: Access,
+        refused: Callable[[str], None],
+        replies: Replies,
+        unfinished: Counter[str],
+    ) -> None:
         self._machine, self._access, self._refused = machine, access, refused
+        self.replies, self._unfinished = replies, unfinished
         self._commands = Commands(policy.is_enough)
+        self._begun = 0  # of `unfinished`, on this connection
+        self._asked: int | None = None  # parts that a transaction asks for at its end; None: there is none
 
-    async def passed(self, data: bytes) -> list[Piece]:
+    async def passed(self, data: bytes) -> AsyncIterator[list[Piece]]:
         """What is to be sent to the broker, now that these bytes have come from the machine.
 
-        Raises NotACommand, what `refused` raises, and errors of the broker.
+        Waits, before a command that asks for much, until the machine has taken what it asked for before.
+        Raises NotACommand, TooMuchUnfinished, what `refused` raises, and errors of the broker.
         """
         commands = self._commands
         commands.push(data)
         pieces = commands.rest()
         while (head := commands.head()) is not None:
-            if (reason := await self._refusal(head)) is None:
+            name = head.arguments[0].upper() if head.arguments else b""
+            reason, parts = await self._refusal(head), 0
+            if reason is None:
+                reason, parts = self._asks(name, head)
+            if not self.replies.has_room(parts):
+                yield pieces
+                pieces = []
+                await self.replies.room(parts)
+            self.replies.sent(parts, name in (b"SUBSCRIBE", b"UNSUBSCRIBE"))
+            if reason is None:
                 pieces += commands.accept()
+                self._note_unfinished()
             else:
                 self._refused(reason)
                 pieces.append(replacement(reason))
                 commands.skip()
                 commands.rest()
-        return pieces
+        self._note_unfinished()
+        yield pieces
+
+    def close(self) -> None:
+        """Forget what has begun: the connection ends."""
+        self._unfinished[self._machine] -= self._begun
+        self._begun = 0
+        self.replies.close()
+
+    def _asks(self, name: bytes, head: Head) -> tuple[str | None, int]:
+        """Why a command asks for too much, and the parts in the reply to it: in a transaction, all come at its end."""
+        parts = policy.parts_asked(head.arguments)
+        if name in (b"EXEC", b"DISCARD"):
+            found, self._asked = self._asked or 0, None
+            return None, found if name == b"EXEC" else 0
+        if name == b"MULTI":
+            self._asked = self._asked or 0
+        elif self._asked is not None:
+            if self._asked + parts > MOST_ASKED:
+                return f"{_shown(head)}: this transaction asks for too much", 0
+            self._asked += parts
+        return None, parts
+
+    def _note_unfinished(self) -> None:
+        begun = self._commands.unfinished_bytes
+        self._unfinished[self._machine] += begun - self._begun
+        self._begun = begun
+        if self._unfinished[self._machine] > UNFINISHED_BYTES:
+            raise TooMuchUnfinished("this machine has begun too many large commands at a time")
 
     async def _refusal(self, head: Head) -> str | None:
         """Why a command is refused; None: it may pass."""

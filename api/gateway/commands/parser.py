@@ -65,6 +65,11 @@ class Commands:
         """Bytes of memory that are held at present, about."""
         return len(self._data) - self._at + self._held
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that the broker is about to hold of a command that has passed in part."""
+        return self._total if self._left and self._passes else 0
+
     def push(self, data: bytes) -> None:
         """Add bytes that were received."""
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data

@@ -53,11 +53,11 @@ GETRANGE {JOB.recipe_signature()} 0 {2 * SIGNATURE_BYTES}
 HGET {JOB.round()} snapshot
 LRANGE {JOB.chain()} 0 -1
 XREAD BLOCK <milliseconds> STREAMS {JOB.versions()} <stream-id>
-HGET {WEIGHTS} <number>
-HMGET {WEIGHTS} | <number>
-HGET {DELTA} <number>
-HMGET {DELTA} | <number>
-HMGET {NEWS} | <number>
+HGET {WEIGHTS} <part>
+HMGET {WEIGHTS} | <part>
+HGET {DELTA} <part>
+HMGET {DELTA} | <part>
+HMGET {NEWS} | <part>
 HSET {JOB.measured()} <worker> <short>
 SET {PROBE} <large> EX {PROBED_S}
 GET {PROBE}
@@ -165,6 +165,7 @@ FORMS = {
     "piece": r"[0-9a-f]{64}",
     "hex": r"[0-9a-f]{32}",
     "token": r"[0-9]{1,18}\.[0-9]{1,18}\.[0-9a-f]{16}",
+    "part": r"0|[1-9][0-9]{0,3}",
     "number": r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,3})?",
     "milliseconds": r"[1-9][0-9]{0,4}",
     "stream-id": r"[0-9]{1,20}-[0-9]{1,20}",
@@ -206,6 +207,8 @@ class Rule:
         forms = self.words[: self.head] if self.head else self._forms(count)
         if len(arguments) != (self.head or count):
             return None
+        if self.tail and arguments[0] == b"HMGET" and len({*arguments}) < count:
+            return None  # a part that is named twice is sent twice
         return needs_of(forms, arguments)
 
     def _forms(self, count: int) -> Iterator[re.Pattern[bytes]]:
@@ -251,6 +254,20 @@ def is_enough(arguments: list[bytes]) -> bool:
     """Whether a command can be decided on with these arguments, since large ones follow."""
     some = rules().get(arguments[0].upper(), ())
     return any(rule.head == len(arguments) and needs_of(rule.words[1 : rule.head], arguments[1:]) for rule in some)
+
+
+ASKING = frozenset(
+    b"GET GETRANGE HGET HMGET HGETALL LRANGE LINDEX SMEMBERS LPOP EVALSHA INFO CLIENT ECHO HELLO".split()
+)
+"""Commands whose replies may be longer than the commands."""
+
+
+def parts_asked(arguments: Sequence[bytes]) -> int:
+    """About how many parts of messages a permitted command asks for."""
+    name = arguments[0].upper()
+    if name == b"HMGET" and not arguments[1].rpartition(b":")[0].endswith(b":news"):  # news are small
+        return len(arguments) - 2
+    return int(name in ASKING)
 
 
 def needs(arguments: Sequence[bytes], count: int) -> Needs | None:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from api.database import now_ms
 from api.fleet.invites import INVITE
-from api.gateway.app import Limits
+from api.gateway.app import ASKED_OF_MACHINE, Limits
 from api.gateway.relay import REVOKED, SLOW
 from computeshare.errors import SettingsError, Unreachable
 from computeshare.runtime.signatures import SigningKey
@@ -94,7 +94,20 @@ def test_a_machine_that_does_not_answer_is_let_go_and_holds_nobody_up(
         code, words = refusal(lambda: silent.recv(5))
         assert (code, "in time" in words) == (SLOW, True)
         assert plane.gateway.connections[machine] == 1
-    assert plane.gateway._asked == 0
+    assert not plane.gateway._asked
+
+
+def test_nobody_shuts_others_out_by_challenges_without_an_answer(plane: Plane, tmp_path: Path) -> None:
+    _, mine = plane.joined(tmp_path / "mine")
+    _, other = plane.joined(tmp_path / "other")
+    silent = [plane.asked(mine) for _ in range(ASKED_OF_MACHINE)]
+    assert all(len(one.recv(5)) == 32 for one in silent)
+    code, words = refusal(lambda: plane.asked(mine).recv(5))
+    assert (code, "still to answer" in words) == (SLOW, True)
+    with plane.open(other):
+        pass
+    for one in silent:
+        one.close()
 
 
 def test_access_that_was_given_for_days_ends(plane: Plane, tmp_path: Path) -> None:

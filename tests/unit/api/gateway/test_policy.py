@@ -43,6 +43,8 @@ def test_what_a_command_presumes_follows_from_its_names() -> None:
         (("SUBSCRIBE",), 1),
         (("EXPIRE", "cs:bundle-wants", "0"), 3),
         (("CLIENT", "SETNAME", "x y"), 3),
+        (("HMGET", JOB.weights("1.0.0123456789abcdef"), "0", "1", "0"), 5),
+        (("HMGET", JOB.news("1.0.0123456789abcdef"), "0", "00"), 4),
     ],
 )
 def test_other_forms_are_not_permitted(arguments: tuple[str, ...], count: int) -> None:
