@@ -78,19 +78,23 @@ class AuditRecords:
     disputes: Mapping[int, Mapping[str, str]]
     """Unit to the workers whose updates differed, each with its update's digest; a third machine decides."""
     kinds: Mapping[str, str]
-    """Worker in the job to the digest of its machine's kind."""
+    """Worker that has joined the job to the digest of its machine's kind."""
+    present: frozenset[str]
+    """The workers that are in the job now."""
 
     @classmethod
     def read(cls, redis: Redis, keys: JobKeys) -> Self:
         """Read the current round's. Raises DamagedRound."""
         pipeline = redis.pipeline(transaction=False)
-        for key in (keys.copies(), keys.disputes(), keys.kinds(), keys.sessions()):
+        for key in (keys.copies(), keys.disputes(), keys.kinds()):
             pipeline.hgetall(key)
+        pipeline.hkeys(keys.sessions())
         copies, disputes, kinds, sessions = pipeline.execute()
         return cls(
             {int(unit): Received.parse(unit, entry) for unit, entry in copies.items()},
             {int(unit): json.loads(parties) for unit, parties in disputes.items()},
-            {worker.decode(): kind.decode() for worker, kind in kinds.items() if worker in sessions},
+            {worker.decode(): kind.decode() for worker, kind in kinds.items()},
+            frozenset(worker.decode() for worker in sessions),
         )
 
 

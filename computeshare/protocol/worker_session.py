@@ -89,8 +89,8 @@ class WorkerSession:
         self._last_id = "0-0"
 
     def join(self, seat: str, about: dict[str, Any], frozen: str = "") -> str:
-        """Begin the session; returns the job's status, `unopened`, `banned`, or `unlike`: this worker has built other
-        untrained parameters than the job's.
+        """Begin the session; returns the job's status, `unopened`, `banned`, `unlike`: this worker has built other
+        untrained parameters than the job's, or `altered`: it joined before as a machine of another kind.
 
         Args:
             frozen: digest of the parameters that are not trained; empty: there are none.

@@ -53,19 +53,21 @@ class Audits:
     def _compare(self, base: RoundState, part: Received, copy: Received, records: AuditRecords) -> bool:
         """Compare an update with its copy; False: they differ, and the unit was taken back."""
         kind, token, unit = records.kinds.get(part.worker), base.token, part.micro_batch
+        workers = [part.worker, copy.worker]
         machines = {machine_of(part.worker), machine_of(copy.worker)}
         if kind is None or kind != records.kinds.get(copy.worker) or len(machines) < 2:
             self._session.close_audit(token, unit)
+            self._tell(base, unit, "skipped", workers)
             return True
         sent = {part.worker: self._gatherer.digest((part.base, unit))}
         sent[copy.worker] = self._gatherer.digest((copy.base, f"{unit}:copy"))
         digests = {worker: digest for worker, digest in sent.items() if digest is not None}
-        others = {machine_of(worker) for worker, its in records.kinds.items() if its == kind} - machines
+        others = {machine_of(worker) for worker in records.present if records.kinds.get(worker) == kind} - machines
         if len(digests) == 2 and len({*digests.values()}) == 2 and others:
             return not self._session.dispute(token, part, digests)
         self._session.close_audit(token, unit)
-        if len(digests) == 2:
-            self._tell(base, unit, "confirmed" if len({*digests.values()}) == 1 else "undecided", [*digests])
+        outcome = "confirmed" if len({*digests.values()}) == 1 else "undecided"
+        self._tell(base, unit, outcome if len(digests) == 2 else "skipped", workers)
         return True
 
     def _decide(
@@ -82,13 +84,14 @@ class Audits:
         right = [worker for worker, sent in parties.items() if sent == digest]
         self._session.close_audit(base.token, unit)
         is_third = machine_of(third) not in {machine_of(worker) for worker in parties}
+        is_third = is_third and records.kinds.get(third) in {records.kinds.get(worker) for worker in parties}
         if not is_third or len(right) != 1:
             self._tell(base, unit, "undecided", [*parties])
             return True
         (wrong,) = parties.keys() - {*right}
         self._tell(base, unit, "mismatched", [wrong, *right, third])
         reason = f"audit: its update for micro-batch {unit}, version {base.version}, was not what two machines computed"
-        for worker in {wrong} | {one for one in records.kinds if machine_of(one) == machine_of(wrong)}:
+        for worker in {wrong} | {one for one in records.present if machine_of(one) == machine_of(wrong)}:
             self._session.ban(base.token, worker, reason)
         bad = [part for part in parts.values() if machine_of(part.worker) == machine_of(wrong)]
         for part in bad:
@@ -98,7 +101,7 @@ class Audits:
     def _tell(self, base: RoundState, unit: int, outcome: str, workers: Sequence[str]) -> None:
         about = {"version": base.version, "micro_batch": unit, "outcome": outcome, "workers": workers}
         self._session.announce("audited", about)
-        if outcome != "confirmed":
+        if outcome in ("mismatched", "undecided"):
             log.warning("audited", job=self._session.job_id, **about)
 
 

@@ -55,11 +55,11 @@ def forgiven(projection: JobProjection, event: StreamEvent) -> None:
 
 
 def audited(projection: JobProjection, event: StreamEvent) -> None:
-    """Two machines' updates for one unit were compared."""
+    """Two machines' updates for one unit were compared, or could not be."""
     outcome = event.data["outcome"]
-    if outcome not in ("confirmed", "mismatched", "undecided"):
+    if outcome not in ("confirmed", "mismatched", "undecided", "skipped"):
         raise ValueError("not an outcome of an audit")
-    projection.state.add("audited", 1)
+    projection.state.add("audited", int(outcome != "skipped"))
     projection.state.add("confirmed", int(outcome == "confirmed"))
 
 

@@ -1,8 +1,9 @@
 -- join.lua: begin a worker's session in a job. An older session of the worker is fenced and its leases are freed, with
 -- an event.
 -- Returns {status, last id of the stream `versions`}. Without any change, status is `unopened` (the job is not open),
--- `fenced` (this seat is not the worker's current seat), `banned` (a worker of its machine is) or `unlike` (its
--- untrained parameters are not the job's).
+-- `fenced` (this seat is not the worker's current seat), `banned` (a worker of its machine is), `unlike` (its
+-- untrained parameters are not the job's) or `altered` (the job has audits, and the worker joined it before as a machine
+-- of another kind).
 local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, versions_key, events_key, banned_key, kinds_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
@@ -22,6 +23,17 @@ for _, banned in ipairs(redis.call("HKEYS", banned_key)) do
   if machine_of(banned) == machine_of(worker) then return {"banned", last} end
 end
 if (redis.call("HGET", round_key, "frozen") or "") ~= frozen then return {"unlike", last} end
+local function kind_of(about) -- one text for machines that compute the same bits
+  local kind = {}
+  for name, value in pairs(type(about.kind) == "table" and about.kind or {}) do
+    kind[#kind + 1] = cjson.encode({name, value})
+  end
+  table.sort(kind)
+  return redis.sha1hex(table.concat(kind))
+end
+local kind, before = kind_of(cjson.decode(event)), redis.call("HGET", kinds_key, worker)
+local audit = tonumber(redis.call("HGET", round_key, "audit") or "0")
+if audit > 0 and before and before ~= kind then return {"altered", last} end
 local former = redis.call("HGET", sessions_key, worker)
 if former then
   local freed = free_leases(leases_key, backups_key, free_key, former)
@@ -31,15 +43,7 @@ if former then
     wake(versions_key, "freed", #freed)
   end
 end
-local function kind_of(about) -- one text for machines that compute the same bits
-  local kind = {}
-  for name, value in pairs(type(about.kind) == "table" and about.kind or {}) do
-    kind[#kind + 1] = cjson.encode({name, value})
-  end
-  table.sort(kind)
-  return redis.sha1hex(table.concat(kind))
-end
-redis.call("HSET", kinds_key, worker, kind_of(cjson.decode(event)))
+redis.call("HSET", kinds_key, worker, kind)
 redis.call("HSET", sessions_key, worker, session)
 append_event(events_key, "joined", object_of(said, string.format('"worker":%s,"session":%s,"seat":%s',
   cjson.encode(worker), cjson.encode(session), cjson.encode(seat))))

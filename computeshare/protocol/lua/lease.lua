@@ -136,13 +136,18 @@ local function is_suspect(freed) -- whether only this machine has computed it, w
   end
   return true
 end
-local function is_party(freed) -- whether this machine is a party to a dispute that another machine can decide
+local function is_others(freed) -- whether a dispute is about it that another machine, a third of its kind, can decide
   local parties = audit > 0 and redis.call("HGET", disputes_key, freed)
   if not parties then return false end
-  local known = {}
-  for party in pairs(cjson.decode(parties)) do known[machine_of(party)] = true end
+  local known, kind = {}, nil
+  for party in pairs(cjson.decode(parties)) do
+    known[machine_of(party)] = true
+    kind = redis.call("HGET", kinds_key, party)
+  end
+  local function decides(one) return not known[machine_of(one)] and redis.call("HGET", kinds_key, one) == kind end
+  if decides(worker) then return false end
   for _, other in ipairs(workers) do
-    if not known[machine_of(other)] then return known[machine_of(worker)] == true end
+    if decides(other) then return true end
   end
   return false
 end
@@ -150,7 +155,7 @@ end
 while #granted < share do
   local freed = redis.call("LPOP", free_key)
   if freed then
-    if is_suspect(freed) or is_party(freed) then
+    if is_suspect(freed) or is_others(freed) then
       aside[#aside + 1] = freed -- another machine must compute it
     else
       granted[#granted + 1] = freed

@@ -253,6 +253,11 @@ class SeatSession:
                     "the parameters that are not trained are built by every machine, and this one builds others than "
                     "the job's: install the same version of torch as in the control plane, and the same files"
                 )
+            if status == "altered":
+                raise Unfit(
+                    "the job has audits, and this worker joined it before as a machine of another kind (device, "
+                    "threads or versions): restart the worker"
+                )
             if status != "unopened":
                 raise _Ended(f"the job is {status}")
             self.session.wait(1000)

@@ -106,6 +106,17 @@ def test_a_liar_is_found_though_few_units_are_audited(start: Callable[..., Job])
     assert [*banned] == ["second"] and banned["second"] <= 60
 
 
+def test_a_liar_that_leaves_before_the_comparison_is_banned(start: Callable[..., Job]) -> None:
+    job = start(audit=1.0)
+    hands = three(job)
+    for name, grant in [(name, hand.pull()) for name, hand in hands.items()]:
+        if grant.micro_batches:
+            hands[name].send(grant, noise(hands[name]) if name == "first" else lambda message: message)
+    hands["first"].session.leave("gone")
+    run(job, {name: hand for name, hand in hands.items() if name != "first"}, {})
+    assert {event["worker"] for event in events(job.store, "banned")} == {"first"}
+
+
 def test_of_two_machines_nobody_can_tell_who_is_wrong(start: Callable[..., Job]) -> None:
     job = start(audit=1.0, rounds=2)
     hands = {name: job.hand(name) for name in ("first", "second")}
@@ -117,7 +128,7 @@ def test_workers_of_one_machine_do_not_audit_each_other(start: Callable[..., Job
     job = start(audit=1.0, rounds=3)
     hands = {name: job.hand(name) for name in ("0badc0de0001", "0badc0de0002")}
     assert run(job, hands, {"0badc0de0002": noise(hands["0badc0de0002"])}) == {}
-    assert outcomes(job) == []
+    assert {*outcomes(job)} <= {"skipped"}
 
 
 def test_a_copy_that_cannot_be_decoded_is_its_senders_fault(start: Callable[..., Job]) -> None:

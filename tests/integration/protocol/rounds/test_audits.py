@@ -231,6 +231,20 @@ def test_a_disputed_unit_is_a_third_machines(redis: Redis, reducer: ReducerSessi
     assert send(third, ZERO, 0, nonce="third") == "accepted"  # the round is not closed any more
 
 
+def test_a_disputed_unit_waits_for_a_machine_of_the_parties_kind(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    disputed(reducer, join)
+    other = of_kind(reducer, "other", device="other")
+    third = join("third")
+    assert other.lease(str(ZERO)).answer == "wait" and free(reducer) == [b"0"]
+    third.leave("gone")
+    assert other.lease(str(ZERO)).micro_batches == (0,)  # nobody can decide any more: the audit is undecided
+    other.leave("gone")
+    third = join("third", "again")
+    assert third.lease(str(ZERO)).micro_batches[0] == 0
+
+
 def test_a_party_computes_a_disputed_unit_where_nobody_else_is_there(reducer: ReducerSession, join: Join) -> None:
     first, _ = disputed(reducer, join)
     assert first.lease(str(ZERO)).micro_batches[0] == 0
@@ -272,3 +286,21 @@ def test_a_kind_of_any_form_is_told_apart(store: RoundStore, reducer: ReducerSes
     session = WorkerSession(store.redis, store.job_id, "odd", "s")
     assert take_seat(session, about={"kind": kind} if kind is not None else {}) == "running"
     assert len(reducer.audits().kinds["odd"]) == 40
+
+
+def test_a_worker_keeps_its_kind_in_a_job_with_audits(store: RoundStore, reducer: ReducerSession) -> None:
+    of_kind(store, "a", device="cpu")
+    before = reducer.audits().kinds["a"]
+    of_kind(store, "a", device="cuda")
+    after = reducer.audits().kinds["a"]
+    assert after != before
+    agree(store, **ALL)
+    session = WorkerSession(store.redis, store.job_id, "a", "altered")
+    assert take_seat(session, about={"kind": {"device": "cpu"}}) == "altered"
+    assert store.redis.hget(store.keys.sessions(), "a") == b"session of a"
+    session.leave("x"), of_kind(store, "a", device="cuda").leave("gone")
+    assert take_seat(session, about={"kind": {"device": "cpu"}}) == "altered"
+    records = reducer.audits()
+    assert records.kinds["a"] == after and records.present == frozenset()
+    of_kind(store, "a", device="cuda")
+    assert reducer.audits().present == {"a"}

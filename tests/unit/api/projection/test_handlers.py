@@ -112,7 +112,7 @@ def test_error_feedback_that_begins_at_zero_in_mid_job_is_counted(up: str, reset
 
 
 def test_audits_are_counted() -> None:
-    outcomes = ("confirmed", "mismatched", "confirmed", "undecided")
+    outcomes = ("confirmed", "mismatched", "confirmed", "undecided", "skipped")
     projection = projected(*(("audited", {"outcome": outcome}) for outcome in outcomes))
     assert (projection.state["audited"], projection.state["confirmed"]) == (4, 2)
     with pytest.raises(ValueError, match="not an outcome"):
