@@ -72,7 +72,7 @@ end
 redis.call("HSET", round_key, "token", next_token, "base", token, "version", next_version, "first", next_first,
   "count", next_count, "counted", counted, "bases", bases, "carried", carried, "total", next_total,
   "needed", next_needed, "deadline", deadline(), "opened", now_ms())
-redis.call("HDEL", round_key, "closed", "doubted", "doubled")
+redis.call("HDEL", round_key, "closed", "doubted", "doubters", "doubled")
 if next_total == "0" then redis.call("HSET", round_key, "status", "finished") end
 redis.call("DEL", full_key)
 if stays then

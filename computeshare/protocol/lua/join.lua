@@ -6,6 +6,7 @@
 -- of another kind).
 local round_key, sessions_key, seats_key, leases_key, backups_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local free_key, versions_key, events_key, banned_key, kinds_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local audits_key = KEYS[11]
 local worker, session, seat = ARGV[1], ARGV[2], ARGV[3]
 local event = ARGV[4] -- JSON object: the worker's description of itself
 local frozen = ARGV[5] -- digest of the parameters that are not trained; empty without any
@@ -36,7 +37,7 @@ local audit = tonumber(redis.call("HGET", round_key, "audit") or "0")
 if audit > 0 and before and before ~= kind then return {"altered", last} end
 local former = redis.call("HGET", sessions_key, worker)
 if former then
-  local freed = free_leases(leases_key, backups_key, free_key, former)
+  local freed = free_leases(leases_key, backups_key, audits_key, free_key, former)
   if #freed > 0 then
     local about = cjson.encode({worker = worker, session = former, reason = "a newer session has taken over"})
     append_event(events_key, "left", string.format('{"freed":[%s],%s', table.concat(freed, ","), about:sub(2)))

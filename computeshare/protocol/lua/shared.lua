@@ -52,9 +52,9 @@ local function object_of(said, known) -- a JSON object; `known` comes last, so t
   return "{" .. said .. (said:match("%S") and "," or "") .. known .. "}"
 end
 
-local function free_leases(leases_key, backups_key, free_key, session) -- returns the freed micro-batches
+local function free_leases(leases_key, backups_key, audits_key, free_key, session) -- returns the freed micro-batches
   local freed = {}
-  for _, key in ipairs({leases_key, backups_key}) do
+  for _, key in ipairs({leases_key, backups_key, audits_key}) do
     local held = redis.call("HGETALL", key)
     for i = 1, #held, 2 do
       if held[i + 1]:match("^[^|]*") == session then

@@ -20,6 +20,7 @@ from tests.support.rounds import (
     commit,
     events,
     free,
+    know,
     parts,
     send,
     submit_staged,
@@ -189,10 +190,34 @@ def test_a_copy_whose_blob_expired_is_none(reducer: ReducerSession, join: Join) 
 def test_a_lease_on_a_copy_lasts_while_it_is_extended(reducer: ReducerSession, join: Join) -> None:
     first, _ = both(join)
     before = bytes(reducer.redis.hget(reducer.keys.audits(), "2") or b"").split(b"|")[1]
-    reducer.redis.hset(reducer.keys.audits(), "2", f"{first.session_id}|{int(before) - 3_600_000}|0|first")
+    reducer.redis.hset(
+        reducer.keys.audits(), "2", f"{first.session_id}|{int(before) - 3_600_000}|{before.decode()}|first"
+    )
     assert first.extend([2]) == "running"
     after = bytes(reducer.redis.hget(reducer.keys.audits(), "2") or b"").split(b"|")[1]
     assert int(after) > int(before) - 3_600_000
+
+
+def test_who_leaves_hands_its_copies_back(reducer: ReducerSession, join: Join) -> None:
+    first, _ = both(join)
+    first.leave("gone")
+    assert reducer.redis.hkeys(reducer.keys.audits()) == [b"0"]
+    assert join("third").lease(str(ZERO)).micro_batches == (0, 1, 2)
+
+
+@pytest.mark.parametrize(("age_h", "unit_s", "kept"), [(5, 1, True), (7, 1, False), (7, 1000, True), (12, 1000, False)])
+def test_a_lease_is_not_extended_for_ever(
+    reducer: ReducerSession, join: Join, age_h: int, unit_s: int, kept: bool
+) -> None:
+    first, _ = both(join)
+    know(reducer, first=1000 * unit_s)
+    k, since = reducer.keys, int(reducer.now_ms()) - 3_600_000 * age_h
+    old = f"{first.session_id}|{since}|{since}|first"
+    for key, unit in ((k.leases(), "0"), (k.backups(), "3"), (k.audits(), "2")):
+        reducer.redis.hset(key, unit, old)
+    assert first.extend([0, 2, 3]) == "running"
+    for key, unit in ((k.leases(), "0"), (k.backups(), "3"), (k.audits(), "2")):
+        assert (bytes(reducer.redis.hget(key, unit) or b"").decode() != old) == kept
 
 
 def test_a_commit_forgets_copies_and_disputes(reducer: ReducerSession, join: Join) -> None:

@@ -5,6 +5,7 @@ from redis import Redis
 
 from computeshare.protocol.reducer_session import ReducerSession
 from computeshare.protocol.round_store import RoundStore
+from computeshare.protocol.worker_session import WorkerSession
 from tests.support.rounds import ONE, ZERO, Join, commit, current, events, send
 
 WHOLE = [b"whole weights"]
@@ -28,6 +29,23 @@ def test_a_second_doubt_asks_the_reducer_to_publish_again_once(reducer: ReducerS
     assert reducer.redis.lrange(reducer.keys.full(), 0, -1) == [str(ZERO).encode()]
     other.doubt(str(ZERO), again=True)
     assert [event["worker"] for event in events(reducer, "doubted")] == ["doubter"]
+
+
+def test_a_worker_has_a_version_published_again_once(reducer: ReducerSession, join: Join) -> None:
+    doubter, other = join("doubter"), join("other")
+
+    def published_again(by: WorkerSession) -> bool:
+        by.doubt(str(ZERO), again=False)
+        by.doubt(str(ZERO), again=True)
+        return current(reducer).doubted and reducer.republish(current(reducer), WHOLE, False)
+
+    assert published_again(doubter)
+    assert not published_again(doubter)
+    assert published_again(other) and not published_again(other)
+    assert [event["worker"] for event in events(reducer, "doubted")] == ["doubter"] * 2 + ["other"] * 2
+    assert send(doubter, ZERO, *doubter.lease(str(ZERO)).micro_batches, nonce="one") == "accepted"
+    assert send(other, ZERO, *other.lease(str(ZERO)).micro_batches, nonce="two") == "accepted"
+    assert commit(reducer, ONE) and not reducer.redis.hexists(reducer.keys.round(), "doubters")
 
 
 def test_a_doubt_of_an_older_version_or_by_an_older_session_changes_nothing(
