@@ -240,7 +240,7 @@ class WorkerSession:
     def hand_over(self, state: Sequence[Blob]) -> None:
         """Store the inner optimizer state of this worker's replica for a worker that joins later."""
         self._channel.stage({self.keys.inner(self._own): seal(state)}, HANDED_S)
-        self._channel.exchange([["RPUSH", self.keys.handed(), self._own]])
+        self._scripts.call("hand_over", self.keys, worker=self.worker_id, session=self.session_id)
 
     def take_over(self) -> Blob | None:
         """Take an inner state that another session handed over, exclusively; None if there is none.

@@ -33,6 +33,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "doubt": {**SESSION, "token": "<token>", "again": "<flag>"},
     "leave": {**SESSION, "session": "<hex-or-newest>", "event": "<short>"},
+    "hand_over": SESSION,
     "take_over": {"session": "<inner>"},
     "announce": {"fence": "", "kind": "<leaving>", "event": "<short>"},
     "log": {"kept": str(LINES_KEPT), "kept_bytes": str(LINE_BYTES_KEPT), "lines": "<short>"},

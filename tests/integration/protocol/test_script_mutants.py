@@ -177,6 +177,12 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
         ('is_after(found[#found][1], redis.call("HGET", taken_key, "upto") or "0-0")', "true"),
         ('redis.call("HSET", taken_key, "upto", found[#found][1])', ""),
     ],
+    "hand_over": [
+        ('if redis.call("HGET", sessions_key, worker) ~= session then return 0 end', ""),
+        ('if offered:match("^[^:]*") == worker then', "if false then"),
+        ('if offered:match("^[^:]*") == worker then', "if true then"),
+        ('redis.call("LTRIM", handed_key, -MOST, -1)', ""),
+    ],
     "take_over": [
         ('if redis.call("LREM", handed_key, 0, session) == 0 then return 0 end', ""),
         ('if redis.call("EXISTS", handed_inner_key) == 0 then return 0 end', ""),

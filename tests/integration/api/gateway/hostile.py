@@ -72,6 +72,7 @@ class Scene:
             "leave": {**session, "event": about},
             "announce": {"fence": "", "kind": "left", "event": about},
             "log": {"kept": LINES_KEPT, "kept_bytes": LINE_BYTES_KEPT, "lines": [about]},
+            "hand_over": session,
             "take_over": {
                 "handed_inner_key": job.inner(f"{self.victim}:{THEIRS}"),
                 "inner_key": job.inner(f"{self.worker}:{OURS}"),
@@ -267,6 +268,7 @@ PROBES |= {
     "speak as the reducer": lambda s: [s.call("log", lines=[s.said("reducer")])],
     "log no JSON": lambda s: [s.call("log", lines=["x"])],
     "log nothing": lambda s: [s.call("log", lines=[])],
+    "offer another's state": lambda s: [s.call("hand_over", worker=s.victim, session=THEIRS)],
     "take over weights": lambda s: [s.call("take_over", handed_inner_key=s.mine.weights(str(ZERO)))],
     "take over onto another key": lambda s: [s.call("take_over", inner_key=s.mine.round())],
     "take over for another": lambda s: [s.call("take_over", inner_key=s.mine.inner(f"{s.victim}:{OURS}"))],

@@ -296,6 +296,25 @@ def test_an_inner_state_is_taken_over_once_and_by_its_name_alone(
     assert third.take_over() is None and redis.llen(keys.handed()) == 0
 
 
+def test_of_each_worker_the_newest_inner_state_is_offered_and_of_all_the_newest_256(
+    redis: Redis, reducer: ReducerSession, join: Join
+) -> None:
+    before, handed = join("a", "before"), reducer.keys.handed()
+    before.hand_over([b"old"])
+    after = join("a", "after")
+    assert redis.lrange(handed, 0, -1) == [b"a:before"]
+    after.hand_over([b"new"])
+    before.hand_over([b"fenced"])
+    assert redis.lrange(handed, 0, -1) == [b"a:after"]
+    redis.rpush(handed, "ab:other")
+    after.hand_over([b"new"])
+    assert redis.lrange(handed, 0, -1) == [b"ab:other", b"a:after"]
+    redis.lpush(handed, *(f"b{number}:x" for number in range(300)))
+    after.hand_over([b"new"])
+    offered = redis.lrange(handed, 0, -1)
+    assert len(offered) == 256 and offered[-2:] == [b"ab:other", b"a:after"]  # type: ignore[arg-type,index]
+
+
 def test_an_inner_state_that_has_expired_is_passed_over(redis: Redis, reducer: ReducerSession, join: Join) -> None:
     first, second, third = join("a"), join("b"), join("c")
     first.hand_over([b"gone"])
