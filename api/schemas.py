@@ -311,9 +311,9 @@ class WorkerPublic(_Answer):
     share: float = Field(description="fraction of all samples counted in the last hour, 0 to 1")
     samples_per_s: float
     bytes_up: int | None = Field(
-        description="bytes that machines of this name have sent through gateways; null: none joined by one"
+        description="bytes that the machine has sent through gateways; null: it joined by none"
     )
-    bytes_down: int | None = Field(description="bytes that they have received")
+    bytes_down: int | None = Field(description="bytes that it has received")
     refused: str | None = Field(
         description="why the worker gets no seats (a different version of ComputeShare), and what to do"
     )

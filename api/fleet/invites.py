@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis import Redis
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from api.access.audit import record
 from api.access.caller import Caller
@@ -22,28 +22,26 @@ from api.access.tokens import DAY_MS
 from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
 from api.gateway import traffic
-from api.scheduler.machines import MACHINE
+from api.scheduler.machines import INVITE, MACHINE
 from api.schemas import Admission, InviteList, InvitePublic
-from api.tables import Invite, table
 from computeshare.runtime.signatures import is_signed
 from computeshare.transport.addresses import GATEWAY_PATH
-from computeshare.types import plain
+from computeshare.types import MACHINE_CHARACTERS, plain
 
-INVITE = table(Invite)
 KEPT_MS = 24 * 3600 * 1000
 """How long an invite is stored after its expiry, and after the end of its machine's access."""
 CLOCKS_MS = 60_000
 """How far the broker's clock, which dates the workers' heartbeats, may be behind the control plane's clock."""
 CODE_BYTES = 18
 INVITED = Caller("an invited machine")
-_SERVED = func.json_each(MACHINE.c.queues).table_valued("value", joins_implicitly=True)
-_HEARD = (
-    select(MACHINE.c.worker)
-    .where(MACHINE.c.name == INVITE.c.worker, MACHINE.c.began_ms > INVITE.c.used_ms - CLOCKS_MS)
-    .where(_SERVED.c.value == INVITE.c.queue)
-    .exists()
-)
-"""Whether a worker of this name has begun to serve the queue since the invite was taken up."""
+_SERVED = func.json_each(MACHINE.c.queues).table_valued("value")
+_BEGUN = (MACHINE.c.name == INVITE.c.worker) & (MACHINE.c.began_ms > INVITE.c.used_ms - CLOCKS_MS)
+_SERVES = select(_SERVED.c.value).where(_SERVED.c.value == INVITE.c.queue).exists()
+_AT_GATEWAY = INVITE.c.gateway & (func.substr(MACHINE.c.worker, 1, MACHINE_CHARACTERS) == INVITE.c.id)
+_HEARD = select(MACHINE.c.worker).where(or_(_AT_GATEWAY, and_(INVITE.c.gateway.is_(False), _BEGUN, _SERVES))).exists()
+"""Whether a worker of this machine was heard of: at the gateway by its id, which cannot be chosen, whatever else it
+says; else, a worker of this name that has begun to serve the queue since the invite was taken up.
+"""
 
 
 @dataclass(frozen=True, slots=True)

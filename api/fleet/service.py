@@ -23,7 +23,7 @@ from api.stored_specs import refusal_of, spec_of
 from api.tables import ACTIVE, Invite, Job, Machine, SeatRow, WorkerStat
 from computeshare.jobspec.spec import QUEUE_PATTERN
 from computeshare.queue import Seat, WorkerInfo, list_workers
-from computeshare.types import ENDED
+from computeshare.types import ENDED, machine_of
 
 NOTHING = (None, None)
 
@@ -166,14 +166,9 @@ class _Figures:
 
 
 def _moved(session: Session, sums: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Bytes sent and received through gateways, by the name of the machine. `sums`: as `traffic.sums`."""
-    found: dict[str, tuple[int, int]] = {}
-    query = select(col(Invite.id), col(Invite.worker)).where(col(Invite.gateway), col(Invite.worker).is_not(None))
-    for invite_id, worker in session.execute(query):
-        name = worker or ""
-        up, down = found.get(name, (0, 0))
-        found[name] = up + sums.get(f"{invite_id}:up", 0), down + sums.get(f"{invite_id}:down", 0)
-    return found
+    """Bytes sent and received through gateways, by the machine's id. `sums`: as `traffic.sums`."""
+    ids = session.scalars(select(col(Invite.id)).where(col(Invite.gateway)))
+    return {one: (sums.get(f"{one}:up", 0), sums.get(f"{one}:down", 0)) for one in ids}
 
 
 def _gone(rows: Sequence[Machine], there: Sequence[WorkerInfo]) -> list[Machine]:
@@ -217,8 +212,8 @@ def _online(worker: WorkerInfo, row: Machine | None, figures: _Figures) -> Worke
         job_share=figures.job_share(job_id, worker.id),
         share=figures.share(worker.id),
         samples_per_s=figures.rates.get(worker.id, 0.0),
-        bytes_up=figures.moved.get(worker.name, NOTHING)[0],
-        bytes_down=figures.moved.get(worker.name, NOTHING)[1],
+        bytes_up=figures.moved.get(machine_of(worker.id), NOTHING)[0],
+        bytes_down=figures.moved.get(machine_of(worker.id), NOTHING)[1],
         refused=worker.refusal,
         drained=bool(row and row.drained_ms),
         leaving=bool(row and row.dismissed_ms),
@@ -251,8 +246,8 @@ def _offline(row: Machine, figures: _Figures) -> WorkerPublic:
         job_share=None,
         share=figures.share(row.worker),
         samples_per_s=0.0,
-        bytes_up=figures.moved.get(row.name, NOTHING)[0],
-        bytes_down=figures.moved.get(row.name, NOTHING)[1],
+        bytes_up=figures.moved.get(machine_of(row.worker), NOTHING)[0],
+        bytes_down=figures.moved.get(machine_of(row.worker), NOTHING)[1],
         refused=None,
         drained=row.drained_ms is not None,
         leaving=row.dismissed_ms is not None,

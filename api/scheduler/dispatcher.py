@@ -26,7 +26,7 @@ from api.publication.outbox import SEAT, Courier
 from api.publication.publication import Published, Publisher, broker_states
 from api.scheduler.demand import Stored, demands_of, is_finished
 from api.scheduler.eligibility import Excluded, excluded
-from api.scheduler.machines import DISMISSED, Roll
+from api.scheduler.machines import DISMISSED, Roll, confined
 from api.scheduler.reasons import STARTING_MS, Situation, reason
 from api.scheduler.seat_planner import Action, Available, Demand, HeldSeat, Past, QueueShare, decide_seats, fair_shares
 from api.scheduler.seat_writer import place
@@ -86,7 +86,8 @@ class Dispatcher:
         stored = self._readable(Stored.read(self._database.engine, now))
         published = self._publisher.look(redis, stored.jobs)
         self._align(redis, stored, published)
-        workers = list_workers(redis)
+        with self._database.engine.connect() as connection:
+            workers = confined(connection, list_workers(redis))
         if now > self._calm_until:
             self._bury(redis, stored, {w.id for w in workers}, now)
         off = self._roll.call(workers, now, calm=now <= self._calm_until)

@@ -1,18 +1,21 @@
 """The table of machines: workers seen, successions of processes on a machine, and workers drained or dismissed."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
+from api.access.audit import AUDIT
 from api.database import Database
 from api.scheduler.bans import pass_on
-from api.tables import WORKER, Machine, table
+from api.tables import WORKER, Invite, Machine, table
 from computeshare.queue import WorkerInfo
+from computeshare.types import machine_of
 
-MACHINE = table(Machine)
+INVITE, MACHINE = table(Invite), table(Machine)
 KEPT_MS = 30 * 24 * 3600 * 1000
 """A machine that was not seen for this long is forgotten."""
 NOTED_MS = 30_000
@@ -23,6 +26,22 @@ DRAINED = "drained"
 DISMISSED = "asked to leave for good"
 
 log = structlog.get_logger()
+
+
+def confined(connection: Connection, workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """The workers, those of machines at the gateway with at most their invite's queue, whatever they say of themselves.
+
+    The gateway admits only workers whose ids begin with their invite's id.
+    """
+    queues = {
+        row.id: row.queue for row in connection.execute(select(INVITE.c.id, INVITE.c.queue).where(INVITE.c.gateway))
+    }
+    return [
+        replace(worker, queues=tuple({queue} & set(worker.queues)))
+        if (queue := queues.get(machine_of(worker.id))) is not None
+        else worker
+        for worker in workers
+    ]
 
 
 class Roll:
@@ -62,21 +81,34 @@ class Roll:
         _tally(connection, there, now)
         if calm:
             return
-        for gone, new in successions(connection.execute(select(MACHINE)).all(), there).items():
+        for gone, new in successions(connection.execute(select(MACHINE)).all(), there, _admitted(connection)).items():
             _succeed(connection, gone, new)
         forgotten = (MACHINE.c.noted_ms < now - KEPT_MS) & MACHINE.c.worker.not_in(list(there))
         connection.execute(delete(MACHINE).where(forgotten))
 
 
-def successions(rows: Sequence[Any], online: Collection[str]) -> dict[str, str]:
-    """Each gone process that has a successor, a later process of the same host and name, with that successor. Pure.
+def _admitted(connection: Connection) -> set[str]:
+    """The ids of all machines at the gateway, also of those whose invites were withdrawn since."""
+    used = select(AUDIT.c.subject).where(AUDIT.c.action == "invite.use")
+    return set(connection.scalars(select(INVITE.c.id).where(INVITE.c.gateway).union(used)))
 
-    A process succeeds at most one other, so that two processes that ran side by side do not become one.
+
+def successions(rows: Sequence[Any], online: Collection[str], admitted: Collection[str] = ()) -> dict[str, str]:
+    """Each gone process that has a successor, a later process of the same machine, with that successor. Pure.
+
+    Processes are of one machine if they have the same host and name and, as far as either was `admitted` to the
+    gateway, the same id of a machine: the rest is what they say of themselves. A process succeeds at most one other, so
+    that two processes that ran side by side do not become one.
     """
+
+    def origin(row: Any) -> tuple[str, str, str]:
+        machine = machine_of(row.worker)
+        return row.host, row.name, machine if machine in admitted else ""
+
     found: dict[str, str] = {}
     new = [row for row in rows if row.worker in online and row.first_seen_ms == row.began_ms]
     for gone in sorted((row for row in rows if row.worker not in online), key=lambda row: -int(row.last_seen_ms)):
-        same = [row.worker for row in new if (row.host, row.name) == (gone.host, gone.name)]
+        same = [row.worker for row in new if origin(row) == origin(gone)]
         later = [row.worker for row in new if row.worker in same and row.began_ms >= gone.last_seen_ms]
         if after := next((worker for worker in later if worker not in found.values()), None):
             found[gone.worker] = after

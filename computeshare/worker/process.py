@@ -312,8 +312,9 @@ def command(
         if not joined:
             _warn_where_no_broker_is_known(settings)
         return
-    configure_logging()
     joined = joined or last_joined(settings)
+    queues = _queues(queue, joined)
+    configure_logging()
     settings = settings.model_copy(update={"control_key": settings.control_key or joined.control_key})
     if redis_url and has_secret(redis_url):
         log.warning(
@@ -327,7 +328,6 @@ def command(
     consent = Consent.of(settings)
     for sentence in consent.told():
         log.warning(sentence)
-    queues = tuple(queue or [joined.queue or "default"])
     described = worker_info(
         str(settings.name), computing, queues, max_memory_bytes, labels, consent.offered(), joined.machine
     )
@@ -354,6 +354,16 @@ def _upgrade(refusal: VersionError, joined: Joined, agreed: bool) -> NoReturn:
         upgrade.upgrade(joined.gateway, sys.argv[1:])
     except VersionError as error:
         raise VersionError(f"{refusal}. {error}") from error
+
+
+def _queues(asked: list[str] | None, joined: Joined) -> tuple[str, ...]:
+    """The queues to serve. Raises SettingsError: through the gateway, a machine serves its invite's queue only."""
+    if joined.gateway and joined.queue and set(asked or ()) - {joined.queue}:
+        raise SettingsError(
+            f"--queue: this machine's invite is for the queue {joined.queue}: leave out --queue, or ask for an invite "
+            "for the other queue"
+        )
+    return tuple(asked or [joined.queue or "default"])
 
 
 def _rotate_key(joined: Joined) -> None:

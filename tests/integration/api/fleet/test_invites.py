@@ -170,12 +170,16 @@ def test_a_machine_has_joined_once_it_is_heard_of_on_the_queue(database: Databas
 
 def test_an_invited_machine_serves_its_queue_from_when_it_has_joined_until_its_access_ends(database: Database) -> None:
     invites, now = InviteService(database, lambda: BROKER, "https://home.example"), now_ms()
-    _, code = invites.create("mnist", 15, days=1)
+    made, code = invites.create("mnist", 15, days=1)
     invites.take_up(code, machine(code), from_here=False)
-    assert not invites.have_joined("mnist")
-    worker = WorkerInfo(secrets.token_hex(6), "mac", "cpu", ("mnist",), {}, 1, "h", 1, last_seen_ms=now)
-    with database.writing() as connection:
-        remember(connection, worker, now)
+    for worker_id, heard in ((secrets.token_hex(6), False), (f"{made.id}ab12", True)):
+        assert invites.have_joined("mnist") is False
+        with database.writing() as connection:
+            # Its name and queues are what it says of itself; the gateway holds it to its id.
+            name, queue = ("another", "elsewhere") if heard else ("mac", "mnist")
+            remember(connection, WorkerInfo(worker_id, name, "cpu", (queue,), {}, 1, "h", 1, last_seen_ms=now), now)
+        assert invites.have_joined("mnist") is heard
+        assert invites.show(made.id).status == ("joined" if heard else "taken")
     assert invites.have_joined("mnist") and not invites.have_joined("other")
     with database.writing() as connection:
         connection.execute(update(INVITE).values(access_ends_ms=now - 1))

@@ -107,8 +107,8 @@ def test_the_list_of_workers_says_what_a_joined_machine_has_sent_and_received(
     machine, access = plane.joined(tmp_path)
     blob = os.urandom(100_000)
     with connect(redis_url) as direct:
-        for name in ("anna's mac", "beside the broker"):
-            register(direct, WorkerInfo(secrets.token_hex(6), name, "cpu", ("mnist",), {}, 1, "host", 1))
+        for worker_id, name in ((f"{machine}work", "far"), (secrets.token_hex(6), "anna's mac")):
+            register(direct, WorkerInfo(worker_id, name, "cpu", ("mnist",), {}, 1, "host", 1))
         worker, keys = seated(direct, machine)
         with Forwarder(access) as forwarder, connect(forwarder.redis_url) as redis:
             redis.set(keys.probe(worker), blob, ex=60)
@@ -118,8 +118,8 @@ def test_the_list_of_workers_says_what_a_joined_machine_has_sent_and_received(
         found = plane.owner.get("/v1/workers").json()["items"]
         return {one["name"]: (one["bytes_up"], one["bytes_down"]) for one in found}
 
-    wait_until(lambda: min(each or 0 for each in moved()["anna's mac"]) > len(blob))
-    assert moved()["beside the broker"] == (None, None)
+    wait_until(lambda: min(each or 0 for each in moved()["far"]) > len(blob))
+    assert moved()["anna's mac"] == (None, None)
     assert "↑&nbsp;10" in plane.owner.get("/workers", headers={"Accept": "text/html"}).text
 
 

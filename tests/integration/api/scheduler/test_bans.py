@@ -4,20 +4,26 @@ from collections.abc import Callable
 
 import pytest
 from redis import Redis
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from api.database import Database
+from api.database import Database, now_ms
 from api.errors import Conflict, NotFound
+from api.fleet.invites import Introduction, InviteService
 from api.jobs.history import History
 from api.jobs.service import Jobs
 from api.projection.projector import Projector
 from api.publication.outbox import Courier
 from api.scheduler.bans import Bans
 from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.machines import Roll
+from api.tables import WORKER
 from computeshare.jobspec.spec import JobSpec
 from computeshare.protocol.keys import JobKeys
 from computeshare.protocol.round_store import RoundStore
 from computeshare.queue import WorkerInfo, register, unregister
+from computeshare.runtime.signatures import SigningKey
+from computeshare.worker.invite import introduction
 from tests.support.event_stream import WORKERS, Feed
 from tests.support.scheduling_clock import Clock, Killed, dying, online, queued, seats
 
@@ -242,3 +248,31 @@ def test_unban_over_rest(client: TestClient, redis: Redis) -> None:
     assert client.post(f"/v1/jobs/{job}/workers/nobody/unban").status_code == 404
     assert client.post(f"/v1/jobs/nojob/workers/{LIAR}/unban").status_code == 404
     assert f'data-unban="{LIAR}"' not in client.get(f"/jobs/{job}", headers={"Accept": "text/html"}).text
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_machine_that_calls_itself_as_another_does_not_hand_its_ban_over(
+    database: Database, create: Callable[..., str], withdrawn: bool
+) -> None:
+    """Host and name are what machines say of themselves; what the gateway holds them to is the invite's id."""
+    invites, job, now = InviteService(database, public_url="https://home.example"), create(), now_ms()
+    made, code = invites.create("mnist", 15)
+    invites.take_up(code, Introduction(**introduction("anna", code, SigningKey.new())), from_here=False)
+    roll, liar = Roll(database), f"{made.id}evil"
+
+    def heard(at_ms: int, *workers: str) -> None:
+        said = [WorkerInfo(one, "anna", "cpu", ("mnist",), {}, 1, "mac", 1, last_seen_ms=at_ms) for one in workers]
+        roll.call(said, at_ms, calm=False)
+
+    heard(now, "bbbbbbbbwork1", liar)
+    row = {"job_id": job, "worker": liar, "name": "anna", "device": "cpu", "seen_ms": now, "banned": "bad"}
+    with database.writing() as connection:
+        connection.execute(WORKER.insert().values(row))
+    heard(now + 5000, liar)
+    if withdrawn:
+        invites.withdraw(made.id)
+    heard(now + 9000)
+    heard(now + 20_000, "ccccccccwork2")
+    with database.engine.connect() as connection:
+        banned = connection.scalars(select(WORKER.c.worker).where(WORKER.c.banned.is_not(None))).all()
+    assert banned == [liar]

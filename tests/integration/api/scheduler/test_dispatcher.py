@@ -21,6 +21,7 @@ from api.publication.admission import BASE_BYTES, Memory
 from api.publication.outbox import OUTBOX
 from api.scheduler import dispatcher as dispatcher_module
 from api.scheduler.dispatcher import Dispatcher
+from api.scheduler.machines import INVITE
 from api.stored_specs import spec_of
 from api.tables import JOB, CheckpointRow, Event, table
 from computeshare.checkpoints.retention import Retention
@@ -50,6 +51,21 @@ def test_job_is_published_and_its_seats_handed_out(
     assert [queued(redis, w) for w in workers] == [[s.id] for s in issued]
     dispatcher.step(redis)
     assert len(seats(database)) == 2
+
+
+def test_a_machine_at_the_gateway_gets_seats_of_its_invites_queue_only(
+    redis: Redis, dispatcher: Dispatcher, database: Database, queue: str, create: Callable[..., str]
+) -> None:
+    row = {"digest": "d", "created_ms": 1, "expires_ms": 1, "used_ms": 1, "worker": "mac", "gateway": True}
+    with database.writing() as connection:
+        connection.execute(insert(INVITE), row | {"id": "1a2b3c4d", "queue": "another"})
+    worker, job = online(redis, queue, worker="1a2b3c4dwork"), create()
+    dispatcher.step(redis)
+    assert seats(database) == []
+    with database.writing() as connection:
+        connection.execute(update(INVITE).values(queue=queue))
+    dispatcher.step(redis)
+    assert [(seat.worker, seat.job_id) for seat in seats(database)] == [(worker, job)]
 
 
 def test_a_job_that_this_release_cannot_read_keeps_no_other_waiting(
